@@ -32,16 +32,7 @@ import tomli_w
 import torch
 
 from fedskew import data
-from fedskew.deploy import (
-    Address,
-    Agreement,
-    LocalFederation,
-    ModelLayout,
-    agree,
-    free_port,
-    with_defences,
-    write_federation,
-)
+from fedskew.deploy import Address, Agreement, LocalFederation, ModelLayout, agree, with_defences, write_federation
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._validator import ReplyRules, ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size
@@ -233,7 +224,7 @@ def real(defence: dict[str, Any], attacked: bool) -> tuple[float, list[float]]:
     tree = {"data": {"name": "npz"}, "partition": {"rule": "natural"}, "model": "mlp3", "training": training}
     agreement = Agreement(sites=names, classes=[str(digit) for digit in range(CLASSES)], shape=[1, 8, 8])
     with tempfile.TemporaryDirectory() as place:
-        folder, port = Path(place) / "federation", free_port()
+        folder, port = Path(place) / "federation", LocalFederation.free_port()
         config = resolve(merged(tree, defence))
         write_federation(folder, config, agreement, Address("127.0.0.1", port), {"name": "npz"})
         (folder / "app" / "federation" / "site.py").write_text(SITE)

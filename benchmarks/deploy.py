@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedskew import data, models
-from fedskew.deploy import Address, Agreement, LocalFederation, agree, free_port, strategy, write_federation
+from fedskew.deploy import Address, Agreement, LocalFederation, agree, strategy, write_federation
 from fedskew.experiment import resolve
 
 NETWORKS = {"lenet5": (3, 32, 32), "cnn_w2": (3, 32, 32), "resnet18": (3, 32, 32)}
@@ -115,7 +115,7 @@ from flwr.app import ArrayRecord, MessageType
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedskew.deploy import make_deployed_loop, read_agreement
+from fedskew.deploy import Agreement, make_deployed_loop
 from fedskew.experiment import read
 
 FOLDER = Path(__file__).parents[1]
@@ -125,7 +125,7 @@ server = ServerApp()
 @server.main()
 def main(grid, context):
     out = Path(context.run_config["out"])
-    run = make_deployed_loop(read(FOLDER / "run.toml"), read_agreement(FOLDER / "deploy.toml"), grid, out / "run", None)
+    run = make_deployed_loop(read(FOLDER / "run.toml"), Agreement.read(FOLDER / "deploy.toml"), grid, out / "run", None)
     state = run.runner.start(run.untrained)
     plain = FedAvg(min_train_nodes=3, min_available_nodes=3, fraction_evaluate=0.0)
     arrays = ArrayRecord(run.model.state_dict())
@@ -158,7 +158,7 @@ from flwr.clientapp import ClientApp
 from torch.nn import functional
 
 from fedskew import models
-from fedskew.deploy import load_site, read_agreement, site_app
+from fedskew.deploy import Agreement, SiteData, site_app
 
 FOLDER = Path(__file__).parents[1]
 ours = site_app(FOLDER)
@@ -174,7 +174,7 @@ def query(message, context):
 def train(message, context):
     if "fedskew-client" in message.content["config"]:
         return ours(message, context)
-    held = load_site(Path(context.node_config["data"]), read_agreement(FOLDER / "deploy.toml"))
+    held = SiteData.load(Path(context.node_config["data"]), Agreement.read(FOLDER / "deploy.toml"))
     model = models.build("mlp3", 10, (1, 8, 8))
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
@@ -202,7 +202,7 @@ def real(rounds: int) -> None:
     classes = [str(digit) for digit in range(10)]
     agreement = Agreement(sites=list(NAMES), classes=classes, shape=[1, 8, 8], start_timeout=120.0, round_timeout=120.0)
     with tempfile.TemporaryDirectory() as place:
-        folder, port = Path(place) / "federation", free_port()
+        folder, port = Path(place) / "federation", LocalFederation.free_port()
         write_federation(folder, config, agreement, Address("127.0.0.1", port), {"name": "npz"})
         (folder / "app" / "federation" / "server.py").write_text(SERVER)
         (folder / "app" / "federation" / "site.py").write_text(SITE)

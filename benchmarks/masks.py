@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.sums import SEED, Key, SumContext, mask, unmask
+from fedskew.sums import Key, SumContext, mask, unmask
 from fedskew.sums.fixed_point import UPDATES
 
 SIZES = (62_006, 1_626_442, 11_173_962)
@@ -51,7 +51,7 @@ def row(parameters: int, sites: int, largest: int) -> str:
         share = (sites - 1) / sites
         assert np.abs(UPDATES.decode(opened, share) - update).max() <= UPDATES.error(sites, share)
         summed, _ = least(lambda: sum(update.astype(np.float64) * share for _ in range(sites - 1)))
-    sent = 4 * parameters + SEED * (sites + 2)
+    sent = 4 * parameters + Key.SEED * (sites + 2)
     shown = ["not measured" if value is None else f"{value:.3g}" for value in (server, summed)]
     costs = f"{site:.2g} | {plain:.1g} | {shown[0]} | {shown[1]}"
     return f"| {parameters:,} | {sites} | {costs} | {4 * parameters:,} | {sent:,} |"

@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from fedskew.arena import ranks, scores, standings
+from fedskew.arena import Scores
 
 
 def line(method: str, place: str, partition: int, seed: int, score: float, **more: str) -> dict[str, str]:
@@ -29,15 +29,15 @@ def test_differences_are_paired_on_partition_and_seed_and_trainings_count_alike(
         line("mine", "b", 0, 0, 0.35),  # -5
         line("mine", "c", 0, 0, 0.90),  # no FedAvg there
     ]
-    found = scores(lines, ["place"], "fedavg")
-    (own,) = standings(found, "fedavg")
+    found = Scores.of(lines, ["place"], "fedavg")
+    (own,) = found.standings("fedavg")
     assert own.difference == pytest.approx((1 - 5) / 2)
     assert (own.trainings, own.federations) == (2, 3)
     assert (own.ahead, own.harmed) == (0.5, 0.5)
     assert own.interval is None  # of two situations
     assert math.isnan(own.p)
     for place, gain in {"a": 1, "b": -5}.items():
-        (part,) = standings(found, "fedavg", {"place": place})
+        (part,) = found.standings("fedavg", {"place": place})
         assert (part.difference, part.trainings, part.interval) == (pytest.approx(gain), 1, None)
 
 
@@ -53,25 +53,25 @@ def test_situations_that_are_one_training_count_once() -> None:
             if method != "half" or mix == "even":
                 lines.append(line(method, place, 0, 0, score) | {"mix": mix})
     trainings = {key: key[0] for key in gains}
-    found = scores(lines, ["place", "mix"], "fedavg", trainings=trainings)
-    own = next(row for row in standings(found, "fedavg") if row.method == "mine")
+    found = Scores.of(lines, ["place", "mix"], "fedavg", trainings=trainings)
+    own = next(row for row in found.standings("fedavg") if row.method == "mine")
     assert (own.trainings, own.federations, own.collapsed, own.runs) == (3, 3, 1, 3)
     assert own.difference == pytest.approx((2 + 2 - 30) / 3)
     assert own.median == pytest.approx(2)
     assert own.score == pytest.approx((52 + 52 + 20) / 3)
     assert (own.ahead, own.harmed) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
-    assert (ranks(found).trainings, ranks(found).left_out) == (3, ("half",))
-    assert dict(zip(ranks(found).methods, ranks(found).ranks, strict=True)) == {
+    assert (found.ranks().trainings, found.ranks().left_out) == (3, ("half",))
+    assert dict(zip(found.ranks().methods, found.ranks().ranks, strict=True)) == {
         "mine": pytest.approx((1 + 1 + 3) / 3),
         "fedavg": pytest.approx((2 + 2 + 1) / 3),
         "other": pytest.approx((3 + 3 + 2) / 3),
     }
-    parts = [next(row for row in standings(found, "fedavg", {"mix": mix}) if row.method == "mine") for mix in MIXES]
+    parts = [next(row for row in found.standings("fedavg", {"mix": mix}) if row.method == "mine") for mix in MIXES]
     assert [(part.difference, part.trainings, part.collapsed, part.median) for part in parts] == [
         (pytest.approx((1 + 4 - 30) / 3), 3, 1, pytest.approx(1)),
         (pytest.approx((3 + 0) / 2), 2, 0, pytest.approx(1.5)),
     ]
-    alone = standings(scores(lines, ["place", "mix"], "fedavg"), "fedavg")
+    alone = Scores.of(lines, ["place", "mix"], "fedavg").standings("fedavg")
     assert [row.trainings for row in alone if row.method != "half"] == [5, 5]
 
 
@@ -86,8 +86,8 @@ def test_a_finished_model_is_compared_with_the_same_round_and_pays_for_its_traff
     ]
 
     def gains(view):
-        found = scores(lines, ["place"], "fedavg", view, last=3)
-        return {row.method: (row.score, row.difference) for row in standings(found, "fedavg")}
+        found = Scores.of(lines, ["place"], "fedavg", view, last=3)
+        return {row.method: (row.score, row.difference) for row in found.standings("fedavg")}
 
     assert gains("rounds") == {"mine": (65, 5), "ended": (85, 5), "dear": (85, 5)}
     assert gains("compute") == gains("rounds")
@@ -100,7 +100,7 @@ def test_intervals_and_p_values_are_those_of_the_trainings() -> None:
     lines = [line("fedavg", str(at), seed, seed, 0.5) for at in range(8) for seed in range(3)]
     lines += [line("up", str(at), seed, seed, 0.5 + gain / 100) for at, gain in enumerate(gains) for seed in range(3)]
     lines += [line("same", str(at), seed, seed, 0.5) for at in range(8) for seed in range(3)]
-    found = {row.method: row for row in standings(scores(lines, ["place"], "fedavg"), "fedavg")}
+    found = {row.method: row for row in Scores.of(lines, ["place"], "fedavg").standings("fedavg")}
     up = found["up"]
     # signed ranks of eight positive values: p = 2 / 2**8; the other method has no test, so nothing is corrected
     assert up.p == pytest.approx(2 / 256)
@@ -116,7 +116,7 @@ def test_p_values_are_corrected_for_the_number_of_methods() -> None:
     lines = [line("fedavg", str(at), 0, 0, 0.5) for at in range(8)]
     for name in ("one", "two", "three"):
         lines += [line(name, str(at), 0, 0, 0.5 + at / 100 + 0.01) for at in range(8)]
-    assert {round(row.p, 6) for row in standings(scores(lines, ["place"], "fedavg"), "fedavg")} == {
+    assert {round(row.p, 6) for row in Scores.of(lines, ["place"], "fedavg").standings("fedavg")} == {
         round(3 * 2 / 256, 6)
     }
 
@@ -132,11 +132,11 @@ def test_at_equal_compute_or_traffic_a_method_stops_where_the_reference_has_spen
         line("twice", "a", 0, 0, 0.09, curve=curve, steps="200", megabytes="10"),
         line("cheap", "a", 0, 0, 0.09, curve=curve, steps="50", megabytes="25"),
     ]
-    compute = scores(lines, ["place"], "fedavg", "compute", last=3)
+    compute = Scores.of(lines, ["place"], "fedavg", "compute", last=3)
     assert of(compute, "fedavg") == pytest.approx(9)  # as it is
     assert of(compute, "twice") == pytest.approx((3 + 4 + 5) / 3)  # half of the rounds
     assert of(compute, "cheap") == pytest.approx(9)
-    traffic = scores(lines, ["place"], "fedavg", "traffic", last=3)
+    traffic = Scores.of(lines, ["place"], "fedavg", "traffic", last=3)
     assert of(traffic, "cheap") == pytest.approx((2 + 3 + 4) / 3)  # two fifths
     assert of(traffic, "twice") == pytest.approx(9)
 
@@ -156,7 +156,7 @@ def test_at_equal_compute_or_traffic_a_method_stops_where_the_reference_has_spen
 def test_between_evaluations_a_score_is_interpolated(spent, score) -> None:
     curve = "1000 2000 6000 8000"
     lines = [line("fedavg", "a", 0, 0, 0.7, curve=curve), line("mine", "a", 0, 0, 0.7, curve=curve, steps=f"{spent}")]
-    found = scores(lines, ["place"], "fedavg", "compute", last=2)
+    found = Scores.of(lines, ["place"], "fedavg", "compute", last=2)
     assert score is None if "mine" not in found.values else of(found, "mine") == pytest.approx(score)
 
 
@@ -166,7 +166,7 @@ def test_ranks_and_their_critical_difference() -> None:
     table = rng.normal(size=(14, 4)) + np.array([0.0, 0.2, 3.0, 3.1])
     lines = [line(f"m{at}", str(row), 0, 0, value) for (row, at), value in np.ndenumerate(table)]
     lines += [line("rare", "0", 0, 0, 9.0)]
-    found = ranks(scores(lines, ["place"], "m0"))
+    found = Scores.of(lines, ["place"], "m0").ranks()
     assert found.critical == pytest.approx(1.25, abs=0.005)
     assert found.trainings == 14
     assert found.left_out == ("rare",)
@@ -183,7 +183,7 @@ def test_ranks_agree_with_scikit_posthocs() -> None:
     rng = np.random.default_rng(2)
     table = rng.normal(size=(10, 5)) + np.array([0.0, 0.3, 1.0, 2.0, 2.0])
     lines = [line(f"m{at}", str(row), 0, 0, value) for (row, at), value in np.ndenumerate(table)]
-    found = ranks(scores(lines, ["place"], "m0"))
+    found = Scores.of(lines, ["place"], "m0").ranks()
     p = np.asarray(posthocs.posthoc_nemenyi_friedman(-table))
     rank = dict(zip(found.methods, found.ranks, strict=True))
     for one in range(5):
@@ -193,7 +193,7 @@ def test_ranks_agree_with_scikit_posthocs() -> None:
 
 
 def test_one_training_alone_has_ranks_and_no_critical_difference() -> None:
-    found = ranks(scores([line("fedavg", "a", 0, 0, 0.5), line("mine", "a", 0, 0, 0.6)], ["place"], "fedavg"))
+    found = Scores.of([line("fedavg", "a", 0, 0, 0.5), line("mine", "a", 0, 0, 0.6)], ["place"], "fedavg").ranks()
     assert found.methods == ("mine", "fedavg")
     assert math.isnan(found.critical)
     assert found.groups() == []

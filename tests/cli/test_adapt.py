@@ -165,10 +165,10 @@ def test_labelled_samples_that_do_not_fit_are_refused(run, tmp_path, labels, say
     arrays = {"x": DIGITS.test_inputs[:3].numpy()} | ({} if labels is None else {"y": labels})
     np.savez(tmp_path / "held.npz", **arrays)
     with pytest.raises(DataError, match=says):
-        experiment.read_labelled(tmp_path / "held.npz", fedskew.load(run.folder))
+        experiment.Adaptation.read_labelled(tmp_path / "held.npz", fedskew.load(run.folder))
     (tmp_path / "held" / "eleven").mkdir(parents=True)
     with pytest.raises(DataError, match="no class 'eleven'"):
-        experiment.read_labelled(tmp_path / "held", fedskew.load(run.folder))
+        experiment.Adaptation.read_labelled(tmp_path / "held", fedskew.load(run.folder))
 
 
 def few(folders, number):

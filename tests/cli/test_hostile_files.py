@@ -16,7 +16,7 @@ import torch
 from fedskew import data
 from fedskew.cli import main
 from fedskew.data import Dataset, unlabelled
-from fedskew.deploy import read_agreement, renamed_folders, write_images
+from fedskew.deploy import Agreement, renamed_folders, write_images
 from fedskew.errors import ConfigError, DataError
 from fedskew.experiment import read
 from fedskew.trees import parse_change
@@ -52,7 +52,7 @@ def promise(path: Path, name: str = "x") -> Path:
 def test_toml_that_is_nested_too_deeply(tmp_path, text):
     path = tmp_path / "run.toml"
     path.write_text(text)
-    for reader in (read, read_agreement):
+    for reader in (read, Agreement.read):
         with pytest.raises(ConfigError, match=r"run\.toml: .*nested more than 32 deep"):
             reader(path)
 

@@ -15,7 +15,7 @@ import fedskew
 from conftest import Command
 from fedskew.data import load
 from fedskew.errors import RunError
-from fedskew.experiment import read_runs
+from fedskew.experiment import RunFolder
 
 DIGITS = load("digits")
 TASK = {
@@ -45,7 +45,7 @@ def test_every_table_has_a_row_for_either_model(tmp_path, command):
             text = page.read_text(encoding="utf-8")
             assert "digits, as trained" in text
             assert "digits, after ccvr" in text
-    assert len(read_runs(folder)) == 2  # runs are runs, whatever a table shows of them
+    assert len(RunFolder.read_runs(folder)) == 2  # runs are runs, whatever a table shows of them
 
     del config["method"]
     sweep = f"{tomli_w.dumps(config)}\n[sweep]\nmethods = ['fedavg', 'fedavg+ccvr']\n"

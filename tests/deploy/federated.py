@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from fedskew.cli import app
 from fedskew.data import Dataset, load
-from fedskew.deploy import Agreement, agree, key_line, make_deployed_loop, read_terms, site_app, write_mask_key
+from fedskew.deploy import Agreement, Terms, agree, key_line, make_deployed_loop, site_app, write_mask_key
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
 from fedskew.sums import Key
@@ -169,7 +169,7 @@ class Federated:
 
     def kept(self, name: str) -> Path:
         """Where a site keeps what it counts and masks under the app that it agreed to."""
-        return read_terms(self.folder / name / "agreed.toml").folder(self.folder / name / "state")
+        return Terms.read(self.folder / name / "agreed.toml").folder(self.folder / name / "state")
 
     def grid(self, lies: Mapping[str, Tamper] | None = None, away: Collection[str] = ()) -> LocalGrid:
         """The sites as Flower's grid; these change their answers, or are away."""

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
-from fedskew.deploy import SiteData, client_app, load_site
+from fedskew.deploy import SiteData, client_app
 
 SECRET = "patient-17.png"
 
@@ -63,7 +63,7 @@ def test_a_models_exception_leaves_as_its_type(kind: str, tmp_path: Path, caplog
     federation = federate(tmp_path, tree("fedavg"))
 
     def data(context: Context) -> SiteData:
-        return load_site(federation.data_of("ash"), federation.agreement)
+        return SiteData.load(federation.data_of("ash"), federation.agreement)
 
     answer = asked(client_app(Model, data), kind, ArrayRecord(Model().state_dict()))
     assert "in its own log" in answer.error.reason

@@ -15,7 +15,7 @@ import pytest
 from federated import NAMES, Federated, federate, fedskew, tree
 from flwr.app import Error, Message
 
-from fedskew.deploy import Book, CountsRequest, agree, load_site
+from fedskew.deploy import Book, CountsRequest, SiteData, agree
 
 
 def grow(federation: Federated, name: str) -> None:
@@ -74,7 +74,7 @@ def test_the_epsilon_of_an_earlier_release_is_what_the_server_records(tmp_path: 
     pytest.importorskip("opendp")
     federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="noisy", epsilon=2.0)
     asked = CountsRequest("noisy", tuple(federation.agreement.classes), 0.5, "replace")
-    site = load_site(federation.data_of("ash"), federation.agreement)
+    site = SiteData.load(federation.data_of("ash"), federation.agreement)
     earlier, _ = Book(tmp_path / "ash" / "state").release(asked, site.counts, None)
     federation.run(federation.grid())
     sites = json.loads((federation.run_folder / "deployment.json").read_text())["sites"]
@@ -117,7 +117,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1), label_counts="noisy", epsilon=2.0)
     asked = CountsRequest("noisy", tuple(federation.agreement.classes), 0.19)
     book = Book(tmp_path / "ash" / "state")
-    book.release(asked, load_site(federation.data_of("ash"), federation.agreement).counts, None)
+    book.release(asked, SiteData.load(federation.data_of("ash"), federation.agreement).counts, None)
     federation = dataclasses.replace(
         federation, agreement=federation.agreement.model_copy(update={"start_timeout": 0.1})
     )

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from tests.deploy.federated import NAMES, federate, silent_on, tree
 
 import fedskew
-from fedskew.deploy import Plan, check_config, disclosures
+from fedskew.deploy import Disclosure, Plan
 from fedskew.errors import ConfigError, RunError
 from fedskew.files import load_tensors
 
@@ -127,7 +127,7 @@ def test_a_site_answers_about_two_models_at_most(adapted):
 @pytest.mark.slow
 def test_what_leaves_a_site_is_listed_and_within_the_agreed_bytes(tmp_path):
     sites = federate(tmp_path, finishing("ccvr"))
-    listed = [thing for thing in disclosures(sites.config, sites.agreement) if "for ccvr" in thing.what]
+    listed = [thing for thing in Disclosure.all_of(sites.config, sites.agreement) if "for ccvr" in thing.what]
     assert [thing.bytes for thing in listed] == [8 * 10 * (1 + 12 + 12**2)]
     assert "sums over its training samples" in listed[0].what
     wide = federate(tmp_path / "wide", finishing("ccvr", model={"name": "mlp3", "width": 80}))
@@ -145,7 +145,7 @@ def test_what_leaves_a_site_is_listed_and_within_the_agreed_bytes(tmp_path):
 def test_what_can_not_be_is_said_before_the_first_round(finish, agreed, says, tmp_path):
     def begin():
         sites = federate(tmp_path, finishing(finish), **agreed)
-        check_config(sites.config, sites.agreement)
+        sites.agreement.check_config(sites.config)
         sites.run(sites.grid())
 
     with pytest.raises(ConfigError, match=says):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedskew import deploy, weighting
-from fedskew.deploy import SiteData, client_app, load_site, strategy
+from fedskew.deploy import SiteData, client_app, strategy
 from fedskew.engine import LocalTraining
 from fedskew.errors import ConfigError
 
@@ -35,7 +35,7 @@ def project(federation: Federated) -> ClientApp:
     app = ClientApp()
 
     def samples(context: Context) -> SiteData:
-        return load_site(Path(str(context.node_config["data"])), federation.agreement)
+        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -91,7 +91,7 @@ def test_a_stock_project_takes_a_selection_and_a_weighting_by_two_lines(tmp_path
     grid = with_app(federation.grid(), project(federation))
     chosen = strategy("fedentopt+fedla", participation=0.67)
     start(grid, chosen, rounds=3)
-    counts = np.array([load_site(federation.data_of(name), federation.agreement).counts for name in NAMES])
+    counts = np.array([SiteData.load(federation.data_of(name), federation.agreement).counts for name in NAMES])
     record = chosen.record
     assert len(record["cohort"]) == 2
     np.testing.assert_allclose(record["weights"], weighting.fedla(counts[record["answered"]]), rtol=1e-9)
@@ -143,14 +143,14 @@ def test_label_counts_may_come_as_a_metric_of_every_reply(tmp_path: Path) -> Non
     def with_counts(question: Message, answer: Message) -> Message:
         if question.metadata.message_type == "train":
             name = grid.apps[question.metadata.dst_node_id][0]
-            counts = load_site(federation.data_of(name), federation.agreement).counts.astype(int).tolist()
+            counts = SiteData.load(federation.data_of(name), federation.agreement).counts.astype(int).tolist()
             answer.content["metrics"]["label-counts"] = counts
         return answer
 
     grid.tamper = dict.fromkeys(grid.apps, with_counts)
     chosen = strategy("fedpals", target=np.ones(10), label_counts="metric")
     start(grid, chosen)
-    counts = np.array([load_site(federation.data_of(name), federation.agreement).counts for name in NAMES])
+    counts = np.array([SiteData.load(federation.data_of(name), federation.agreement).counts for name in NAMES])
     answered = chosen.record["answered"]
     np.testing.assert_allclose(chosen.record["weights"], weighting.fedpals(counts[answered], np.ones(10)), rtol=1e-6)
     assert {message.metadata.message_type for message in grid.asked} == {"train", "evaluate"}
@@ -161,7 +161,7 @@ def test_an_objective_comes_with_our_client_app_under_stock_fedavg(tmp_path: Pat
     federation = federate(tmp_path, tree("fedavg"))
 
     def data(context: Context) -> SiteData:
-        return load_site(Path(str(context.node_config["data"])), federation.agreement)
+        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
 
     results = [
         start(with_app(federation.grid(), client_app(network, data, method, training=LocalTraining(lr=0.1))), FedAvg())
@@ -178,7 +178,7 @@ def test_scaffold_needs_both_sides_and_says_so(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"))
 
     def data(context: Context) -> SiteData:
-        return load_site(Path(str(context.node_config["data"])), federation.agreement)
+        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
 
     ours = client_app(network, data, "scaffold", training=LocalTraining(lr=0.1))
     both = start(with_app(federation.grid(), ours), strategy("scaffold", model=network()), rounds=3)
@@ -215,7 +215,7 @@ def test_each_half_of_feddyn_refuses_a_stock_other_half(tmp_path: Path, caplog: 
     federation = federate(tmp_path, tree("fedavg"))
 
     def data(context: Context) -> SiteData:
-        return load_site(Path(str(context.node_config["data"])), federation.agreement)
+        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
 
     ours = client_app(network, data, "feddyn", training=LocalTraining(lr=0.1))
     start(with_app(federation.grid(), ours), FedAvg(), rounds=1)
@@ -270,7 +270,7 @@ def test_one_client_does_not_choose_the_classes_of_a_metric_either(tmp_path: Pat
     federation = federate(tmp_path, tree("fedavg"))
     grid = lying(federation, "train")
     for name in NAMES:
-        counts = [5, 5, 5] if name == "ash" else load_site(federation.data_of(name), federation.agreement).counts
+        counts = [5, 5, 5] if name == "ash" else SiteData.load(federation.data_of(name), federation.agreement).counts
         told = [int(count) for count in counts]
         grid.tamper[federation.node(name)] = lying(federation, "train", **{"label-counts": told}).tamper[
             federation.node("ash")

@@ -14,7 +14,7 @@ import pytest
 
 from fedskew import __version__
 from fedskew.cli import app
-from fedskew.deploy import Address, read_agreement
+from fedskew.deploy import Address, Agreement
 from fedskew.errors import ConfigError, DataError, FedskewError
 from fedskew.experiment import read
 
@@ -100,7 +100,7 @@ def test_a_sites_key_is_one_to_ssh_keygen(config, tmp_path):
 def test_the_app_is_the_config_and_the_agreement(config, tmp_path):
     app_folder = init(config, tmp_path / "fed", "--label-counts", "noisy", "--epsilon", "0.5") / "app"
     assert read(app_folder / "run.toml") == read(config)
-    agreement = read_agreement(app_folder / "deploy.toml")
+    agreement = Agreement.read(app_folder / "deploy.toml")
     assert agreement.names == ("north", "south")
     assert (agreement.label_counts, agreement.epsilon) == ("noisy", 0.5)
     assert (agreement.classes, agreement.shape) == ([str(digit) for digit in range(10)], [1, 8, 8])
@@ -193,7 +193,7 @@ def test_data_that_is_not_here_can_be_described(tmp_path):
     with pytest.raises(DataError, match="--classes cat,dog --shape 3,32,32"):
         init(path, tmp_path / "fed")
     folder = init(path, tmp_path / "fed", "--classes", "shoe,hat", "--shape", "3,32,32")
-    agreement = read_agreement(folder / "app" / "deploy.toml")
+    agreement = Agreement.read(folder / "app" / "deploy.toml")
     assert (agreement.classes, agreement.shape) == (["shoe", "hat"], [3, 32, 32])
 
 
@@ -252,7 +252,7 @@ def test_check_takes_the_label_counts_of_the_newest_run(config, tmp_path, capsys
     folder = init(config, tmp_path / "fed", "--set", "method.preset=fedavg")
     run = folder / "server" / "runs" / "shoes-1"
     run.mkdir(parents=True)
-    classes = len(read_agreement(folder / "app" / "deploy.toml").classes)
+    classes = len(Agreement.read(folder / "app" / "deploy.toml").classes)
     run.joinpath("deployment.json").write_text(json.dumps({"label_counts": [[3] * classes, [1] * classes]}))
     deploy("check", folder)
     said = " ".join(capsys.readouterr().out.split())

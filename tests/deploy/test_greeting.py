@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.cli import app
-from fedskew.deploy import ServerCheck, free_port, run_supernode, server_notes, write_certificates
+from fedskew.deploy import LocalFederation, ServerCheck, run_supernode, write_certificates
 from fedskew.errors import ConfigError, RunError
 
 
@@ -61,7 +61,7 @@ def site(folder: Path, keys: Path, address: str) -> Path:
 @pytest.mark.parametrize(("off", "side"), [(-20.0, "ahead of"), (400.0, "behind")])
 def test_a_clock_that_flower_would_refuse_is_told_before(keys: Path, tmp_path: Path, off: float, side: str) -> None:
     with server(keys, off) as address, pytest.raises(RunError, match="Flower refuses a site that is more than") as why:
-        server_notes(site(tmp_path, keys, address))
+        ServerCheck.of_site(site(tmp_path, keys, address))
     seconds = range(int(abs(off)) - 2, int(abs(off)) + 3)  # an answer tells whole seconds
     assert any(f"clock is {second} s {side} the server's" in str(why.value) for second in seconds)
 
@@ -69,7 +69,7 @@ def test_a_clock_that_flower_would_refuse_is_told_before(keys: Path, tmp_path: P
 @pytest.mark.parametrize(("off", "notes"), [(0.0, 0), (200.0, 1)])
 def test_a_clock_that_is_off_is_said(keys: Path, tmp_path: Path, off: float, notes: int) -> None:
     with server(keys, off) as address:
-        assert len(server_notes(site(tmp_path, keys, address))) == notes
+        assert len(ServerCheck.of_site(site(tmp_path, keys, address))) == notes
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_a_certificate_that_ends_soon_is_said() -> None:
 def test_what_answers_but_is_not_the_server_is_refused(keys: Path, tmp_path: Path) -> None:
     write_certificates(tmp_path / "other", ["127.0.0.1"])
     with server(keys, 0.0) as address, pytest.raises(RunError, match="no certificate of this federation"):
-        server_notes(site(tmp_path, tmp_path / "other", address))
+        ServerCheck.of_site(site(tmp_path, tmp_path / "other", address))
     with server(keys, None) as address, pytest.raises(RunError, match="tells no time"):
-        server_notes(site(tmp_path, keys, address))
+        ServerCheck.of_site(site(tmp_path, keys, address))
     data = site(tmp_path, keys, "127.0.0.1:1")
     (tmp_path / "ca.crt").unlink()
     with pytest.raises(ConfigError, match=r"ca\.crt"):
-        server_notes(data)
+        ServerCheck.of_site(data)
 
 
 def test_a_server_that_does_not_run_yet_is_another_matter(keys: Path, tmp_path: Path) -> None:
-    (note,) = server_notes(site(tmp_path, keys, f"127.0.0.1:{free_port()}"))
+    (note,) = ServerCheck.of_site(site(tmp_path, keys, f"127.0.0.1:{LocalFederation.free_port()}"))
     assert "can't be reached" in note
 
 

@@ -30,7 +30,6 @@ from fedskew.deploy import (
     Agreement,
     Door,
     LocalFederation,
-    free_port,
     run_superlink,
     write_certificates,
     write_federation,
@@ -93,7 +92,7 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
     """A server at which the keys of two sites are registered, neither of which is connected."""
-    folder, port = tmp_path_factory.mktemp("federation") / "fed", free_port()
+    folder, port = tmp_path_factory.mktemp("federation") / "fed", LocalFederation.free_port()
     table = {"name": "folder", "root": "images"}
     write_federation(folder, resolve(LOCAL), Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
     federation = LocalFederation(folder, port, ("north", "south"))
@@ -108,7 +107,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation
 def join(federation: LocalFederation, name: str, *options: str) -> subprocess.Popen[bytes]:
     """Start a SuperNode with these options."""
     script = federation.folder / f"{name}.sh"
-    words = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.port}", "--port", str(free_port()), *options]
+    words = [
+        "flower-supernode",
+        "--superlink",
+        f"127.0.0.1:{federation.port}",
+        "--port",
+        str(LocalFederation.free_port()),
+        *options,
+    ]
     home = federation.folder / name
     script.write_text(
         f"export FLWR_HOME={home} FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1\n" + " ".join(words)

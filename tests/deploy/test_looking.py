@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 from fedskew.cli import app
-from fedskew.deploy import Address, Agreement, app_hash, other_code, read_app, read_terms, write_federation
+from fedskew.deploy import Address, Agreement, Terms, app_hash, other_code, read_app, write_federation
 from fedskew.errors import ConfigError
 from fedskew.experiment import resolve
 
@@ -145,7 +145,7 @@ def test_agreeing_runs_the_app_s_own_code_and_says_what_it_makes(tmp_path, capsy
     (site / "strange.py").write_text("raise RuntimeError('of the current folder')")
     said = check(site, capsys, "--agree")
     assert (tmp_path / TRACE).exists()
-    agreed = read_terms(site / "agreed.toml")
+    agreed = Terms.read(site / "agreed.toml")
     assert agreed.app == app_hash(files)
     assert "unknown until agreed to" in said
     assert "the model after local training" in said.rpartition("What will leave this site")[2]

@@ -17,16 +17,7 @@ from federated import Federated, LocalGrid, federate, fedskew, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 
-from fedskew.deploy import (
-    Agreement,
-    check_config,
-    key_fingerprint,
-    key_line,
-    public_keys,
-    read_agreement,
-    read_mask_key,
-    write_mask_key,
-)
+from fedskew.deploy import Agreement, key_fingerprint, key_line, public_keys, read_mask_key, write_mask_key
 from fedskew.engine import RoundRecord, Update
 from fedskew.engine.sums import add_up, encode_update
 from fedskew.errors import ConfigError
@@ -582,14 +573,14 @@ def test_methods_that_sums_are_too_little_for_are_refused(method: Any, more: dic
     config = resolve({**tree(method, **{**LIMITED, **more}), "data": {"name": "digits"}})
 
     with pytest.raises(ConfigError, match=reason):
-        check_config(config, agreement_of())
+        agreement_of().check_config(config)
 
 
 def test_a_config_for_masked_updates_is_not_deployed_without(tmp_path: Path) -> None:
     config = resolve({**tree("fedavg", **LIMITED), "engine": {"updates": "masked"}})
 
     with pytest.raises(ConfigError, match=r"engine\.updates: .* deploy init --updates masked"):
-        check_config(config, agreement_of(updates="plain", keys={}))
+        agreement_of(updates="plain", keys={}).check_config(config)
 
 
 def test_keys_that_are_none_are_refused() -> None:
@@ -612,7 +603,7 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
 
     assert status == 0, said
     app, site = tmp_path / "clinics" / "app", tmp_path / "clinics" / "sites" / "b"
-    config, agreed = read(app / "run.toml"), read_agreement(app / "deploy.toml")
+    config, agreed = read(app / "run.toml"), Agreement.read(app / "deploy.toml")
     assert (config.engine.updates, config.training.weight_limit) == ("masked", 0.4)
     for name in "abc":
         found, key = read_mask_key(site.with_name(name) / "data.toml", agreed.keys)

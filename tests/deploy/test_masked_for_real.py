@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from test_real_federation import PATIENCE, kill, rounds, run_folder, until
 
 from fedskew.data import load
-from fedskew.deploy import Address, Book, LocalFederation, agree, free_port, write_federation
+from fedskew.deploy import Address, Book, LocalFederation, agree, write_federation
 from fedskew.engine import Federation, predict
 from fedskew.experiment import Config, TrainingLoop, make_training_loop
 
@@ -32,7 +32,7 @@ TEN = tuple(f"site-{place}" for place in range(10))
 
 
 def set_up(federation: Federated) -> LocalFederation:
-    folder, port = federation.folder / "real", free_port()
+    folder, port = federation.folder / "real", LocalFederation.free_port()
     write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), {"name": "npz"})
     for name in federation.names:
         data = {"name": "npz", "root": str(federation.folder / name / "own.npz")}

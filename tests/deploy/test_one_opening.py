@@ -15,7 +15,7 @@ from federated import Federated, LocalGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from test_masked import FOUR, a_round_of, asked_directly, kinds, last, masked, outcome, silent_at
 
-from fedskew.deploy import Book, MaskedSum, NotAgreedError, Terms, agree, read_terms
+from fedskew.deploy import Book, MaskedSum, NotAgreedError, Terms, agree
 from fedskew.errors import ConfigError, StandstillError
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.sums import Masked, Opening, SumContext, unmask
@@ -86,7 +86,7 @@ def test_no_second_sum_of_a_round_opens_with_permuted_weights_or_over_others(
     federation, grid = played
     entries: dict[str, Any] = {"fedskew-attempt": attempt, "fedskew-purpose": "train"}
     entries |= {} if session == "the same" else {"fedskew-session": session}
-    book, agreed = Book(federation.folder / "ash" / "state"), read_terms(federation.folder / "ash" / "agreed.toml")
+    book, agreed = Book(federation.folder / "ash" / "state"), Terms.read(federation.folder / "ash" / "agreed.toml")
     trained = book.rounds(agreed)
 
     for members, weights in ((FOUR, (0.3, 0.2, 0.3, 0.2)), (FOUR[:3], (0.4, 0.3, 0.3)), (FOUR[:3], (0.3, 0.4, 0.3))):
@@ -370,4 +370,4 @@ def test_a_site_may_ask_for_larger_sums(tmp_path: Path) -> None:
     assert agree(federation.data_of("ash"), federation.app).sum_sites == 4
     path.write_text(text.replace("sum_sites = 3", "sum_sites = 2"))
     with pytest.raises(ConfigError, match="sum_sites: .* greater than or equal to 3"):
-        read_terms(path)
+        Terms.read(path)

@@ -16,7 +16,7 @@ from flwr.app import Message
 from test_masked import FOUR, last, outcome, silent_at
 from test_one_opening import opened
 
-from fedskew.deploy import Agreement, Book, agree, check_config, disclosures, read_agreement, read_terms
+from fedskew.deploy import Agreement, Book, Disclosure, Terms, agree
 from fedskew.engine import RoundRecord
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, read, resolve
@@ -252,12 +252,12 @@ def agreement_of(**given: Any) -> Agreement:
 def test_evaluations_without_noise_are_said_to_be_wanted() -> None:
     resolved = resolve({**config(), "data": "digits"})
     with pytest.raises(ConfigError, match="evaluation: with .privacy. in run.toml sites would send sums of confusion"):
-        check_config(resolved, agreement_of())
+        agreement_of().check_config(resolved)
     for evaluation in ("none", "confusion"):
-        check_config(resolved, agreement_of(evaluation=evaluation))
-    check_config(resolved, agreement_of(label_counts="noisy", epsilon=1.0))
+        agreement_of(evaluation=evaluation).check_config(resolved)
+    agreement_of(label_counts="noisy", epsilon=1.0).check_config(resolved)
     with pytest.raises(ConfigError, match=r"engine\.updates: the config is for masked updates"):
-        check_config(resolved, agreement_of(updates="plain", keys={}))
+        agreement_of(updates="plain", keys={}).check_config(resolved)
 
 
 def test_a_network_whose_statistics_would_have_no_noise_is_refused_before_a_folder_is_written(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_init_check_and_the_site_s_check_say_what_noise_costs(tmp_path: Path) ->
     assert status == 0, said
     assert "evaluation = 'none'" in " ".join(said.split())
     app = tmp_path / "clinics" / "app"
-    assert (read_agreement(app / "deploy.toml").evaluation, read(app / "run.toml").privacy.noise) == ("none", 4.0)  # type: ignore[union-attr]
+    assert (Agreement.read(app / "deploy.toml").evaluation, read(app / "run.toml").privacy.noise) == ("none", 4.0)  # type: ignore[union-attr]
     status, said = fedskew("deploy", "check", tmp_path / "clinics")
     assert status == 0, said
     three = epsilon(4.0, 3, 1e-3)
@@ -297,7 +297,7 @@ def test_init_check_and_the_site_s_check_say_what_noise_costs(tmp_path: Path) ->
     assert "clipped to length 0.5, times a weight, with its share of the sum's noise (4 times the most" in said
     one = epsilon(4.0, 1, 1e-3)
     assert f"with noise on updates so far: 0, with an epsilon of 0; one more makes it {one:.3g}." in said
-    terms = read_terms(site / "agreed.toml")
+    terms = Terms.read(site / "agreed.toml")
     assert (terms.updates_epsilon, terms.updates_delta) == (8.0, 1e-3)
     for delta, shown in ((None, "none: UPDATES WITHOUT NOISE"), (1e-4, "8 (delta 0.0001)")):
         other = shutil.copytree(app, tmp_path / f"app-{delta}")
@@ -308,5 +308,5 @@ def test_init_check_and_the_site_s_check_say_what_noise_costs(tmp_path: Path) ->
         row = next(line for line in said.splitlines() if "largest epsilon of its updates together" in line)
         assert shown in row
         assert "8 (delta 0.001)" in row
-    things = disclosures(read(app / "run.toml"), read_agreement(app / "deploy.toml"))
+    things = Disclosure.all_of(read(app / "run.toml"), Agreement.read(app / "deploy.toml"))
     assert not any("confusion" in thing.what or "loss" in thing.what for thing in things)

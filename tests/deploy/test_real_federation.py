@@ -20,7 +20,7 @@ import tomli_w
 from federated import NAMES, Federated, federate, fedskew, tree
 from safetensors.numpy import load_file
 
-from fedskew.deploy import Address, LocalFederation, agree, free_port, write_federation
+from fedskew.deploy import Address, LocalFederation, agree, write_federation
 from fedskew.experiment import make_training_loop, resolve
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 @contextmanager
 def real(federation: Federated) -> Iterator[LocalFederation]:
     """The federation's SuperLink and SuperNodes, all ended afterwards."""
-    folder, port = federation.folder / "real", free_port()
+    folder, port = federation.folder / "real", LocalFederation.free_port()
     table = {"name": "npz"}
     write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), table)
     members = federation.agreement.members

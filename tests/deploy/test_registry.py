@@ -14,7 +14,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.superlink.main import create_app
 
 from fedskew.cli import app
-from fedskew.deploy import Registry, free_port, write_certificates, write_node_key
+from fedskew.deploy import LocalFederation, Registry, write_certificates, write_node_key
 from fedskew.errors import ConfigError, RunError
 
 SITES = ("north", "south")
@@ -24,7 +24,7 @@ SITES = ("north", "south")
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlHttpClient]:
     """The command's client of a SuperLink that runs in a thread."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    port = free_port()
+    port = LocalFederation.free_port()
     server = uvicorn.Server(uvicorn.Config(create_app(), host="127.0.0.1", port=port, ws="none", log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -124,8 +124,9 @@ def test_without_a_server_it_is_one_line(folder: Path, tmp_path: Path) -> None:
     write_certificates(folder / "server", ["127.0.0.1"])
     settings = folder / "server" / "flower" / "config.toml"
     settings.parent.mkdir()
+    port = LocalFederation.free_port()
     settings.write_text(
-        f'[superlink.fedskew]\naddress = "127.0.0.1:{free_port()}"\nroot-certificates = "{folder}/server/ca.crt"\n'
+        f'[superlink.fedskew]\naddress = "127.0.0.1:{port}"\nroot-certificates = "{folder}/server/ca.crt"\n'
     )
     with pytest.raises(RunError, match=r"can't be reached .* start it: sh .*superlink\.sh"):
         app(["deploy", "revoke", str(folder), "north"], standalone_mode=False)

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from federated import federate, fedskew, tree
 
-from fedskew.deploy import Agreement, draft, even, over_few, read_agreement, rehearse, with_defences
+from fedskew.deploy import Agreement, Draft, even, over_few, rehearse, with_defences
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, read, resolve
 from fedskew.mixing import limited
@@ -119,7 +119,7 @@ def test_check_plays_the_loss_of_each_site() -> None:
 
 
 def test_check_plays_it_for_sums_too_with_the_label_counts_there_are() -> None:
-    made = draft(config(), NAMES[:4], SAMPLES, updates="masked")
+    made = Draft.of(config(), NAMES[:4], SAMPLES, updates="masked")
     wide = made.config.with_value("training.weight_limit", 0.5)
     counts = np.array([[150.0, 0, 0], [4, 0, 0], [0, 210, 0], [0, 0, 120]])
     assert lines(made.config, made.agreement, counts) == "without any of a, b, c, d: rounds go on with the others"
@@ -129,7 +129,7 @@ def test_check_plays_it_for_sums_too_with_the_label_counts_there_are() -> None:
     )
     assert "up to 0.4 it never is" in rehearse(wide, made.agreement).limit_in_words()
     assert "never is" not in rehearse(made.config, made.agreement).limit_in_words()
-    three = draft(config(), NAMES[:3], SAMPLES, updates="masked")
+    three = Draft.of(config(), NAMES[:3], SAMPLES, updates="masked")
     assert "without any of a, b, c: every round stands still, as a masked sum is over 3 sites at least" in (
         lines(three.config, three.agreement)
     )
@@ -177,7 +177,7 @@ def test_local_rehearses_what_init_writes(
     fedskew("deploy", "local", tmp_path / "two", "--config", path, *options)
     one, two = tmp_path / "one" / "app", tmp_path / "two" / "app"
     assert read(one / "run.toml") == read(two / "run.toml")
-    ours, theirs = (read_agreement(app / "deploy.toml").tree() for app in (one, two))
+    ours, theirs = (Agreement.read(app / "deploy.toml").tree() for app in (one, two))
     assert ours.pop("keys", {}).keys() == theirs.pop("keys", {}).keys()
     assert ours == theirs
 

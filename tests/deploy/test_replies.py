@@ -17,15 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedskew.deploy import (
-    ArraySpec,
-    ExpectedReply,
-    RefusedError,
-    check_confusion,
-    check_counts,
-    check_only_samples,
-    check_reply,
-)
+from fedskew.deploy import ArraySpec, ExpectedReply, RefusedError, check_confusion, check_counts, check_only_samples
 
 MODEL = {"weight": ArraySpec((2, 3), "float32"), "bias": ArraySpec((2,), "float32"), "seen": ArraySpec((), "int64")}
 RETURNED = {"change": ArraySpec((8,), "float32")}
@@ -120,7 +112,7 @@ BROKEN = {
 
 
 def test_an_honest_reply_is_accepted() -> None:
-    reply = check_reply(honest(), EXPECTED)
+    reply = EXPECTED.check(honest())
     assert reply.steps == 3
     assert reply.loss == 0.5
     np.testing.assert_array_equal(reply.arrays["weight"], np.ones((2, 3)))
@@ -129,14 +121,14 @@ def test_an_honest_reply_is_accepted() -> None:
 def test_a_site_without_samples_returns_less() -> None:
     content = without("reply")
     content["metrics"]["fedskew-steps"] = 0
-    assert check_reply(content, EXPECTED).returned == {}
+    assert EXPECTED.check(content).returned == {}
 
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_reply_is_refused_with_the_reason(what: str) -> None:
     content, reason = BROKEN[what]
     with pytest.raises(RefusedError, match=reason) as refusal:
-        check_reply(content, EXPECTED)
+        EXPECTED.check(content)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 300
 
@@ -144,7 +136,7 @@ def test_a_broken_reply_is_refused_with_the_reason(what: str) -> None:
 def test_a_reply_over_the_agreed_size_is_refused_before_it_is_read() -> None:
     content = set_array("weight", np.zeros(2**20, np.float32))
     with pytest.raises(RefusedError, match="bytes; expected .* at most"):
-        check_reply(content, EXPECTED)
+        EXPECTED.check(content)
 
 
 FIGURES = ["fedskew-client", "server-round", "fedskew-steps", "train-loss"]
@@ -183,7 +175,7 @@ records = st.one_of(
 
 def accepted_or_refused(content: RecordDict) -> None:
     try:
-        reply = check_reply(content, EXPECTED)
+        reply = EXPECTED.check(content)
     except RefusedError:
         return
     assert 0 <= reply.steps <= 10

@@ -14,9 +14,9 @@ from flwr.app import Array, Message
 from safetensors.numpy import load_file
 
 import fedskew
-from fedskew.deploy import Agreement, check_config
+from fedskew.deploy import Agreement
 from fedskew.errors import ConfigError, RunError
-from fedskew.experiment import read_runs, resolve
+from fedskew.experiment import RunFolder, resolve
 
 
 def spoil(value: float) -> Callable[[Message, Message], None]:
@@ -199,7 +199,7 @@ def test_a_site_that_connects_late_reports_its_counts_then_and_joins(tmp_path: P
     records = federation.records()
     assert sorted(records[1]["answered"]) == [0, 1]
     assert sorted(records[3]["answered"]) == [0, 1, 2]
-    (written,) = read_runs(federation.run_folder)
+    (written,) = RunFolder.read_runs(federation.run_folder)
     assert written.counts.sum(axis=1).tolist() == [150, 90, 210]
 
 
@@ -301,11 +301,11 @@ AGREED: dict[str, Any] = {"sites": ["a", "b"], "classes": [str(c) for c in range
 )
 def test_what_cant_be_deployed_is_refused_with_the_reason(config: Any, agreed: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_config(resolve(config), Agreement(**AGREED, **agreed))
+        Agreement(**AGREED, **agreed).check_config(resolve(config))
 
 
 @pytest.mark.parametrize(
     "method", ["fedavg", "uniform", "fedprox", "fedvls", "fedrs", "scaffold", "moon", "fedexp", "feddyn"]
 )
 def test_methods_that_need_no_counts_may_withhold_them(method: str) -> None:
-    check_config(resolve(tree(method)), Agreement(**AGREED, label_counts="withheld"))
+    Agreement(**AGREED, label_counts="withheld").check_config(resolve(tree(method)))

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from test_masked import FOUR, asked_directly, last, masked
 from test_private_sites import config, played, private, spending
 
-from fedskew.deploy import agree, read_terms
+from fedskew.deploy import Terms, agree
 from fedskew.engine import RoundRecord
 from fedskew.experiment import resolve
 
@@ -126,7 +126,7 @@ def test_to_agree_anew_deletes_what_was_kept(tmp_path: Path) -> None:
 
     agree(federation.data_of("ash"), federation.app)
 
-    assert read_terms(federation.folder / "ash" / "agreed.toml").updates_epsilon is None
+    assert Terms.read(federation.folder / "ash" / "agreed.toml").updates_epsilon is None
     assert not list(kept.glob("*.safetensors"))
     assert masked_in(federation) == 0
     later = {**NEXT, "fedskew-session": "next.2"}

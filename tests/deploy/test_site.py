@@ -14,7 +14,7 @@ import torch
 from federated import federate, tree
 from flwr.app import Message
 
-from fedskew.deploy import ModelLayout, SiteStates, TrainInstruction, disclosures, load_site
+from fedskew.deploy import Disclosure, ModelLayout, SiteData, SiteStates, TrainInstruction
 from fedskew.errors import ConfigError, DataError
 from fedskew.experiment import make_network
 from fedskew.methods import build
@@ -26,12 +26,12 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from fedskew import methods
-from fedskew.deploy import ModelLayout, TrainInstruction, read_agreement, site_app
+from fedskew.deploy import Agreement, ModelLayout, TrainInstruction, site_app
 from fedskew.experiment import make_network, read
 from fedskew.models import FlatModel
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 folder, data = Path(sys.argv[1]), sys.argv[2]
-config, agreement = read(folder / "run.toml"), read_agreement(folder / "deploy.toml")
+config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
 model = FlatModel(make_network(config, 0, methods.build(config.method), 10, tuple(agreement.shape)))
 arrays = ModelLayout(model).to_record(model.read_state())
 message = Message(TrainInstruction("0a", 1, 0, 1, 0).content(arrays, {}), 5, "train")
@@ -126,7 +126,7 @@ def test_a_site_that_lost_what_it_kept_begins_anew_and_says_so(
 
 def test_a_sites_data_gets_the_federations_class_ids_and_normalisation(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"))
-    site = load_site(federation.data_of("cedar"), federation.agreement)
+    site = SiteData.load(federation.data_of("cedar"), federation.agreement)
     raw = dict(np.load(tmp_path / "cedar" / "own.npz"))
     assert site.targets.tolist() == raw["y"].tolist()  # its own reader would call class 6 number 0
     assert site.counts[:6].sum() == 0
@@ -154,7 +154,7 @@ def test_data_that_does_not_fit_is_refused_with_the_reason(
     federation = federate(tmp_path, tree("fedavg"))
     other = federation.agreement.model_copy(update=agreed)
     with pytest.raises(DataError, match=message):
-        load_site(federation.data_of("cedar"), other)
+        SiteData.load(federation.data_of("cedar"), other)
 
 
 def test_a_wrong_data_file_is_one_line(tmp_path: Path) -> None:
@@ -162,19 +162,19 @@ def test_a_wrong_data_file_is_one_line(tmp_path: Path) -> None:
     path = federation.data_of("ash")
     path.write_text('[dat]\nname = "npz"\n')
     with pytest.raises(ConfigError, match=r"data\.toml: dat: no such key \(did you mean 'data'\?\)"):
-        load_site(path, federation.agreement)
+        SiteData.load(path, federation.agreement)
     path.write_text('[data]\nname = "npzz"\n')
     with pytest.raises(ConfigError, match="npzz"):
-        load_site(path, federation.agreement)
+        SiteData.load(path, federation.agreement)
 
 
 def test_what_leaves_a_site_is_said_in_full(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("scaffold"))
-    words = [thing.what for thing in disclosures(federation.config, federation.agreement)]
+    words = [thing.what for thing in Disclosure.all_of(federation.config, federation.agreement)]
     assert any("number of its training samples of each of 10 classes" in what for what in words)
     assert any("scaffold.change" in what for what in words)
     assert any("confusion matrix" in what for what in words)
     withheld = federation.agreement.model_copy(update={"label_counts": "withheld"})
-    words = [thing.what for thing in disclosures(federation.config, withheld)]
+    words = [thing.what for thing in Disclosure.all_of(federation.config, withheld)]
     assert words[0] == "the number of its training samples"
     assert not any("confusion" in what for what in words)

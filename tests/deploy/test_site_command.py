@@ -14,16 +14,7 @@ import tomli_w
 from PIL import Image
 
 from fedskew.cli import app
-from fedskew.deploy import (
-    Address,
-    Agreement,
-    Book,
-    CountsRequest,
-    app_hash,
-    read_app,
-    read_terms,
-    write_federation,
-)
+from fedskew.deploy import Address, Agreement, Book, CountsRequest, Terms, app_hash, read_app, write_federation
 from fedskew.errors import FedskewError
 from fedskew.experiment import resolve
 
@@ -124,7 +115,7 @@ def test_agreeing_writes_what_was_shown(tmp_path, capsys):
     assert "nothing is written" in said
     assert not (folder / "agreed.toml").exists()
     said = check(folder, capsys, "--agree")
-    agreed = read_terms(folder / "agreed.toml")
+    agreed = Terms.read(folder / "agreed.toml")
     assert agreed.rounds == 3
     assert agreed.app == app_hash(read_app(tmp_path / "fed" / "app"))
     assert stat.S_IMODE((folder / "agreed.toml").stat().st_mode) == 0o600
@@ -158,9 +149,9 @@ def test_another_app_of_the_server_is_shown_in_place_of_the_copy(tmp_path, capsy
     assert "run.toml: training.rounds: 3 - 300" in said
     assert "federation site.py: is another" in said
     assert "CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at this site: federation site.py" in said
-    assert read_terms(folder / "agreed.toml").rounds == 3
+    assert Terms.read(folder / "agreed.toml").rounds == 3
     check(folder, capsys, "--agree")
-    assert read_terms(folder / "agreed.toml").rounds == 300
+    assert Terms.read(folder / "agreed.toml").rounds == 300
     assert not (folder / "offered").exists()
     assert tomllib.loads((folder / "app" / "run.toml").read_text())["training"]["rounds"] == 300
 
@@ -181,24 +172,24 @@ def test_agreeing_again_counts_rounds_anew_and_epsilons_never(tmp_path, capsys):
     folder = site(tmp_path, label_counts="noisy", epsilon=0.5)
     said = check(folder, capsys, "--agree")
     assert "largest sum of epsilons (add-remove) 0.5" in said
-    first = read_terms(folder / "agreed.toml")
+    first = Terms.read(folder / "agreed.toml")
     book = Book(folder / "state")
     asked = CountsRequest("noisy", ("glove", "hat", "shoe"), 0.5)
     book.release(asked, np.array([0.0, 2.0, 6.0]), first.budget)
     book.count(first, "train", "a question", first.rounds)
     assert "trained in 1 rounds" in check(folder, capsys, "--agree")
-    second = read_terms(folder / "agreed.toml")
+    second = Terms.read(folder / "agreed.toml")
     assert (second.epsilon_total, second.data) == (0.5, first.data)
     assert book.rounds(second) == 0
     paint(folder / "images" / "train", {"hat": 5})
     said = check(folder, capsys, "--agree")
     assert "The data have changed" in said
-    third = read_terms(folder / "agreed.toml")
+    third = Terms.read(folder / "agreed.toml")
     assert third.epsilon_total == 1.0
     assert third.data != second.data
     (folder / "agreed.toml").unlink()  # what was spent is in the book, not here
     check(folder, capsys, "--agree")
-    assert read_terms(folder / "agreed.toml").epsilon_total == 1.0
+    assert Terms.read(folder / "agreed.toml").epsilon_total == 1.0
 
 
 def other_class(folder: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from test_data_that_change import grow
 from test_masked import FOUR, agreement_of, asked_directly, first_of, kinds, last, outcome
 
-from fedskew.deploy import Book, CountsRequest, check_config, disclosures, read_agreement
+from fedskew.deploy import Agreement, Book, CountsRequest, Disclosure
 from fedskew.errors import ConfigError, EndedEarlyError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.parameters import component
@@ -206,7 +206,7 @@ def test_several_questions_are_settled_by_ten_sites(tmp_path: Path) -> None:
 )
 def test_what_sums_can_not_do_is_refused(given: dict[str, Any], agreed: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        check_config(resolve({**given, "data": "digits"}), agreement_of(**agreed))
+        agreement_of(**agreed).check_config(resolve({**given, "data": "digits"}))
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_a_site_adds_noise_once_to_counts_that_are_summed(tmp_path: Path) -> Non
 def test_a_site_sums_no_release_with_less_noise_than_it_agreed_to(tmp_path: Path, caplog: Any) -> None:
     pytest.importorskip("opendp")
     federation = summed(tmp_path, config(), epsilon=0.2, start_timeout=0.1, idle_timeout=0.1)
-    classes = tuple(read_agreement(federation.folder / "app" / "deploy.toml").classes)
+    classes = tuple(Agreement.read(federation.folder / "app" / "deploy.toml").classes)
     state, counts = federation.folder / "ash" / "state", np.array([150.0] + [0.0] * (len(classes) - 1))
     Book(state).release(CountsRequest("noisy", classes, 100.0), counts, None)
     with pytest.raises(EndedEarlyError):
@@ -262,8 +262,8 @@ def test_fedpals_takes_noise_in_what_is_summed() -> None:
         {**config({"weighting": {"name": "fedpals", "strength": 9.0}}), "data": "digits", "target": UNIFORM}
     )
     agreed = agreement_of(names=TEN, label_counts="summed", epsilon=1.0, classes=[str(digit) for digit in range(10)])
-    check_config(given, agreed)
-    said = " ".join(thing.what for thing in disclosures(given, agreed))
+    agreed.check_config(given)
+    said = " ".join(thing.what for thing in Disclosure.all_of(given, agreed))
     assert "with Laplace noise for epsilon 1.0 (add-remove), drawn once, or what follows from these; masked" in said
     assert "from several such sums it may work out what one site has, with its noise" in said
 
@@ -272,7 +272,7 @@ def test_a_site_is_told_that_several_sums_may_show_its_counts() -> None:
     agreed = agreement_of(names=TEN, label_counts="summed", classes=[str(digit) for digit in range(10)])
     for method, several in (("fedla", False), ({"weighting": {"name": f"{__name__}:Told", "strength": 9.0}}, True)):
         given = resolve({**config(method), "data": "digits", "target": UNIFORM})
-        said = " ".join(thing.what for thing in disclosures(given, agreed))
+        said = " ".join(thing.what for thing in Disclosure.all_of(given, agreed))
         assert ("from several such sums it may work out what one site has" in said) == several
 
 
@@ -289,7 +289,7 @@ def test_init_and_the_site_s_check_say_that_counts_are_summed(tmp_path: Path) ->
     status, said = fedskew("deploy", "init", tmp_path / "clinics", *words)
     assert status == 0, said
     app = tmp_path / "clinics" / "app"
-    agreed, written = read_agreement(app / "deploy.toml"), read(app / "run.toml")
+    agreed, written = Agreement.read(app / "deploy.toml"), read(app / "run.toml")
     assert (agreed.label_counts, agreed.updates, written.engine.label_counts) == ("summed", "masked", "summed")
     status, said = fedskew("deploy", "check", tmp_path / "clinics")
     assert status == 0, said
@@ -301,5 +301,5 @@ def test_init_and_the_site_s_check_say_that_counts_are_summed(tmp_path: Path) ->
     status, said = fedskew("deploy", "site", "--check", site / "data.toml", "--agree")
     assert status == 0, said
     assert "the server learns the sum over all 10 sites" in " ".join(said.split())
-    assert any("the weighting asks: 1 at most" in thing.when for thing in disclosures(written, agreed))
-    assert any("the site's own weight, that weight" in thing.what for thing in disclosures(written, agreed))
+    assert any("the weighting asks: 1 at most" in thing.when for thing in Disclosure.all_of(written, agreed))
+    assert any("the site's own weight, that weight" in thing.what for thing in Disclosure.all_of(written, agreed))

@@ -14,15 +14,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.numpy import load_file
 
 from fedskew.data import load
-from fedskew.deploy import (
-    Agreement,
-    RefusedError,
-    agree,
-    check_cells,
-    check_config,
-    check_target_file,
-    load_site,
-)
+from fedskew.deploy import Agreement, RefusedError, SiteData, agree, check_cells
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import estimate_mix
@@ -370,12 +362,12 @@ def test_a_lying_target_site_moves_weights_up_to_the_limit(tmp_path: Path) -> No
 def test_what_cannot_be_estimated_is_one_line(target: dict[str, Any], agreed: dict[str, Any], message: str) -> None:
     agreement = Agreement(**{"sites": ["a", "b"], "classes": ["x", "y"], "shape": [2], **agreed})
     with pytest.raises(ConfigError, match=message):
-        check_config(resolve(config(target=target)), agreement)
+        agreement.check_config(resolve(config(target=target)))
 
 
 def test_a_mix_is_not_both_given_and_estimated() -> None:
     with pytest.raises(ConfigError, match=r"target\.mix: the mix is estimated in the run, and mix\.csv gives it"):
-        check_target_file(resolve(config()), Path("mix.csv"))
+        Agreement.check_target_file(resolve(config()), Path("mix.csv"))
 
 
 @pytest.mark.parametrize(
@@ -411,7 +403,7 @@ def test_a_site_without_labels_does_not_train_whatever_the_server_asks(tmp_path:
 def test_unlabelled_samples_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     federation = estimating(tmp_path)
     path = tmp_path / "dogwood" / "data.toml"
-    samples = load_site(path, federation.agreement).unlabelled
+    samples = SiteData.load(path, federation.agreement).unlabelled
     assert samples is not None
     assert samples().shape == (MIX.sum(), *federation.agreement.shape)
     np.savez(tmp_path / "dogwood" / "new.npz", x=np.zeros((4, 7), dtype=np.float32))
@@ -419,7 +411,7 @@ def test_unlabelled_samples_that_do_not_fit_are_one_line(tmp_path: Path) -> None
         samples()
     path.write_text("unlabelled = 3\n")
     with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: expected a folder of images or an \.npz file"):
-        load_site(path, federation.agreement)
+        SiteData.load(path, federation.agreement)
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ from fedskew.deploy import (
     app_hash,
     is_agreed,
     read_app,
-    read_terms,
     unzip_app,
 )
 from fedskew.errors import ConfigError
@@ -84,7 +83,7 @@ def query(federation: Federated) -> Message:
 def change_terms(federation: Federated, **changes: Any) -> None:
     """Edit a site's agreed.toml by hand."""
     path = federation.folder / "ash" / "agreed.toml"
-    Terms.model_validate(read_terms(path).model_dump(by_alias=True) | changes).write(path)
+    Terms.model_validate(Terms.read(path).model_dump(by_alias=True) | changes).write(path)
 
 
 def change_app(federation: Federated, config: Any = None, **agreed: Any) -> Federated:
@@ -272,7 +271,7 @@ def test_a_damaged_agreed_toml_is_one_line(tmp_path: Path, edit: Callable[[str],
     path = tmp_path / "ash" / "agreed.toml"
     path.write_text(edit(path.read_text()))
     with pytest.raises(ConfigError, match=message):
-        read_terms(path)
+        Terms.read(path)
     assert query(federation).error.reason == "failed: ConfigError in its own log"
 
 
@@ -399,5 +398,5 @@ def test_a_giant_app_is_not_unpacked() -> None:
 
 def test_every_site_has_terms_of_its_own(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"))
-    assert len({read_terms(tmp_path / name / "agreed.toml").app for name in NAMES}) == 1
+    assert len({Terms.read(tmp_path / name / "agreed.toml").app for name in NAMES}) == 1
     assert federation.config.training.rounds == 3

@@ -12,7 +12,7 @@ import pytest
 
 import fedskew
 from fedskew.errors import FedskewError, RunError
-from fedskew.experiment import read_runs
+from fedskew.experiment import RunFolder
 
 TASK = {
     "name": "small",
@@ -114,7 +114,7 @@ def test_what_came_after_the_checkpoint_is_cut_off_and_played_again(tmp_path, in
         file.write('{"seed": 0, "round": 4, "junk')
     fedskew.simulate(TASK, out=tmp_path, resume=True)
     assert (folder / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
-    assert len(read_runs(folder)[0].rounds) == 5
+    assert len(RunFolder.read_runs(folder)[0].rounds) == 5
 
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if "client" not in name and "checkpoint" not in name])
@@ -122,10 +122,10 @@ def test_a_report_is_not_made_of_a_damaged_folder(tmp_path, finished, damage):
     folder = shutil.copytree(finished, tmp_path / finished.name)
     DAMAGES[damage][0](folder)
     if damage == "a bit of the state flips":
-        assert read_runs(folder)[0].rounds  # a report needs no state
+        assert RunFolder.read_runs(folder)[0].rounds  # a report needs no state
         return
     with pytest.raises(RunError) as raised:
-        read_runs(folder)
+        RunFolder.read_runs(folder)
     assert "\n" not in str(raised.value)
 
 

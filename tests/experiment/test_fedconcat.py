@@ -16,7 +16,7 @@ from torch.nn import functional
 import fedskew
 from fedskew import weighting
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.experiment import TrainingLoop, make_task, make_training_loop, read_runs, resolve
+from fedskew.experiment import RunFolder, TrainingLoop, make_task, make_training_loop, resolve
 from fedskew.models import Concatenated, build
 from fedskew.pipelines import FedConcat
 from fedskew.randomness import Purpose, generator
@@ -239,7 +239,7 @@ def test_its_model_file_holds_everything_and_is_read_back(tmp_path):
     best = load_file(result.folder / "best.safetensors")
     assert torch.equal(best["encoders.2.fc1.weight"], stored["encoders.2.fc1.weight"])
     assert "Accuracy on the test set" in (result.folder / "report.html").read_text()
-    assert read_runs(result.folder)[0].config["method"]["pipeline"]["clusters"] == 3
+    assert RunFolder.read_runs(result.folder)[0].config["method"]["pipeline"]["clusters"] == 3
     assert fedskew.simulate(result.folder / "config.toml").rounds[-1]["evaluation"] == result.rounds[-1]["evaluation"]
 
 

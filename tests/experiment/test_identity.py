@@ -18,7 +18,7 @@ import torch
 
 import fedskew
 from fedskew.errors import ConfigError, DataError, RunError
-from fedskew.experiment import Sweep, read, read_runs, run_sweep
+from fedskew.experiment import RunFolder, Sweep, read, run_sweep
 from fedskew.files import locked
 
 TASK = {
@@ -344,7 +344,7 @@ def test_a_run_folder_replays_from_any_directory(tmp_path, monkeypatch, own):
     monkeypatch.chdir(other)
     monkeypatch.setattr(sys, "path", [*sys.path])
     folder = home / result.folder
-    runs = read_runs(folder)  # not importable here, and not needed
+    runs = RunFolder.read_runs(folder)  # not importable here, and not needed
     assert [run.seed for run in runs] == [0, 1]
     replay = fedskew.simulate(read(folder / "config.toml", trust_code=True), out="again")
     assert (replay.folder / "seed-1" / "model.safetensors").read_bytes() == (

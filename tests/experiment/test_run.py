@@ -17,7 +17,7 @@ from torch import nn
 
 import fedskew
 from fedskew.errors import ConfigError, RunError
-from fedskew.experiment import read_runs
+from fedskew.experiment import RunFolder
 
 TASK = {
     "name": "small",
@@ -96,8 +96,8 @@ def test_several_seeds_are_one_folder_each_and_a_mean_with_spread(tmp_path):
     accuracies = [run.summary["final"]["accuracy"] for run in result.runs]
     assert result.summary["final"]["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
     assert result.summary["final"]["accuracy"]["std"] == pytest.approx(np.std(accuracies, ddof=1))
-    assert [run.seed for run in read_runs(result.folder)] == [0, 3]
-    assert read_runs(result.folder)[1].rounds == result.runs[1].rounds
+    assert [run.seed for run in RunFolder.read_runs(result.folder)] == [0, 3]
+    assert RunFolder.read_runs(result.folder)[1].rounds == result.runs[1].rounds
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_what_labels_do_not_allow_is_said_of_the_run_and_in_its_report(tmp_path)
     assert len(unheld), "of this seed's target a digit has no holder"
     assert run.notes[0].startswith(f"No client holds class{'es' if len(unheld) > 1 else ''} {unheld[0]}")
     assert run.notes[1].startswith("fedlc tells two classes apart only where some client holds both.")
-    assert read_runs(result.folder)[0].notes == run.notes
+    assert RunFolder.read_runs(result.folder)[0].notes == run.notes
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert "no method learns what nobody has" in page
     assert "fedlc tells two classes apart only where" in page
@@ -302,7 +302,7 @@ def test_a_key_is_tuned_by_validation(tmp_path):
     assert result.runs[0].config["training"]["lr"] == 0.1
     chosen = json.loads((result.folder / "seed-0" / "summary.json").read_text())
     assert chosen["chosen"] == "lr-0.1"
-    assert [run.config["training"]["lr"] for run in read_runs(result.folder)] == [0.1]
+    assert [run.config["training"]["lr"] for run in RunFolder.read_runs(result.folder)] == [0.1]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 import fedskew
 from fedskew.cli import app
 from fedskew.errors import ConfigError, RunError
-from fedskew.experiment import read, read_runs, resolve
+from fedskew.experiment import RunFolder, read, resolve
 
 NETWORK = """\
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_its_code_is_not_imported_and_the_message_says_which_file_asks_for_what(
     ):
         with pytest.raises(ConfigError, match=ASKS):
             app(words, standalone_mode=False)
-    assert [run.seed for run in read_runs(strange)] == [0]  # a report needs none of it
+    assert [run.seed for run in RunFolder.read_runs(strange)] == [0]  # a report needs none of it
     assert not trace.exists()
 
 

@@ -15,7 +15,7 @@ from fedskew import simulate
 from fedskew.cli.tables import results_table
 from fedskew.errors import ConfigError
 from fedskew.experiment import Sweep, run_sweep
-from fedskew.report import SeedRun, headline_in_words, write_report
+from fedskew.report import SeedRun, write_report
 
 TASK = {
     "data": {"name": "digits"},
@@ -37,7 +37,7 @@ def printed(*results):
 
 
 def averaged_over(runs: list[SeedRun]) -> str:
-    return headline_in_words(run.summarised("last 10") for run in runs)
+    return SeedRun.headline_in_words(run.summarised("last 10") for run in runs)
 
 
 def test_the_mean_of_the_last_rounds_leaves_out_the_untrained_model_and_says_over_how_many_it_is():

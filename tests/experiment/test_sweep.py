@@ -15,18 +15,7 @@ import pytest
 from fedskew import methods, models
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, MissingPackageError, RunError
-from fedskew.experiment import (
-    Job,
-    Sweep,
-    SweepResult,
-    configs_of,
-    model_notes,
-    read_runs,
-    resolve,
-    run_folder,
-    run_sweep,
-    simulate,
-)
+from fedskew.experiment import Job, RunFolder, Sweep, SweepResult, resolve, run_folder, run_sweep, simulate
 from fedskew.report import SeedRun
 from fedskew.trees import parse_change
 
@@ -389,7 +378,7 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
         for label, seed in [("fedprox", 0), ("fedprox", 2), ("fedla", 0), ("fedla", 1), ("fedla", 2)]
     ]
     configs = [sweep.cells[0].config.with_value("model.name", name) for name in ("resnet50", "mlp3", "resnet50")]
-    assert model_notes(configs) == [f"Network: {models.note('resnet50', {})}."]
+    assert SweepResult.model_notes(configs) == [f"Network: {models.note('resnet50', {})}."]
     result.write_tables()
     with (result.folder / "table.csv").open() as file:
         first, second, third = csv.DictReader(file)
@@ -526,7 +515,7 @@ def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monke
     )
     assert dead.startswith("dead, seed 0: its process ended early (SIGKILL, perhaps for want of memory)")
     assert [len(row.seeds) for row in result.rows] == [0, 0, 1]
-    (own,) = read_runs(run_folder(sweep.cells[2].config, tmp_path / "runs"))
+    (own,) = RunFolder.read_runs(run_folder(sweep.cells[2].config, tmp_path / "runs"))
     uniform = simulate(sweep.cells[2].config, method="uniform")
     assert [record.evaluation for record in own.rounds] == [record.evaluation for record in uniform.runs[0].rounds]
 
@@ -580,7 +569,7 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
 
     more = sweep_of(tmp_path, tables, changes={"seeds": [0, 2], "sweep.methods": ["fedavg", "fedla"]})
     missing = [job for job in Job.of(more) if not job.is_finished(tmp_path / "runs")]
-    assert [(config.name, config.seeds) for config in configs_of(missing)] == [
+    assert [(config.name, config.seeds) for config in Job.configs(missing)] == [
         ("small-fedavg", [2]), ("small-fedla", [0, 2]),
     ]  # fmt: skip
 

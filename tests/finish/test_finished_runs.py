@@ -22,7 +22,7 @@ from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.files import load_tensors
 from fedskew.finish import Finish, Finished, Head
-from fedskew.report import with_finished
+from fedskew.report import SeedRun
 
 DIGITS = load("digits")
 TASK = {
@@ -60,12 +60,12 @@ def test_only_the_last_layer_of_a_copy_changes(finish, tmp_path):
     right = model.predict(DIGITS.test_inputs).argmax(1) == DIGITS.test_targets.numpy()
     assert said["evaluation"]["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
     assert done.after_finish()["accuracy"].mean == said["evaluation"]["accuracy"]
-    before, after = with_finished(done.runs)  # what tables show of it: the same round's model twice
+    before, after = SeedRun.with_finished(done.runs)  # what tables show of it: the same round's model twice
     assert before.headline == plain.summary["final"]
     assert after.headline["accuracy"] == said["evaluation"]["accuracy"]
     last_ten = [run.summarised("last 10") for run in done.runs]
-    assert [run.headline for run in with_finished(last_ten)] == [before.headline, after.headline]
-    assert with_finished(plain.runs) == list(plain.runs)
+    assert [run.headline for run in SeedRun.with_finished(last_ten)] == [before.headline, after.headline]
+    assert SeedRun.with_finished(plain.runs) == list(plain.runs)
     assert done.summary["final"] == plain.summary["final"]
     with torch.no_grad():
         given = done.finished.eval()(DIGITS.test_inputs).softmax(1)
@@ -80,7 +80,7 @@ def test_a_finish_has_its_bytes_and_clients_in_the_record():
     clients, model = 5, 4 * (65 * 12 + 13 * 12 + 13 * 10)  # who trains; floats from 64 inputs to 12, 12 and 10
     answer = 8 * 10 * (1 + 12 + 12**2)  # of each class the number of samples, their sums and products
     assert (said["clients"], said["bytes_up"], said["bytes_down"]) == (clients, clients * answer, clients * model)
-    before, after = with_finished(done.runs)
+    before, after = SeedRun.with_finished(done.runs)
     for key in ("bytes_up", "bytes_down", "seconds"):
         assert before.summary[key] == done.summary[key]
         assert after.summary[key] == pytest.approx(done.summary[key] + said[key])
@@ -270,7 +270,7 @@ def test_a_finish_that_fails_after_the_last_round_loses_nothing_of_what_was_trai
     assert done.summary["finished"]["name"]
     assert done.summary["final"]["accuracy"] > 0
     assert json.loads((done.folder / "summary.json").read_text()) == done.summary
-    (row,) = with_finished(done.runs)
+    (row,) = SeedRun.with_finished(done.runs)
     assert row.label == "digits, as trained"
     assert not done.after_finish()
     assert done.finished is None

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import fedskew
 from fedskew.errors import FedskewError
-from fedskew.experiment import read_runs
+from fedskew.experiment import RunFolder
 
 pytestmark = pytest.mark.fuzz
 SEEDS = range(int(os.environ.get("FUZZ", "40")))
@@ -92,10 +92,10 @@ def test_a_damaged_folder_is_one_line_or_the_true_numbers(tmp_path, request, fin
     given = request.getfixturevalue(kind)
     folder = shutil.copytree(given, tmp_path / given.name)
     done = [damage(folder, rng) for _ in range(rng.choice([1, 1, 2]))]
-    truth, whole = read_runs(finished)[0], load_file(finished / "model.safetensors")
+    truth, whole = RunFolder.read_runs(finished)[0], load_file(finished / "model.safetensors")
     said = ""
     try:
-        (read,) = read_runs(folder)
+        (read,) = RunFolder.read_runs(folder)
         assert [one.evaluation for one in read.rounds] == [
             one.evaluation for one in truth.rounds[: len(read.rounds)]
         ], done

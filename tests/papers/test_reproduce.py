@@ -11,7 +11,7 @@ import pytest
 
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ConfigError, DataError
-from fedskew.papers import Recipe, RecipeRow, compare, estimate, plan, reproduce
+from fedskew.papers import Recipe, RecipeRow, Reproduction, estimate, reproduce
 from fedskew.report import SeedRun
 from fedskew.tables import duration
 
@@ -44,7 +44,7 @@ def test_a_measure_reads_a_summary_or_a_round():
 
     def values(measure: str, **readings: tuple[str, ...]) -> list[float | None]:
         recipe = Recipe("some-table", "Some", "Table", measure, None, (row("Own"),), readings=readings)
-        return [line.ours.get(0) for line in compare(recipe, [(recipe.rows[0], [run])])]
+        return [line.ours.get(0) for line in Reproduction.compare(recipe, [(recipe.rows[0], [run])])]
 
     assert values("last10.accuracy") == [pytest.approx(42.5)]
     assert values("best_by_validation.target_accuracy") == [None]
@@ -107,7 +107,7 @@ def test_a_change_against_another_row_is_taken_seed_by_seed():
         (rows[0], [run_of([], seed=seed, last10={"accuracy": value}) for seed, value in enumerate([0.45, 0.50, 0.60])]),
         (rows[1], [run_of([], seed=seed, last10={"accuracy": value}) for seed, value in enumerate([0.40, 0.42])]),
     ]
-    (line,) = compare(recipe, runs)
+    (line,) = Reproduction.compare(recipe, runs)
     assert line.ours == pytest.approx({0: 5.0, 1: 8.0})  # seed 2 has nothing to stand against
     assert (line.spread.mean, line.spread.std) == (pytest.approx(6.5), pytest.approx(4.5**0.5))
 
@@ -139,10 +139,10 @@ def test_each_seed_stands_by_itself_below_the_most_that_its_target_allows(tmp_pa
 
 def test_fewer_rounds_cut_both_parts_of_fedconcat():
     rows = Recipe.read("fedentopt-table1").choose("cifar10,dir0.1,fedconcat,fedavg")
-    (_, fedavg), (_, fedconcat) = plan(rows, rounds=98)
+    (_, fedavg), (_, fedconcat) = Reproduction.plan(rows, rounds=98)
     assert fedavg.training.rounds == fedconcat.training.rounds == 98
     assert fedconcat.method["pipeline"]["encoder_rounds"] == 48  # 480 of 980
-    assert plan(rows, rounds=10_000)[0][1].training.rounds == 500
+    assert Reproduction.plan(rows, rounds=10_000)[0][1].training.rounds == 500
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from fedskew.experiment import Cell, Job, make_training_loop, simulate
 from fedskew.models import Network
-from fedskew.papers import Recipe, RecipeRow, names, plan, reproduce
+from fedskew.papers import Recipe, RecipeRow, Reproduction, names, reproduce
 from published_formats import WRITERS, write
 
 SAMPLES = {  # of each class (or domain and class): for training, and for the test
@@ -190,7 +190,7 @@ def assert_runs(name: str, root: Path, out: Path, own_network: bool = False) -> 
     """Train a recipe's rows, and read its table and its figure."""
     recipe = Recipe.read(name)
     rows = [tiny(row, root, own_network) for row in shown_rows(recipe)]
-    for row, config in plan(rows, rounds=1):
+    for row, config in Reproduction.plan(rows, rounds=1):
         run(Job(Cell(row.name, row.labels, config), 0), out)
     done = reproduce(recipe, rows, out, rounds=1)
     assert not done.failures

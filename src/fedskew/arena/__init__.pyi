@@ -1,9 +1,7 @@
 from ._advice import Advice as Advice
 from ._advice import advise as advise
 from ._arena import Arena as Arena
-from ._compare import ranks as ranks
-from ._compare import scores as scores
-from ._compare import standings as standings
+from ._compare import Scores as Scores
 from ._federation import Trained as Trained
 from ._plan import ArenaJob as ArenaJob
 from ._plan import Plan as Plan

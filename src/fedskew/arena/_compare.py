@@ -130,6 +130,105 @@ class Scores:
         means = {key: [fmean(column) for column in zip(*values, strict=True)] for key, values in found.items()}
         return {key: score for key, (score, _) in means.items()}, {key: gain for key, (_, gain) in means.items()}
 
+    @staticmethod
+    def of(
+        lines: Iterable[Line],
+        axes: Sequence[str],
+        reference: str,
+        view: View = "rounds",
+        last: int = 5,
+        trainings: Mapping[Situation, Hashable] | None = None,
+    ) -> Scores:
+        """Return the scores that are compared.
+
+        Args:
+            lines: Lines of `runs.csv`, those of compared runs.
+            axes: Names of what situations differ in.
+            reference: Label of the reference: the others are scored where they have spent as much compute or traffic as
+                it has at its last round, or at their own last round if they never do. A score between two
+                evaluations is interpolated.
+            view: What is equal when methods are compared.
+            last: Number of evaluations whose mean is a score.
+            trainings: For each situation the training that it belongs to (see `Arena.trainings`).
+        """
+        of: dict[str, dict[tuple[Situation, str, str], Line]] = {}
+        for line in sorted(lines, key=lambda line: line["stage"] == "traffic"):
+            if view == "traffic" or line["stage"] != "traffic":
+                key = tuple(line[axis] for axis in axes), line["partition"], line["seed"]
+                of.setdefault(line["method"], {})[key] = line
+        values: dict[str, dict[tuple[Situation, str, str], Scored]] = {}
+        for method, own in of.items():
+            for key, line in own.items():
+                if (scored := _scored(line, of.get(reference, {}).get(key), view, last)) is not None:
+                    values.setdefault(method, {})[key] = scored
+        return Scores(tuple(axes), values, trainings or {})
+
+    def standings(self, reference: str, within: Mapping[str, str] | None = None) -> list[Standing]:
+        """Compare every method with the reference, the largest difference first.
+
+        With `within`, only situations with these labels, by axis, count; there are no order, intervals and tests then.
+        """
+        from scipy import stats
+
+        rows, tests = [], []
+        for method in self.values:
+            percent, runs = self.pairs(method, within)
+            if method == reference or not runs:
+                continue
+            units = np.array([*_by_training(runs).values()])
+            row = Standing(
+                method=method,
+                trainings=len(units),
+                federations=len({(training, partition) for training, partition, _ in runs}),
+                score=fmean(_by_training(percent).values()),
+                difference=float(units.mean()),
+                interval=None if within else _interval(units),
+                median=median(runs.values()),
+                p=math.nan,
+                ahead=float((units > 0).mean()),
+                harmed=float((units < HARM).mean()),
+                collapsed=sum(value < COLLAPSED for value in runs.values()),
+                runs=len(runs),
+            )
+            rows.append(row)
+            tests.append(float(stats.wilcoxon(units).pvalue) if len(units) >= _FEWEST and units.any() else math.nan)
+        if within:
+            return rows
+        corrected = holm(np.array(tests, dtype=np.float64)).tolist()
+        return sorted(
+            (replace(row, p=p) for row, p in zip(rows, corrected, strict=True)), key=lambda row: -row.difference
+        )
+
+    def ranks(self) -> Ranks:
+        """Rank the methods in every training, and average the ranks.
+
+        A method that lacks more than a tenth of the situations is left out; so is a training that one of the remaining
+        methods lacks.
+        """
+        from scipy import stats
+
+        means = {method: _by_training(self.pairs(method)[1]) for method in self.values}
+        trainings = list(dict.fromkeys(training for own in means.values() for training in own))
+        situations = {method: {situation for situation, _, _ in own} for method, own in self.values.items()}
+        most = len(set().union(*situations.values()))
+        methods = [method for method in means if len(situations[method]) >= _NEARLY_ALL * most]
+        blocks = [training for training in trainings if all(training in means[method] for method in methods)]
+        left_out = tuple(method for method in means if method not in methods)
+        if len(methods) < 2 or not blocks:
+            return Ranks((), (), 0, math.nan, math.nan, left_out)
+        table = np.array([[means[method][training] for method in methods] for training in blocks])
+        average = stats.rankdata(-table, axis=1).mean(axis=0)
+        number, size = len(blocks), len(methods)
+        p = critical = math.nan
+        if number > 1:
+            # Nemenyi's: the quantile of the range of `size` standard normal values, over the spread of an average rank
+            quantile = float(stats.studentized_range.ppf(LEVEL, size, math.inf))
+            critical = quantile / math.sqrt(2) * math.sqrt(size * (size + 1) / (6 * number))
+            p = float(stats.friedmanchisquare(*table.T).pvalue) if size > 2 else math.nan
+        order = np.argsort(average, kind="stable").tolist()
+        best = tuple(methods[at] for at in order)
+        return Ranks(best, tuple(average[order].tolist()), number, critical, p, left_out)
+
 
 def _by_training(values: Runs) -> dict[Hashable, float]:
     """Return the mean over the partitions of each training, of the means over the seeds of each partition."""
@@ -140,39 +239,6 @@ def _by_training(values: Runs) -> dict[Hashable, float]:
     for (training, _), own in partitions.items():
         trainings.setdefault(training, []).append(fmean(own))
     return {training: fmean(own) for training, own in trainings.items()}
-
-
-def scores(
-    lines: Iterable[Line],
-    axes: Sequence[str],
-    reference: str,
-    view: View = "rounds",
-    last: int = 5,
-    trainings: Mapping[Situation, Hashable] | None = None,
-) -> Scores:
-    """Return the scores that are compared.
-
-    Args:
-        lines: Lines of `runs.csv`, those of compared runs.
-        axes: Names of what situations differ in.
-        reference: Label of the reference: the others are scored where they have spent as much compute or traffic as it
-            has at its last round, or at their own last round if they never do. Between two evaluations a score is
-            interpolated.
-        view: What is equal when methods are compared.
-        last: Number of evaluations whose mean is a score.
-        trainings: For each situation the training that it belongs to (see `Arena.trainings`).
-    """
-    of: dict[str, dict[tuple[Situation, str, str], Line]] = {}
-    for line in sorted(lines, key=lambda line: line["stage"] == "traffic"):
-        if view == "traffic" or line["stage"] != "traffic":
-            key = tuple(line[axis] for axis in axes), line["partition"], line["seed"]
-            of.setdefault(line["method"], {})[key] = line
-    values: dict[str, dict[tuple[Situation, str, str], Scored]] = {}
-    for method, own in of.items():
-        for key, line in own.items():
-            if (scored := _scored(line, of.get(reference, {}).get(key), view, last)) is not None:
-                values.setdefault(method, {})[key] = scored
-    return Scores(tuple(axes), values, trainings or {})
 
 
 def _scored(line: Line, other: Line | None, view: View, last: int) -> Scored | None:
@@ -202,41 +268,6 @@ def _mean(line: Line, last: int, share: float = 1.0) -> float | None:
     return fmean(np.interp(at, range(1, len(curve) + 1), curve).tolist()) if at else None
 
 
-def standings(found: Scores, reference: str, within: Mapping[str, str] | None = None) -> list[Standing]:
-    """Compare every method with the reference, the largest difference first.
-
-    With `within`, only situations with these labels, by axis, count; there are no order, intervals and tests then.
-    """
-    from scipy import stats
-
-    rows, tests = [], []
-    for method in found.values:
-        percent, runs = found.pairs(method, within)
-        if method == reference or not runs:
-            continue
-        units = np.array([*_by_training(runs).values()])
-        row = Standing(
-            method=method,
-            trainings=len(units),
-            federations=len({(training, partition) for training, partition, _ in runs}),
-            score=fmean(_by_training(percent).values()),
-            difference=float(units.mean()),
-            interval=None if within else _interval(units),
-            median=median(runs.values()),
-            p=math.nan,
-            ahead=float((units > 0).mean()),
-            harmed=float((units < HARM).mean()),
-            collapsed=sum(value < COLLAPSED for value in runs.values()),
-            runs=len(runs),
-        )
-        rows.append(row)
-        tests.append(float(stats.wilcoxon(units).pvalue) if len(units) >= _FEWEST and units.any() else math.nan)
-    if within:
-        return rows
-    corrected = holm(np.array(tests, dtype=np.float64)).tolist()
-    return sorted((replace(row, p=p) for row, p in zip(rows, corrected, strict=True)), key=lambda row: -row.difference)
-
-
 def _interval(units: FloatArray) -> tuple[float, float] | None:
     """Interval of the mean by bootstrap over trainings, bias-corrected and accelerated."""
     from scipy import stats
@@ -254,34 +285,3 @@ def _interval(units: FloatArray) -> tuple[float, float] | None:
         method="BCa",
     ).confidence_interval
     return float(found.low), float(found.high)
-
-
-def ranks(found: Scores) -> Ranks:
-    """Rank the methods in every training, and average the ranks.
-
-    A method that lacks more than a tenth of the situations is left out; so is a training that one of the remaining
-    methods lacks.
-    """
-    from scipy import stats
-
-    means = {method: _by_training(found.pairs(method)[1]) for method in found.values}
-    trainings = list(dict.fromkeys(training for own in means.values() for training in own))
-    situations = {method: {situation for situation, _, _ in own} for method, own in found.values.items()}
-    most = len(set().union(*situations.values()))
-    methods = [method for method in means if len(situations[method]) >= _NEARLY_ALL * most]
-    blocks = [training for training in trainings if all(training in means[method] for method in methods)]
-    left_out = tuple(method for method in means if method not in methods)
-    if len(methods) < 2 or not blocks:
-        return Ranks((), (), 0, math.nan, math.nan, left_out)
-    table = np.array([[means[method][training] for method in methods] for training in blocks])
-    average = stats.rankdata(-table, axis=1).mean(axis=0)
-    number, size = len(blocks), len(methods)
-    p = critical = math.nan
-    if number > 1:
-        # Nemenyi's: the quantile of the range of `size` standard normal values, over the spread of an average rank
-        quantile = float(stats.studentized_range.ppf(LEVEL, size, math.inf))
-        critical = quantile / math.sqrt(2) * math.sqrt(size * (size + 1) / (6 * number))
-        p = float(stats.friedmanchisquare(*table.T).pvalue) if size > 2 else math.nan
-    order = np.argsort(average, kind="stable").tolist()
-    best = tuple(methods[at] for at in order)
-    return Ranks(best, tuple(average[order].tolist()), number, critical, p, left_out)

@@ -13,7 +13,7 @@ from fedskew import methods
 from fedskew.arena._advice import figures
 from fedskew.errors import ArgumentError, BackendWarning, ConfigError, DataWarning, FedskewError, PartitionError
 from fedskew.experiment import Config, Result, keep_data, resolve, simulate, simulate_together
-from fedskew.report import SeedRun, with_finished
+from fedskew.report import SeedRun
 
 FIGURES = (
     *("score", "accuracy", "worst_class", "target_accuracy", "validation", "curve"),
@@ -104,7 +104,7 @@ def _in_words(config: Config) -> str:
 
 
 def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
-    run, summary = with_finished([trained])[-1], trained.summary
+    run, summary = SeedRun.with_finished([trained])[-1], trained.summary
     said = summary.get("finished") or {}
     finish = said if said.get("evaluation") else {}  # one that failed made no other model
     evaluations = [one.evaluation for one in run.rounds if (one.round or finish) and one.evaluation is not None]

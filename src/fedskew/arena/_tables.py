@@ -10,7 +10,7 @@ from typing import Any
 
 from fedskew.arena._advice import evidence_bytes
 from fedskew.arena._arena import Arena
-from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View, ranks, scores, standings
+from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View
 from fedskew.arena._run import OF_FEDERATION, ArenaState
 from fedskew.files import replacing, write_text, writing
 from fedskew.tables import counted, csv_text, markdown_table
@@ -34,8 +34,8 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
     """
     arena, folder = state.arena, state.arena.folder(out)
     found = {view: _scores(state, view) for view in VIEWS}
-    tables = {view: standings(of, arena.settings.reference) for view, of in found.items()}
-    ranked = ranks(found["rounds"])
+    tables = {view: of.standings(arena.settings.reference) for view, of in found.items()}
+    ranked = found["rounds"].ranks()
     if not any(tables.values()):
         return []
     texts = {
@@ -58,13 +58,13 @@ def comparison(state: ArenaState) -> tuple[list[str], list[list[str]], list[str]
 
     There are no cells where nothing can be compared with the reference yet.
     """
-    rows = standings(_scores(state, "rounds"), state.arena.settings.reference)
+    rows = _scores(state, "rounds").standings(state.arena.settings.reference)
     return *_standing_table(rows), _notes(state.arena)
 
 
 def _scores(state: ArenaState, view: View) -> Scores:
     arena, settings = state.arena, state.arena.settings
-    return scores(state.compared, arena.axes, settings.reference, view, settings.last, arena.trainings)
+    return Scores.of(state.compared, arena.axes, settings.reference, view, settings.last, arena.trainings)
 
 
 def _standing_table(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]]]:
@@ -146,7 +146,7 @@ def _page(state: ArenaState, found: Scores, tables: dict[View, list[Standing]], 
 
 
 def _by_axis(found: Scores, reference: str, axis: str, labels: Sequence[str]) -> str:
-    parts = {label: {row.method: row for row in standings(found, reference, {axis: label})} for label in labels}
+    parts = {label: {row.method: row for row in found.standings(reference, {axis: label})} for label in labels}
     cells = [
         [method, *(_cell(parts[label].get(method)) for label in labels)]
         for method in found.values

@@ -186,12 +186,12 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
 
 
 def _of_run(folder: Path) -> Source:
-    from fedskew.experiment import read, read_runs, target_in_words
+    from fedskew.experiment import RunFolder, read, target_in_words
 
     said = None
     with suppress(FedskewError):  # components of one's own need not be importable here
         said = target_in_words(read(folder / "config.toml"))
-    run = read_runs(folder)[0]
+    run = RunFolder.read_runs(folder)[0]
     counts = LabelCounts(run.counts, run.client_names, run.class_names)
     training = run.config["training"]
     return Source(counts, run.target, said, training["participation"], training["epochs"])

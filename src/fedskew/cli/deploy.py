@@ -131,7 +131,7 @@ def init(
         fedskew deploy init shops --config run.toml --sites a,b --wheel fedskew-0.1.0-py3-none-any.whl
     """
     from fedskew.cli.options import changed_keys
-    from fedskew.deploy import Address, draft, write_federation
+    from fedskew.deploy import Address, Draft, write_federation
     from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
@@ -144,7 +144,7 @@ def init(
         samples: dict[str, Any] = {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
     else:
         samples = _kind(_dataset(whole))
-    made = draft(whole, _names(sites, "--sites"), samples, label_counts, epsilon, updates, target_site)
+    made = Draft.of(whole, _names(sites, "--sites"), samples, label_counts, epsilon, updates, target_site)
     images = _images_table(whole)
     played = write_federation(folder, made.config, made.agreement, place, images, target, secret, made.mask_keys, wheel)
     _print_notes(made, played.losses_in_words(harmless=False))
@@ -216,11 +216,11 @@ def site(
         fedskew deploy site --check data.toml --agree
     """
     from fedskew.cli.tables import disclosure_table, samples_table, terms_table
-    from fedskew.deploy import Look, server_notes
+    from fedskew.deploy import Look, ServerCheck
 
     look, console = Look.at(check, agreement), Console(highlight=False)
     data = look.data
-    for note in server_notes(check):
+    for note in ServerCheck.of_site(check):
         console.say(f"note: {note}", style="yellow")
     if not data.is_unlabelled:
         console.print(samples_table(data, look.agreement))
@@ -278,10 +278,9 @@ def local(
     from fedskew.cli.options import changed_keys
     from fedskew.deploy import (
         Address,
+        Draft,
         LocalFederation,
         agree,
-        draft,
-        free_port,
         renamed_folders,
         site_names,
         write_federation,
@@ -307,8 +306,8 @@ def local(
         raise ConfigError(
             f"--sites: the config's data has {counted(len(names), 'client')} of its own, not {sites}; leave --sites out"
         )
-    made = draft(whole, names, _kind(task.dataset), label_counts, epsilon, updates)
-    port = free_port()
+    made = Draft.of(whole, names, _kind(task.dataset), label_counts, epsilon, updates)
+    port = LocalFederation.free_port()
     shares = task.partition.indices[: len(names)]
     address, renamed = Address("127.0.0.1", port), renamed_folders(task.dataset.classes)
     images = _images_table(whole) | ({"classes": renamed} if renamed else {})
@@ -380,9 +379,9 @@ def register(folder: Annotated[Path, FOLDER]) -> None:
 
         fedskew deploy register hospitals       (as server/register.sh does)
     """
-    from fedskew.deploy import Registry, read_agreement
+    from fedskew.deploy import Agreement, Registry
 
-    names = read_agreement(folder / "app" / "deploy.toml").members
+    names = Agreement.read(folder / "app" / "deploy.toml").members
     with Registry.of(folder) as registry:
         for line in registry.register(names):
             typer.echo(line)

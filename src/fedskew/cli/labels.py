@@ -42,13 +42,7 @@ from fedskew.cli.page import (
 )
 from fedskew.components import covers, has, make_component
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.labels import (
-    GROUPS,
-    LabelCounts,
-    SkewReport,
-    effective_sample_size,
-    unheld_in_words,
-)
+from fedskew.labels import GROUPS, LabelCounts, SkewReport, effective_sample_size
 from fedskew.labels import describe as describe_labels
 from fedskew.tables import amount, counted
 from fedskew.trees import parse_change
@@ -229,7 +223,7 @@ class _Weighed:
             which = ("client that holds samples gets", "clients that hold samples get")
             yield f"{counted(unweighted, *which)} no weight."
         if self.target is not None:
-            if lacking := unheld_in_words(self.counts, self.target, self.counts.classes):
+            if lacking := SkewReport.unheld_in_words(self.counts, self.target, self.counts.classes):
                 yield lacking
             yield (
                 f"Squared distance of the resulting label mix from the target: {self.distance(self.weights):.3g}; "

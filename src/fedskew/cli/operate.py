@@ -69,11 +69,11 @@ def status(run: Annotated[Path, RUN]) -> None:
     from fedskew.cli.tables import sites_table
     from fedskew.deploy import expires_soon, target_line
     from fedskew.errors import RunError
-    from fedskew.experiment import read_runs
+    from fedskew.experiment import RunFolder
     from fedskew.report import SiteActivity, still_rounds, undone_rounds
 
     folder = _run_folder(run)
-    (seed,) = read_runs(folder)
+    (seed,) = RunFolder.read_runs(folder)
     sites = SiteActivity.of(seed)
     if not sites:
         raise RunError(f"{folder}: is a simulation's run, or has no round of a real federation yet")
@@ -114,14 +114,14 @@ def readmit(
     """
     from fedskew.deploy import Decisions
     from fedskew.errors import ConfigError
-    from fedskew.experiment import read_runs
+    from fedskew.experiment import RunFolder
     from fedskew.report import SiteActivity
 
     names = sites or []
     if bool(names) == nobody:
         raise ConfigError("name the sites that may take part again, or give --nobody")
     folder = _run_folder(run)
-    (seed,) = read_runs(folder)
+    (seed,) = RunFolder.read_runs(folder)
     out = {site.name: site.quarantine for site in SiteActivity.of(seed) if site.quarantine is not None}
     decided = Decisions.read(folder)
     waiting = {name: round for name, round in out.items() if not decided.readmits(name, round)}

@@ -68,21 +68,21 @@ def predict(
 
     In Python: fedskew.load("runs/my-1a2b3c4d").predict(array).
     """
-    from fedskew.experiment import EXPORTS, load
+    from fedskew.experiment import ModelInfo, load
 
     if not images and export is None:
         raise ArgumentError("IMAGES: give images, a folder of them or an .npz file; or --export onnx")
     if out is not None and export is None:
         raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
-    if export is not None and export not in EXPORTS:
-        raise ArgumentError(f"--export: can't export as {export!r} (known: {', '.join(EXPORTS)})")
+    if export is not None and export not in ModelInfo.EXPORTS:
+        raise ArgumentError(f"--export: can't export as {export!r} (known: {', '.join(ModelInfo.EXPORTS)})")
     if adapted and (best or finished):
         which = "--best" if best else "--finished"
         raise ArgumentError(f"--adapted: `fedskew adapt {which}` says of which model it is; leave out {which} here")
     model = load(run, seed=seed, best=best, finished=finished, adapted=adapted, trust_code=trust_code)
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
-        path = model.export(out or model.file.with_suffix(EXPORTS[export]), export)
+        path = model.export(out or model.file.with_suffix(ModelInfo.EXPORTS[export]), export)
         console.say(f"{export}: {path}")
     if not images:
         return

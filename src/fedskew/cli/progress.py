@@ -12,7 +12,7 @@ import typer
 
 from fedskew.cli.console import Console
 from fedskew.cli.options import print_estimate
-from fedskew.experiment import Bar, RunBar, configs_of, target_in_words
+from fedskew.experiment import Bar, Job, RunBar, target_in_words
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class SweepProgressBar(Bar):
 
     def begin(self, jobs: Sequence[Job], finished: int) -> None:
         """Show how long the jobs take, and the bar."""
-        print_estimate(self.console, configs_of(jobs), only=False)
+        print_estimate(self.console, Job.configs(jobs), only=False)
         self._left = {job.name: job.config.most_rounds for job in jobs}
         self._ended, self._all = finished, finished + len(jobs)
         self.open(sum(self._left.values()))

@@ -82,7 +82,7 @@ def sweep(
     from fedskew.cli.progress import SweepProgressBar, stoppable
     from fedskew.cli.tables import sweep_table
     from fedskew.executors import executor
-    from fedskew.experiment import Job, Sweep, configs_of, run_sweep
+    from fedskew.experiment import Job, Sweep, run_sweep
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root)
@@ -90,7 +90,7 @@ def sweep(
     console = Console()
     if estimate:
         missing = [job for job in Job.of(whole) if not job.is_finished(out)]
-        print_estimate(console, configs_of(missing), only=True)
+        print_estimate(console, Job.configs(missing), only=True)
         return
     if processes is not None and on is not None:
         raise ArgumentError("--processes: is for this machine, and --on for others; give one of them")

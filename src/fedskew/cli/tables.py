@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fedskew.experiment import Result, SweepResult
 from fedskew.names import visible
-from fedskew.report import SeedRun, SiteActivity, headline_in_words
+from fedskew.report import SeedRun, SiteActivity
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def results_table(results: Sequence[Result]) -> Table:
     """
     seeds = {len(result.runs) for result in results}
     caption = f"mean ± standard deviation over {min(seeds)} seeds" if min(seeds) > 1 else "one seed: no spread is known"
-    title = f"Test set, {headline_in_words(run for result in results for run in result.runs)}, %"
+    title = f"Test set, {SeedRun.headline_in_words(run for result in results for run in result.runs)}, %"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("run", overflow="fold")
     rows = [row for result in results for row in _lines(result)]

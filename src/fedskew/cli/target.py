@@ -260,7 +260,9 @@ def adapt(
             f"--finished: the finish of {run} was adapt, so that model is moved already; leave --finished out to move "
             "the one that was trained"
         )
-    labelled = experiment.held_out_of(model) if held_out is None else experiment.read_labelled(held_out, model)
+    labelled = (
+        experiment.held_out_of(model) if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
+    )
     samples = torch.cat([some.inputs for some in data.unlabelled(target_data, model.in_shape)])
     check_samples(len(samples), target_data[0])
     found = experiment.Adaptation.of(model, samples, labelled, wanted, normalised=(False, held_out is None))

@@ -16,7 +16,7 @@ from fedskew import components, methods
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import Config, target_mix
 from fedskew.parameters import Count, Finite, Positive, first_mistake
-from fedskew.sums import LEAST
+from fedskew.sums import SumContext
 from fedskew.trees import read_tree
 from fedskew.weighting import BySums
 
@@ -101,7 +101,7 @@ class Agreement(BaseModel):
     target_site: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     evaluation: Literal["auto", "confusion", "none"] = "auto"
     updates: Literal["plain", "masked"] = "plain"
-    sum_sites: Annotated[int, Field(ge=LEAST)] = LEAST
+    sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
     keys: dict[str, str] = {}
 
     @pydantic.model_validator(mode="after")
@@ -182,93 +182,103 @@ class Agreement(BaseModel):
         """Write the agreement as TOML, with defaults."""
         path.write_text(tomli_w.dumps(self.tree()), encoding="utf-8")
 
+    @staticmethod
+    def read(path: Path) -> Agreement:
+        """Read a `deploy.toml`.
 
-def read_agreement(path: Path) -> Agreement:
-    """Read a `deploy.toml`.
+        Raises:
+            ConfigError: The file can't be read, or a key or value is wrong; the message names the file and the key.
+        """
+        tree, _, _ = read_tree(path, "agreement", None, False)
+        try:
+            return Agreement.resolve(tree)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
-    Raises:
-        ConfigError: The file can't be read, or a key or value is wrong; the message names the file and the key.
-    """
-    tree, _, _ = read_tree(path, "agreement", None, False)
-    try:
-        return Agreement.resolve(tree)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    def check_config(self, config: Config, has_target: bool = False) -> None:
+        """Check that a config can be deployed under an agreement.
 
+        Args:
+            config: The config that was simulated.
+            has_target: Whether the server has a file with the target mix.
 
-def check_config(config: Config, agreement: Agreement, has_target: bool = False) -> None:
-    """Check that a config can be deployed under an agreement.
+        Raises:
+            ConfigError: The config can't be deployed; the message names the key and the reason.
+        """
+        if len(config.seeds) != 1:
+            raise ConfigError(f"seeds: a federation of real sites runs one seed, not {config.seeds}")
+        for key, given, reason in (
+            ("tune", config.tune is not None, "it chooses by a validation set, and the server has no data"),
+            ("data.validation", config.data.validation != 0, "the server has no data to hold out"),
+            ("data.held_out", config.data.held_out != 0, "it is simulated; real sites hold out samples of their own"),
+            (
+                "evaluation.patience",
+                config.evaluation.patience > 0,
+                "it stops by a validation set, and the server has no data",
+            ),
+            ("evaluation.clients", config.evaluation.clients, "it needs a test set at the server"),
+            ("conditions.dropout", config.conditions.dropout > 0, "it is simulated; real sites drop out by themselves"),
+            (
+                "conditions.stragglers",
+                config.conditions.stragglers > 0,
+                "they are simulated; real sites are slow by themselves",
+            ),
+            ("target.truth", config.target.truth is not None, "it is simulated; leave it out"),
+            (
+                "target.unlabelled",
+                isinstance(config.target.unlabelled, str),
+                "it is a place on this machine; the target site's data.toml says where its samples are (unlabelled)",
+            ),
+            ("target.noise", config.target.noise > 0, "it is simulated; write the mix that the server is to be given"),
+            (
+                "conditions.count_epsilon",
+                config.conditions.count_epsilon is not None,
+                "it is simulated; leave it out, and have noise at the sites: fedskew deploy init --label-counts noisy, "
+                "or summed, with --epsilon 1",
+            ),
+            ("method.pipeline", "pipeline" in config.method, "FedConcat's stages are not deployed; simulate it"),
+        ):
+            if given:
+                raise ConfigError(f"{key}: can't be deployed: {reason}")
+        if self.updates == "masked":
+            _check_masked(config, self)
+        elif config.engine.updates == "masked":
+            raise ConfigError(
+                "engine.updates: the config is for masked updates, and this federation's are plain, so that the server "
+                "would see each; write the federation with fedskew deploy init --updates masked"
+            )
+        _check_summed(config, self)
+        if config.privacy is not None and self.evaluates and self.evaluation == "auto":
+            raise ConfigError(
+                "evaluation: with [privacy] in run.toml sites would send sums of confusion matrices of their test "
+                "samples, without noise; set evaluation = 'none' in deploy.toml, or 'confusion' if these may be known"
+            )
+        _check_target_site(config, self)
+        if not has_target and not config.target.is_estimated:
+            classes = len(self.classes)
+            unknown = dict.fromkeys(
+                ("client", "data", "truth"),
+                "is taken from data, and the server has none; give a file (target in the app's config for Flower), or "
+                "the shares as a list",
+            )
+            unknown["pooled"] = "is computed from label counts, which this federation withholds"
+            hidden = self.label_counts in ("withheld", "summed")
+            known = {} if hidden else {"pooled": np.ones(classes)}  # not known yet
+            target_mix(config.target.mix, classes, known, unknown)
+        if self.label_counts != "exact":
+            _check_private(config, self)
 
-    Args:
-        config: The config that was simulated.
-        agreement: What server and sites agree on.
-        has_target: Whether the server has a file with the target mix.
+    @staticmethod
+    def check_target_file(config: Config, path: Path | None) -> None:
+        """Check that the target's mix is not both given and estimated.
 
-    Raises:
-        ConfigError: The config can't be deployed; the message names the key and the reason.
-    """
-    if len(config.seeds) != 1:
-        raise ConfigError(f"seeds: a federation of real sites runs one seed, not {config.seeds}")
-    for key, given, reason in (
-        ("tune", config.tune is not None, "it chooses by a validation set, and the server has no data"),
-        ("data.validation", config.data.validation != 0, "the server has no data to hold out"),
-        ("data.held_out", config.data.held_out != 0, "it is simulated; real sites hold out samples of their own"),
-        (
-            "evaluation.patience",
-            config.evaluation.patience > 0,
-            "it stops by a validation set, and the server has no data",
-        ),
-        ("evaluation.clients", config.evaluation.clients, "it needs a test set at the server"),
-        ("conditions.dropout", config.conditions.dropout > 0, "it is simulated; real sites drop out by themselves"),
-        (
-            "conditions.stragglers",
-            config.conditions.stragglers > 0,
-            "they are simulated; real sites are slow by themselves",
-        ),
-        ("target.truth", config.target.truth is not None, "it is simulated; leave it out"),
-        (
-            "target.unlabelled",
-            isinstance(config.target.unlabelled, str),
-            "it is a place on this machine; the target site's data.toml says where its samples are (unlabelled)",
-        ),
-        ("target.noise", config.target.noise > 0, "it is simulated; write the mix that the server is to be given"),
-        (
-            "conditions.count_epsilon",
-            config.conditions.count_epsilon is not None,
-            "it is simulated; leave it out, and have noise at the sites: fedskew deploy init --label-counts noisy, or "
-            "summed, with --epsilon 1",
-        ),
-        ("method.pipeline", "pipeline" in config.method, "FedConcat's stages are not deployed; simulate it"),
-    ):
-        if given:
-            raise ConfigError(f"{key}: can't be deployed: {reason}")
-    if agreement.updates == "masked":
-        _check_masked(config, agreement)
-    elif config.engine.updates == "masked":
-        raise ConfigError(
-            "engine.updates: the config is for masked updates, and this federation's are plain, so that the server "
-            "would see each; write the federation with fedskew deploy init --updates masked"
-        )
-    _check_summed(config, agreement)
-    if config.privacy is not None and agreement.evaluates and agreement.evaluation == "auto":
-        raise ConfigError(
-            "evaluation: with [privacy] in run.toml sites would send sums of confusion matrices of their test samples, "
-            "without noise; set evaluation = 'none' in deploy.toml, or 'confusion' if these may be known"
-        )
-    _check_target_site(config, agreement)
-    if not has_target and not config.target.is_estimated:
-        classes = len(agreement.classes)
-        unknown = dict.fromkeys(
-            ("client", "data", "truth"),
-            "is taken from data, and the server has none; give a file (target in the app's config for Flower), or the "
-            "shares as a list",
-        )
-        unknown["pooled"] = "is computed from label counts, which this federation withholds"
-        hidden = agreement.label_counts in ("withheld", "summed")
-        known = {} if hidden else {"pooled": np.ones(classes)}  # not known yet
-        target_mix(config.target.mix, classes, known, unknown)
-    if agreement.label_counts != "exact":
-        _check_private(config, agreement)
+        Raises:
+            ConfigError: It is.
+        """
+        if path is not None and config.target.is_estimated:
+            raise ConfigError(
+                f"target.mix: the mix is estimated in the run, and {path} gives it; leave out the file, or target.mix"
+            )
 
 
 def _check_masked(config: Config, agreement: Agreement) -> None:
@@ -352,18 +362,6 @@ def _check_target_site(config: Config, agreement: Agreement) -> None:
         raise ConfigError(
             "target.mix: 'estimate' needs what the model makes of the sites' own test samples; set "
             "evaluation = 'confusion' in deploy.toml, whose tables tell how many test samples a site has of each class"
-        )
-
-
-def check_target_file(config: Config, path: Path | None) -> None:
-    """Check that the target's mix is not both given and estimated.
-
-    Raises:
-        ConfigError: It is.
-    """
-    if path is not None and config.target.is_estimated:
-        raise ConfigError(
-            f"target.mix: the mix is estimated in the run, and {path} gives it; leave out the file, or target.mix"
         )
 
 

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedskew import __version__, components, methods, models
-from fedskew.deploy._agreement import read_agreement
+from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, encode
 from fedskew.deploy._book import Book
 from fedskew.deploy._log import LOG
@@ -50,8 +50,8 @@ from fedskew.deploy._site import (
     agreed_site,
     counts_reply,
 )
-from fedskew.deploy._site_data import SiteData, SiteStates, load_site
-from fedskew.deploy._terms import read_terms, terms_path
+from fedskew.deploy._site_data import SiteData, SiteStates
+from fedskew.deploy._terms import Terms, terms_path
 from fedskew.engine import LocalTraining, LocalWork
 from fedskew.engine.contracts import hooked
 from fedskew.errors import ConfigError, FedskewError, RunError, in_one_line
@@ -213,7 +213,7 @@ def client_app(
 def site_app(folder: str | Path) -> ClientApp:
     """Make the ClientApp of a federation's app folder.
 
-    Each node's config names the site's own `data.toml`, as `data="/path/of/data.toml"` (see `load_site`). The file
+    Each node's config names the site's own `data.toml`, as `data="/path/of/data.toml"` (see `SiteData.load`). The file
     `agreed.toml` beside it says what the site agreed to (see `Terms`); without it, and for whatever goes beyond it, the
     site replies with an error, and its own log gives the reason. So it does if its data do not fit the agreement.
 
@@ -226,10 +226,10 @@ def site_app(folder: str | Path) -> ClientApp:
         path = context.node_config.get("data")
         if not isinstance(path, str):
             raise ConfigError("data: the node's config names no data; start it with --node-config 'data=\"data.toml\"'")
-        terms = read_terms(terms_path(Path(path)))
+        terms = Terms.read(terms_path(Path(path)))
         terms.check_app(folder)
-        agreement, config = read_agreement(folder / "deploy.toml"), read(folder / "run.toml")
-        return agreed_site(config, agreement, load_site(Path(path), agreement), terms, Path(path))
+        agreement, config = Agreement.read(folder / "deploy.toml"), read(folder / "run.toml")
+        return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
     return _app(
         site,

@@ -12,7 +12,7 @@ from fedskew.deploy._messages import even
 from fedskew.engine import cohort_size
 from fedskew.errors import CombinationError
 from fedskew.experiment import Config
-from fedskew.sums import LEAST, Key
+from fedskew.sums import Key, SumContext
 from fedskew.weighting import AFL
 
 CLIPPING = {"name": "norm_clipping"}
@@ -33,6 +33,52 @@ class Draft(NamedTuple):
     mask_keys: dict[str, Key] | None
     notes: tuple[str, ...]
 
+    @staticmethod
+    def of(
+        config: Config,
+        sites: Sequence[str],
+        samples: Mapping[str, Any],
+        label_counts: str = "exact",
+        epsilon: float | None = None,
+        updates: str | None = None,
+        target_site: str | None = None,
+    ) -> Draft:
+        """Make a federation's config, agreement and keys from the options of `deploy init` and `deploy local`.
+
+        Args:
+            config: The config that was simulated.
+            sites: Names of the sites that train.
+            samples: The agreement's keys that describe samples: `classes`, `shape` and so on.
+            label_counts: See `Agreement`.
+            epsilon: See `Agreement`.
+            updates: See `Agreement`; None: masked where label counts are summed, else as the config says.
+            target_site: See `Agreement`.
+
+        Returns:
+            The draft; whether it can be played, `write_federation` checks.
+
+        Raises:
+            ConfigError: A value is wrong.
+        """
+        notes, keys = [], None
+        if (updates or ("masked" if label_counts == "summed" else config.engine.updates)) == "masked":
+            keys = {name: Key.generate() for name in sites}
+            config = config.with_value("engine.updates", "masked")  # so that the same config simulates the same
+        if label_counts == "summed":
+            config = config.with_value("engine.label_counts", "summed")
+        config = with_defences(config, len(sites))
+        tree = dict(samples) | {"sites": list(sites), "label_counts": label_counts, "updates": updates or "plain"}
+        tree |= {key: value for key, value in (("epsilon", epsilon), ("target_site", target_site)) if value is not None}
+        if keys is not None:
+            tree |= {"updates": "masked", "keys": {name: key_line(key.public) for name, key in keys.items()}}
+        if config.privacy is not None and label_counts == "exact":
+            tree["evaluation"] = "none"
+            notes.append(
+                "evaluation = 'none' is written to deploy.toml, as confusion matrices would have no noise; with "
+                "'confusion' there, before sites agree, sums of these are known"
+            )
+        return Draft(config, Agreement.resolve(tree), keys, tuple(notes))
+
 
 def with_defences(config: Config, sites: int) -> Config:
     """Fill in what bounds a site that lies, where a config leaves it open.
@@ -47,7 +93,7 @@ def with_defences(config: Config, sites: int) -> Config:
     if cohort <= 2:
         return config
     if config.training.weight_limit is None:
-        most = even(LEAST) if masked else LARGEST_SHARE
+        most = even(SumContext.LEAST) if masked else LARGEST_SHARE
         config = config.with_value("training.weight_limit", float(f"{min(most, 2 / cohort):.3g}"))
     if masked or config.method.get("aggregation", {"name": "mean"})["name"] != "mean":
         return config
@@ -58,49 +104,3 @@ def with_defences(config: Config, sites: int) -> Config:
     if components.has(method.server_update, "reads_each_update") or isinstance(method.weighting, AFL):
         return config
     return config.with_value("method.aggregation", CLIPPING)
-
-
-def draft(
-    config: Config,
-    sites: Sequence[str],
-    samples: Mapping[str, Any],
-    label_counts: str = "exact",
-    epsilon: float | None = None,
-    updates: str | None = None,
-    target_site: str | None = None,
-) -> Draft:
-    """Make a federation's config, agreement and keys from the options of `deploy init` and `deploy local`.
-
-    Args:
-        config: The config that was simulated.
-        sites: Names of the sites that train.
-        samples: The agreement's keys that describe samples: `classes`, `shape` and so on.
-        label_counts: See `Agreement`.
-        epsilon: See `Agreement`.
-        updates: See `Agreement`; None: masked where label counts are summed, else as the config says.
-        target_site: See `Agreement`.
-
-    Returns:
-        The draft; whether it can be played, `write_federation` checks.
-
-    Raises:
-        ConfigError: A value is wrong.
-    """
-    notes, keys = [], None
-    if (updates or ("masked" if label_counts == "summed" else config.engine.updates)) == "masked":
-        keys = {name: Key.generate() for name in sites}
-        config = config.with_value("engine.updates", "masked")  # so that the same config simulates the same
-    if label_counts == "summed":
-        config = config.with_value("engine.label_counts", "summed")
-    config = with_defences(config, len(sites))
-    tree = dict(samples) | {"sites": list(sites), "label_counts": label_counts, "updates": updates or "plain"}
-    tree |= {key: value for key, value in (("epsilon", epsilon), ("target_site", target_site)) if value is not None}
-    if keys is not None:
-        tree |= {"updates": "masked", "keys": {name: key_line(key.public) for name, key in keys.items()}}
-    if config.privacy is not None and label_counts == "exact":
-        tree["evaluation"] = "none"
-        notes.append(
-            "evaluation = 'none' is written to deploy.toml, as confusion matrices would have no noise; with "
-            "'confusion' there, before sites agree, sums of these are known"
-        )
-    return Draft(config, Agreement.resolve(tree), keys, tuple(notes))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._site_data import SiteData
 from fedskew.experiment import Config
 from fedskew.privacy import epsilon, most_rounds
-from fedskew.sums import SEED
+from fedskew.sums import Key
 
 
 class Disclosure(NamedTuple):
@@ -25,40 +25,40 @@ class Disclosure(NamedTuple):
     when: str
     bytes: int | None
 
+    @staticmethod
+    def all_of(
+        config: Config, agreement: Agreement, data: SiteData | None = None, may_build: bool = True
+    ) -> tuple[Disclosure, ...]:
+        """List everything that a site sends to the server. No other data leave a site.
+
+        Args:
+            config: The config that was simulated.
+            agreement: What server and sites agree on.
+            data: The site's samples; None: a site that trains, and is not the target site.
+            may_build: Whether network and method may be built. If not, what they make a site send is one item of
+                unknown size, and the config need not fit the agreement.
+
+        Raises:
+            ConfigError: The config can't be deployed under the agreement.
+        """
+        if not may_build:
+            return (_counts(agreement), _unknown(agreement), *_evaluations(config, agreement, data), FAILED)
+        agreement.check_config(config, has_target=True)
+        plan = Plan.of(config, agreement)
+        if plan.is_masked:
+            return (_counts(agreement, plan.most_questions), *_masked(plan), FAILED)
+        trains = data is None or not data.is_unlabelled
+        return (
+            *((_counts(agreement), *_trained(plan)) if trains else ()),
+            *_evaluations(config, agreement, data),
+            *_finished(plan, data),
+            FAILED,
+        )
+
 
 EACH = "every round that the site takes part in"
 FAILED = Disclosure("that it cannot do what it is asked, and the kind of error", "when that happens", 100)
 SAMPLES = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
-
-
-def disclosures(
-    config: Config, agreement: Agreement, data: SiteData | None = None, may_build: bool = True
-) -> tuple[Disclosure, ...]:
-    """List everything that a site sends to the server. No other data leave a site.
-
-    Args:
-        config: The config that was simulated.
-        agreement: What server and sites agree on.
-        data: The site's samples; None: a site that trains, and is not the target site.
-        may_build: Whether network and method may be built. If not, what they make a site send is one item of unknown
-            size, and the config need not fit the agreement.
-
-    Raises:
-        ConfigError: The config can't be deployed under the agreement.
-    """
-    if not may_build:
-        return (_counts(agreement), _unknown(agreement), *_evaluations(config, agreement, data), FAILED)
-    check_config(config, agreement, has_target=True)
-    plan = Plan.of(config, agreement)
-    if plan.is_masked:
-        return (_counts(agreement, plan.most_questions), *_masked(plan), FAILED)
-    trains = data is None or not data.is_unlabelled
-    return (
-        *((_counts(agreement), *_trained(plan)) if trains else ()),
-        *_evaluations(config, agreement, data),
-        *_finished(plan, data),
-        FAILED,
-    )
 
 
 def _counts(agreement: Agreement, questions: int = 0) -> Disclosure:
@@ -80,7 +80,7 @@ def _counts(agreement: Agreement, questions: int = 0) -> Disclosure:
             f"numbers of its training samples of each class{noise}, or what follows from these; masked: of them the "
             f"server learns the sum over all {len(agreement.sites)} sites{more}",
             f"before the first round, each time that the weighting asks{f': {questions} at most' if questions else ''}",
-            8 * (classes + 1) ** 2 + 2 * SEED * len(agreement.sites),
+            8 * (classes + 1) ** 2 + 2 * Key.SEED * len(agreement.sites),
         ),
     }[agreement.label_counts]
 
@@ -168,7 +168,7 @@ def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
 def _masked(plan: Plan) -> list[Disclosure]:
     """List what leaves a site in masked sums."""
     config, agreement = plan.config, plan.agreement
-    seeds, classes = 2 * SEED * len(agreement.sites), len(agreement.classes)
+    seeds, classes = 2 * Key.SEED * len(agreement.sites), len(agreement.classes)
     beside = "".join(f", {name.removeprefix('reply.')}" for name in plan.sums if name.startswith("reply."))
     within = f"masked: of it the server learns the sum over {agreement.sum_sites} sites or more"
     hers = "the site's own weight, that weight" if agreement.label_counts == "summed" else "a weight"

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedskew import __version__
 from fedskew.data import Dataset, Inputs
-from fedskew.deploy._agreement import Agreement, check_config, check_target_file
+from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._app_files import APP, PROJECT, AppFiles, project_content
 from fedskew.deploy._keys import CONNECTION, write_certificates, write_node_key
 from fedskew.deploy._mask_keys import write_mask_key
@@ -124,8 +124,8 @@ def write_federation(
     Raises:
         ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed.
     """
-    check_config(config, agreement, has_target=target is not None)
-    check_target_file(config, target)
+    agreement.check_config(config, has_target=target is not None)
+    Agreement.check_target_file(config, target)
     played = rehearse(config, agreement, target)
     if wheel is not None:
         _check_wheel(wheel)

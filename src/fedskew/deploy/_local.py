@@ -38,14 +38,6 @@ _NOISE = re.compile(
 )
 
 
-def free_port() -> int:
-    """Find a TCP port of this machine that is free at the moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 class LocalFederation:
     """The processes of a federation folder, all on this machine; a context manager.
 
@@ -91,7 +83,7 @@ class LocalFederation:
 
     def start_site(self, name: str) -> subprocess.Popen[bytes]:
         """Start a site's SuperNode."""
-        return self.start(name, f"sites/{name}/supernode.sh", {"PORT": str(free_port())})
+        return self.start(name, f"sites/{name}/supernode.sh", {"PORT": str(LocalFederation.free_port())})
 
     def run(self) -> subprocess.Popen[bytes]:
         """Start the training; the process ends with it."""
@@ -164,6 +156,14 @@ class LocalFederation:
     def _lines(self, name: str) -> list[str]:
         log = self.log(name)
         return log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+
+    @staticmethod
+    def free_port() -> int:
+        """Find a TCP port of this machine that is free at the moment."""
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port: int = listener.getsockname()[1]
+            return port
 
 
 def _plain(line: str) -> str:

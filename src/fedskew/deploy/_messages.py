@@ -45,7 +45,7 @@ from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, short
 from fedskew.engine import Assignment
 from fedskew.errors import RunError
 from fedskew.parameters import first_mistake
-from fedskew.sums import SEED, Masked, Opening, SumContext
+from fedskew.sums import Key, Masked, Opening, SumContext
 from fedskew.sums.fixed_point import FixedPoint
 
 ANNOUNCED = "announced."
@@ -396,6 +396,6 @@ def _seeds(record: ConfigRecord, names: Collection[str], what: str) -> Mapping[s
     if set(record) != set(names):
         raise RefusedError(f"its {what} are of {short(sorted(record))}, not {short(sorted(names))}")
     seeds = dict(record)
-    if not all(isinstance(seed, bytes) and len(seed) == SEED for seed in seeds.values()):
-        raise RefusedError(f"its {what} are not {SEED} bytes each")
+    if not all(isinstance(seed, bytes) and len(seed) == Key.SEED for seed in seeds.values()):
+        raise RefusedError(f"its {what} are not {Key.SEED} bytes each")
     return seeds  # type: ignore[return-value]

@@ -31,7 +31,7 @@ from fedskew.methods import Method
 from fedskew.models import FlatModel
 from fedskew.privacy import Protection
 from fedskew.randomness import Purpose, generator
-from fedskew.sums import SEED
+from fedskew.sums import Key
 from fedskew.weighting import BySums
 
 FloatArray = NDArray[np.float64]
@@ -146,7 +146,7 @@ class Plan:
         classes, bins = len(self.agreement.classes), 1 if self.estimation is None else self.estimation.bins
         if self.is_masked:
             answer = 8 * (classes + 1) ** 2 + 3 * HEADER
-            return max(_bytes(self.sums), answer) + len(self.agreement.sites) * (SEED + 200)
+            return max(_bytes(self.sums), answer) + len(self.agreement.sites) * (Key.SEED + 200)
         tables = 8 * classes * (classes + 1) * bins + HEADER
         return max(_bytes(self.layout.specs) + _bytes(self.returned) + tables, self._answer_bytes)
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedskew.deploy._agreement import Agreement, read_agreement
+from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy._book import Book, cost, now
-from fedskew.deploy._disclosures import Disclosure, disclosures
+from fedskew.deploy._disclosures import Disclosure
 from fedskew.deploy._folder import asked_of_site, other_code
 from fedskew.deploy._mask_keys import key_fingerprint, read_mask_key
 from fedskew.deploy._releases import CountsRequest, converted
-from fedskew.deploy._site_data import SiteData, load_site
-from fedskew.deploy._terms import Terms, read_terms, terms_path
+from fedskew.deploy._site_data import SiteData
+from fedskew.deploy._terms import Terms, terms_path
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, read
 from fedskew.files import writing
 from fedskew.own_code import refused
 from fedskew.privacy import COVERED, most_rounds
-from fedskew.sums import LEAST
+from fedskew.sums import SumContext
 
 NOT_YET = "it takes the app's own code, which nothing runs before the app is agreed to"
 """Why a name is not imported while an app is only looked at."""
@@ -70,16 +70,16 @@ class Look:
             offered = place.parent / OFFERED
             app = offered if offered.is_dir() else place.parent / APP
         files = read_app(app)
-        agreement, config = read_agreement(app / "deploy.toml"), Config.outline(app / "run.toml")
-        data, path = load_site(place, agreement), terms_path(place)
+        agreement, config = Agreement.read(app / "deploy.toml"), Config.outline(app / "run.toml")
+        data, path = SiteData.load(place, agreement), terms_path(place)
         if agreement.updates == "masked":
             read_mask_key(place, agreement.keys)
-        before = read_terms(path) if path.exists() else None
+        before = Terms.read(path) if path.exists() else None
         may_build = not asked_of_site(config.model_dump())
         with refused(NOT_YET):
             config = read(app / "run.toml") if may_build else config
             terms = _terms(app_hash(files), config, agreement, data, before)
-            leaves = disclosures(config, agreement, data, may_build)
+            leaves = Disclosure.all_of(config, agreement, data, may_build)
         return cls(place, app, files, config, agreement, data, before, terms, leaves, not may_build)
 
     @property
@@ -144,7 +144,7 @@ class Look:
     def run_code(self) -> Look:
         """Run the app's own code, after the site agreed to it, to find out all that will leave."""
         with running(self.files) as folder:
-            return replace(self, leaves=disclosures(read(folder / "run.toml"), self.agreement, self.data))
+            return replace(self, leaves=Disclosure.all_of(read(folder / "run.toml"), self.agreement, self.data))
 
     def accept(self) -> Terms:
         """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an app that was offered.
@@ -204,7 +204,7 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
         agreed=now(),
         app=app,
         rounds=config.training.rounds,
-        sum_sites=max(agreement.sum_sites, LEAST if before is None else before.sum_sites),
+        sum_sites=max(agreement.sum_sites, SumContext.LEAST if before is None else before.sum_sites),
         updates_epsilon=_epsilon_of_updates(app, config, data, before),
         updates_delta=None if config.privacy is None else config.privacy.delta,
         data=mark,

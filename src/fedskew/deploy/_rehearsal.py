@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew import methods
-from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
+from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._disclosures import noise_in_words
 from fedskew.deploy._evaluations import target_site_in_words
 from fedskew.deploy._messages import even, over_few, why_no_sum
@@ -126,11 +126,11 @@ def check_folder(folder: Path) -> list[str]:
     Raises:
         ConfigError: The run would be refused.
     """
-    config, agreement = read(folder / "app" / "run.toml"), read_agreement(folder / "app" / "deploy.toml")
+    config, agreement = read(folder / "app" / "run.toml"), Agreement.read(folder / "app" / "deploy.toml")
     target = folder / "server" / "target.csv"
     place = target if target.exists() else None
-    check_config(config, agreement, has_target=place is not None)
-    check_target_file(config, place)
+    agreement.check_config(config, has_target=place is not None)
+    Agreement.check_target_file(config, place)
     runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)
     counts, whose = None, "made-up label counts"
     if runs and agreement.label_counts in ("exact", "noisy"):

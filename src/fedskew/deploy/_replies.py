@@ -69,6 +69,30 @@ class ExpectedReply(NamedTuple):
     most_counted: int = 1
     least_loss: float = 0.0
 
+    def check(self, content: RecordDict) -> Reply:
+        """Validate a fedskew site's reply to a training instruction; RefusedError says how it differs."""
+        check_size(content, self.max_bytes)
+        metrics = content.get(METRICS)
+        if not isinstance(metrics, MetricRecord):
+            raise RefusedError(f"the reply has no {METRICS}")
+        for key, value in ((CLIENT, self.client), (ROUND, self.round)):
+            if metrics.get(key) != value:
+                raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
+        steps, least, most = metrics.get(STEPS), self.least_steps, self.most_steps
+        if not isinstance(steps, int) or not least <= steps <= most:
+            numbers = str(most) if least == most else f"a whole number from {least} to {most}"
+            raise RefusedError(
+                f"its steps are {short(steps)}; expected {numbers}, by its samples, epochs and batch size"
+            )
+        loss = check_loss(metrics.get(LOSS), "training loss", self.least_loss)
+        returned = self.returned if steps else self.idle
+        known = {ARRAYS, METRICS, REPLY} if returned else {ARRAYS, METRICS}
+        if set(content) != known:
+            raise RefusedError(f"the reply has the records {short(sorted(content))}, not {sorted(known)}")
+        extra = decode(_arrays(content, REPLY), returned, "its reply") if returned else {}
+        arrays = check_arrays(_arrays(content, ARRAYS), self.arrays, self.counters, steps * self.most_counted)
+        return Reply(arrays, steps, loss, extra)
+
 
 class Reply(NamedTuple):
     """A validated reply: the trained model, steps, mean training loss, and what is returned beside the model."""
@@ -89,29 +113,6 @@ def check_size(content: RecordDict, max_bytes: int) -> None:
     size = sum(map(_size, content.values()))
     if size > max_bytes:
         raise RefusedError(f"the reply has {size} bytes; expected {max_bytes} at most")
-
-
-def check_reply(content: RecordDict, expected: ExpectedReply) -> Reply:
-    """Validate a fedskew site's reply to a training instruction; RefusedError says how it differs from the expected."""
-    check_size(content, expected.max_bytes)
-    metrics = content.get(METRICS)
-    if not isinstance(metrics, MetricRecord):
-        raise RefusedError(f"the reply has no {METRICS}")
-    for key, value in ((CLIENT, expected.client), (ROUND, expected.round)):
-        if metrics.get(key) != value:
-            raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
-    steps, least, most = metrics.get(STEPS), expected.least_steps, expected.most_steps
-    if not isinstance(steps, int) or not least <= steps <= most:
-        numbers = str(most) if least == most else f"a whole number from {least} to {most}"
-        raise RefusedError(f"its steps are {short(steps)}; expected {numbers}, by its samples, epochs and batch size")
-    loss = check_loss(metrics.get(LOSS), "training loss", expected.least_loss)
-    returned = expected.returned if steps else expected.idle
-    known = {ARRAYS, METRICS, REPLY} if returned else {ARRAYS, METRICS}
-    if set(content) != known:
-        raise RefusedError(f"the reply has the records {short(sorted(content))}, not {sorted(known)}")
-    extra = decode(_arrays(content, REPLY), returned, "its reply") if returned else {}
-    arrays = check_arrays(_arrays(content, ARRAYS), expected.arrays, expected.counters, steps * expected.most_counted)
-    return Reply(arrays, steps, loss, extra)
 
 
 def check_arrays(

@@ -31,7 +31,6 @@ from fedskew.engine import (
     Sent,
     ServerState,
     Update,
-    evaluation,
 )
 from fedskew.engine.sums import Collected, FixedPoint
 from fedskew.engine.target import EstimatedMix, Estimation
@@ -169,7 +168,7 @@ class DeployedRunner(RoundRunner):
         if not self._agreement.evaluates:
             return None, None
         summed = self._ask_in_sums(round, model) if self.sites.masked else self._ask(round, model)
-        return None if summed is None else evaluation(summed.confusion, summed.loss, self._federation.target), None
+        return None if summed is None else Evaluation.of(summed.confusion, summed.loss, self._federation.target), None
 
     def reported_samples(self, source: Source, round: int, model: ModelState) -> dict[int, FloatArray] | None:
         """Return the samples of each class that the sites reported, by client index; None where reports are not exact.

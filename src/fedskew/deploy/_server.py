@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
 from fedskew import methods
-from fedskew.deploy._agreement import Agreement, check_config, check_target_file, read_agreement
+from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._ask import Members
 from fedskew.deploy._ending import recording_ending
@@ -31,17 +31,7 @@ from fedskew.engine import ClientStates
 from fedskew.engine.contracts import hooked
 from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
-from fedskew.experiment import (
-    Config,
-    ModelInfo,
-    RunFolder,
-    TaskInfo,
-    TrainingLoop,
-    local_training,
-    read,
-    read_runs,
-    run_folder,
-)
+from fedskew.experiment import Config, ModelInfo, RunFolder, TaskInfo, TrainingLoop, local_training, read, run_folder
 from fedskew.files import locked
 from fedskew.report import SeedRun, still_rounds
 from fedskew.weighting import BySums
@@ -69,7 +59,7 @@ def server_app(folder: str | Path) -> ServerApp:
         out, target, ended = (str(context.run_config.get(key) or "") for key in ("out", "target", "ended"))
         say_errors_in_one_line()
         with recording_ending(Path(ended) if ended else None) as still:
-            config, agreement = read(folder / "run.toml"), read_agreement(folder / "deploy.toml")
+            config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
             place = Path(target) if target else None
             still += still_rounds(serve(grid, config, agreement, Path(out or "runs"), place))
 
@@ -86,8 +76,8 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
         EndedEarlyError: No site was connected for too long.
         RunError: The run folder belongs to another run, or can't be written.
     """
-    check_config(config, agreement, has_target=target is not None)
-    check_target_file(config, target)
+    agreement.check_config(config, has_target=target is not None)
+    Agreement.check_target_file(config, target)
     # Sites keep the states of two rounds, so the server must not lose more than one.
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
     folder = run_folder(config, out)
@@ -101,7 +91,9 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
             finished = loop.run(resume=True, progress=_log_round)
         except (DivergedError, StandstillError):
             loop.save_model()  # the last good one
-            LOG.info("report: %s", write_report(read_runs(folder), folder / "report.html", config.name).absolute())
+            LOG.info(
+                "report: %s", write_report(RunFolder.read_runs(folder), folder / "report.html", config.name).absolute()
+            )
             raise
     if (wrong := finished.finish_note) is not None:
         LOG.warning("%s", wrong)

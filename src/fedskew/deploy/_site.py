@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedskew import components
-from fedskew.deploy._agreement import Agreement, check_config
+from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
 from fedskew.deploy._finish import kind_of
@@ -445,7 +445,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         ConfigError: The config can't be deployed under the agreement, or the site has no key.
         NotAgreedError: Its updates are to have noise, and it agreed to none.
     """
-    check_config(config, agreement, has_target=True)
+    agreement.check_config(config, has_target=True)
     plan = Plan.of(config, agreement)
     assert data.state is not None, "data.toml always has one"
     work = make_work(config, config.seeds[0], plan.method, data, tuple(agreement.mean), tuple(agreement.std))

@@ -87,48 +87,50 @@ class SiteData:
         """Return all samples of the site (see `engine.ClientData`)."""
         return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts)
 
+    @staticmethod
+    def load(path: Path, agreement: Agreement) -> SiteData:
+        """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation.
 
-def load_site(path: Path, agreement: Agreement) -> SiteData:
-    """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation.
+        Args:
+            path: The site's `data.toml`.
+            agreement: What server and sites agree on.
 
-    Args:
-        path: The site's `data.toml`.
-        agreement: What server and sites agree on.
+        Returns:
+            The samples.
 
-    Returns:
-        The samples.
-
-    Raises:
-        ConfigError: The file can't be read, or a key in it is wrong.
-        DataError: The samples can't be read or do not fit the agreement: they have an unknown class or another shape,
-            or are floats instead of token ids or the reverse.
-    """
-    tree, _, _ = read_tree(path, "site's data", None, False)
-    state = tree.pop("state", "state")
-    table, _ = tree.pop("data", None), tree.pop("server", None)  # for `server_of`
-    place = tree.pop("unlabelled", None)
-    if tree:
-        keys = ["state", "server", "unlabelled", "data"]
-        raise ConfigError(f"{path}: {next(iter(tree))}: no such key{nearest(next(iter(tree)), keys)}")
-    if place is not None and not (isinstance(place, str) and place):
-        raise ConfigError(f"{path}: unlabelled: expected a folder of images or an .npz file, got {place!r:.80}")
-    without_labels = table is None and place is not None
-    if not isinstance(state, str) or not (
-        without_labels or (isinstance(table, dict) and isinstance(table.get("name"), str))
-    ):
-        raise ConfigError(f"{path}: expected a table [data] with the name and options of a reader, and state, a folder")
-    unlabelled = None
-    if place is not None:
-        unlabelled = functools.partial(_read_unlabelled, path, path.parent / Path(place).expanduser(), agreement)
-    try:
-        if table is None:
-            return dataclasses.replace(_no_samples(agreement, path.parent / state), unlabelled=unlabelled)
-        dataset = _read(table, path.parent)
-        return dataclasses.replace(_fitted(dataset, agreement, path.parent / state), unlabelled=unlabelled)
-    except (ArgumentError, ConfigError) as error:
-        raise ConfigError(f"{path}: data.{error}") from None
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        Raises:
+            ConfigError: The file can't be read, or a key in it is wrong.
+            DataError: The samples can't be read or do not fit the agreement: they have an unknown class or another
+                shape, or are floats instead of token ids or the reverse.
+        """
+        tree, _, _ = read_tree(path, "site's data", None, False)
+        state = tree.pop("state", "state")
+        table, _ = tree.pop("data", None), tree.pop("server", None)  # for `server_of`
+        place = tree.pop("unlabelled", None)
+        if tree:
+            keys = ["state", "server", "unlabelled", "data"]
+            raise ConfigError(f"{path}: {next(iter(tree))}: no such key{nearest(next(iter(tree)), keys)}")
+        if place is not None and not (isinstance(place, str) and place):
+            raise ConfigError(f"{path}: unlabelled: expected a folder of images or an .npz file, got {place!r:.80}")
+        without_labels = table is None and place is not None
+        if not isinstance(state, str) or not (
+            without_labels or (isinstance(table, dict) and isinstance(table.get("name"), str))
+        ):
+            raise ConfigError(
+                f"{path}: expected a table [data] with the name and options of a reader, and state, a folder"
+            )
+        unlabelled = None
+        if place is not None:
+            unlabelled = functools.partial(_read_unlabelled, path, path.parent / Path(place).expanduser(), agreement)
+        try:
+            if table is None:
+                return dataclasses.replace(_no_samples(agreement, path.parent / state), unlabelled=unlabelled)
+            dataset = _read(table, path.parent)
+            return dataclasses.replace(_fitted(dataset, agreement, path.parent / state), unlabelled=unlabelled)
+        except (ArgumentError, ConfigError) as error:
+            raise ConfigError(f"{path}: data.{error}") from None
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
 
 
 def _read_unlabelled(data: Path, place: Path, agreement: Agreement) -> Tensor:

@@ -35,7 +35,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fedskew.deploy._app_files import OFFERED, app_hash, offer_app, unzip_app
 from fedskew.deploy._keys import SOON
 from fedskew.deploy._log import LOG
-from fedskew.deploy._terms import read_terms, terms_path
+from fedskew.deploy._terms import Terms, terms_path
 from fedskew.errors import ConfigError, FedskewError, RunError
 from fedskew.trees import read_tree
 
@@ -109,21 +109,21 @@ class ServerCheck(NamedTuple):
         side = "ahead of" if self.ahead > 0 else "behind"
         return f"this machine's clock is {abs(self.ahead):.0f} s {side} the server's"
 
+    @staticmethod
+    def of_site(data: Path) -> list[str]:
+        """Compare clocks with the server that a site's `data.toml` names; return what should be looked at soon.
 
-def server_notes(data: Path) -> list[str]:
-    """Compare clocks with the server that a site's `data.toml` names; return what should be looked at soon.
-
-    Raises:
-        ConfigError: The file names no server, or `ca.crt` beside it can't be read.
-        RunError: The server would refuse this machine's requests, or what answers is not this federation's server.
-    """
-    try:
-        check = _check_server(_server_of(data), data.parent / "ca.crt")
-    except _UnreachableError as error:
-        return [f"{error}; to compare clocks, look again when the server runs"]
-    if (refusal := check.refusal()) is not None:
-        raise RunError(refusal)
-    return check.notes()
+        Raises:
+            ConfigError: The file names no server, or `ca.crt` beside it can't be read.
+            RunError: The server would refuse this machine's requests, or what answers is not this federation's server.
+        """
+        try:
+            check = _check_server(_server_of(data), data.parent / "ca.crt")
+        except _UnreachableError as error:
+            return [f"{error}; to compare clocks, look again when the server runs"]
+        if (refusal := check.refusal()) is not None:
+            raise RunError(refusal)
+        return check.notes()
 
 
 def _server_of(path: Path) -> str:
@@ -221,14 +221,14 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     data = data.absolute()
     folder, server = data.parent, _server_of(data)
     authority, ending = folder / "ca.crt", Lock()
-    for note in server_notes(data):
+    for note in ServerCheck.of_site(data):
         LOG.warning("%s", note)
 
     def refused(why: str) -> None:
         ending.acquire()  # for good: one thread says it
         reason = f"{server} {why}"
         try:
-            server_notes(data)
+            ServerCheck.of_site(data)
         except FedskewError as error:
             reason = str(error)
         LOG.error("%s", reason)
@@ -264,7 +264,7 @@ def is_agreed(content: bytes, data: Path) -> bool:
         LOG.error("app: %s", error)
         return False
     try:
-        if app_hash(files) == read_terms(terms_path(data)).app:
+        if app_hash(files) == Terms.read(terms_path(data)).app:
             shutil.rmtree(site / OFFERED, ignore_errors=True)
             return True
         said = "app: the server sent another app than this site agreed to; it is not run"
@@ -290,7 +290,7 @@ class _AgreedRuns:
     def get_run(self, run: int) -> Any:
         """Return a run, or None if it is not known, or its app is not agreed to."""
         try:
-            agreed = read_terms(terms_path(self._data)).app
+            agreed = Terms.read(terms_path(self._data)).app
         except FedskewError:
             return None
         return self._state.get_run(run) if self._apps.get(run) == agreed else None

@@ -18,7 +18,7 @@ from fedskew.deploy._releases import Budget, Neighbours, NotAgreedError
 from fedskew.errors import ConfigError
 from fedskew.files import write_text, writing
 from fedskew.parameters import Count, Positive, first_mistake
-from fedskew.sums import LEAST
+from fedskew.sums import SumContext
 from fedskew.trees import read_tree
 
 FILE = "agreed.toml"
@@ -56,7 +56,7 @@ class Terms(BaseModel):
     agreed: str
     app: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     rounds: Count
-    sum_sites: Annotated[int, Field(ge=LEAST)] = LEAST
+    sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
     updates_epsilon: Positive | None = None
     updates_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     data: str
@@ -86,30 +86,30 @@ class Terms(BaseModel):
         if app_hash(read_app(folder)) != self.app:
             raise NotAgreedError("app", "app: the server's app is not the one that this site agreed to")
 
+    @staticmethod
+    def read(path: Path) -> Terms:
+        """Read an `agreed.toml`.
+
+        Raises:
+            NotAgreedError: There is no such file: the site has not agreed to anything.
+            ConfigError: The file can't be read, or a key or value is wrong.
+        """
+        if not path.exists():
+            raise NotAgreedError(
+                "nothing",
+                f"{path}: this site has agreed to nothing yet; look, and agree: fedskew deploy site --check "
+                f"{path.with_name('data.toml')}",
+            )
+        tree, _, _ = read_tree(path, "agreed terms", None, False)
+        try:
+            return Terms.model_validate(tree)
+        except pydantic.ValidationError as error:
+            raise ConfigError(
+                f"{path}: {first_mistake(error, fields=Terms)}; if an earlier fedskew wrote it, move it away, and "
+                f"agree anew: fedskew deploy site --check {path.with_name('data.toml')}"
+            ) from None
+
 
 def terms_path(data: Path) -> Path:
     """Return the place of a site's `agreed.toml`: beside its `data.toml`."""
     return data.parent / FILE
-
-
-def read_terms(path: Path) -> Terms:
-    """Read an `agreed.toml`.
-
-    Raises:
-        NotAgreedError: There is no such file: the site has not agreed to anything.
-        ConfigError: The file can't be read, or a key or value is wrong.
-    """
-    if not path.exists():
-        raise NotAgreedError(
-            "nothing",
-            f"{path}: this site has agreed to nothing yet; look, and agree: fedskew deploy site --check "
-            f"{path.with_name('data.toml')}",
-        )
-    tree, _, _ = read_tree(path, "agreed terms", None, False)
-    try:
-        return Terms.model_validate(tree)
-    except pydantic.ValidationError as error:
-        raise ConfigError(
-            f"{path}: {first_mistake(error, fields=Terms)}; if an earlier fedskew wrote it, move it away, and agree "
-            f"anew: fedskew deploy site --check {path.with_name('data.toml')}"
-        ) from None

@@ -31,7 +31,7 @@ from fedskew.deploy._plausible import (
     with_accepted,
 )
 from fedskew.deploy._plausible import STEPS as TAKEN
-from fedskew.deploy._replies import ExpectedReply, Reply, bytes_needed, check_arrays, check_reply
+from fedskew.deploy._replies import ExpectedReply, Reply, bytes_needed, check_arrays
 from fedskew.engine import Assignment, LocalTraining, Sent, Update
 from fedskew.hooks import Hooks, Returned
 from fedskew.models import ModelState
@@ -178,7 +178,7 @@ class ReplyValidator:
     def read(self, content: RecordDict, client: int, round: int) -> Trained:
         """Read the reply of a fedskew site; raise RefusedError where it can't be used."""
         try:
-            return self.trained(check_reply(content, self._expected(round, client)), client, round)
+            return self.trained(self._expected(round, client).check(content), client, round)
         except NotFiniteError:
             self.not_finite.add(client)
             raise

@@ -3,16 +3,7 @@
 from fedskew.engine._backend import Assignment, Backend, Conditions, LocalTraining, Observer, Sent, Update, cohort_size
 from fedskew.engine._faults import stilled
 from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
-from fedskew.engine._records import (
-    ClientEvaluation,
-    Cohort,
-    Evaluation,
-    RoundRecord,
-    RoundRunner,
-    evaluation,
-    plain,
-    predict,
-)
+from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundRecord, RoundRunner, plain, predict
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState
 from fedskew.engine.round import Federation
@@ -42,7 +33,6 @@ __all__ = [
     "ServerState",
     "Update",
     "cohort_size",
-    "evaluation",
     "plain",
     "predict",
     "stilled",

@@ -117,6 +117,19 @@ class Evaluation:
         """Accuracy on the target mix if there is one, else accuracy; models are compared by it."""
         return self.accuracy if self.target_accuracy is None else self.target_accuracy
 
+    @staticmethod
+    def of(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
+        """Compute the metrics; `target` is the target's label mix, `(classes,)`, if there is one."""
+        return Evaluation(
+            accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
+            loss=loss if math.isfinite(loss) else None,
+            balanced_accuracy=metrics.balanced_accuracy(confusion),
+            macro_f1=metrics.macro_f1(confusion),
+            per_class=plain(metrics.per_class_accuracy(confusion)),
+            confusion=confusion.tolist(),
+            target_accuracy=None if target is None else _defined(metrics.target_accuracy(confusion, target)),
+        )
+
 
 @dataclass
 class ClientEvaluation:
@@ -321,19 +334,6 @@ def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
     if isinstance(inputs, Tensor):
         return inputs[start : start + size]
     return inputs.index_select(0, torch.arange(start, start + size, device=inputs.device))
-
-
-def evaluation(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
-    """Compute the metrics of an evaluation; `target` is the target's label mix, `(classes,)`, if there is one."""
-    return Evaluation(
-        accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
-        loss=loss if math.isfinite(loss) else None,
-        balanced_accuracy=metrics.balanced_accuracy(confusion),
-        macro_f1=metrics.macro_f1(confusion),
-        per_class=plain(metrics.per_class_accuracy(confusion)),
-        confusion=confusion.tolist(),
-        target_accuracy=None if target is None else _defined(metrics.target_accuracy(confusion, target)),
-    )
 
 
 def plain(values: NDArray[np.float64]) -> list[float | None]:

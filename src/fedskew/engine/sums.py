@@ -156,10 +156,10 @@ class FixedPoint(Floats):
         """See `Floats.check`."""
         if (reason := masks_refused(method)) is not None:
             raise ArgumentError(f"updates are masked: {reason}")
-        if cohort < sums.LEAST:
+        if cohort < sums.SumContext.LEAST:
             raise ArgumentError(
                 f"updates are masked: a sum over {cohort} would show each client's part to the others; "
-                f"let {sums.LEAST} clients or more take part in a round"
+                f"let {sums.SumContext.LEAST} clients or more take part in a round"
             )
 
     def start(self, clients: int) -> dict[str, Tensor]:
@@ -218,7 +218,7 @@ class FixedPoint(Floats):
         if totals and whole > 0:
             total = decode_sums(totals, whole, number, number, sent)
             weights = weights._replace(values=weights.values / whole)
-        up = (sum(array.nbytes for array in totals.values()) + sums.SEED * (number + 1)) * number
+        up = (sum(array.nbytes for array in totals.values()) + sums.Key.SEED * (number + 1)) * number
         charged = clients if totals else ()
         return Collected(members, weights, total, unmoved, clients, [], {}, up, summed=True, charged=charged)
 
@@ -240,8 +240,8 @@ class FixedPoint(Floats):
     def _why_closed(self, weights: FloatArray, clients: int, limit: float | None) -> str | None:
         """Say why no sum is opened over so many clients with these weights; None: it is."""
         answers = None if self.protection is None else self.protection.noise.answers
-        if 0 < clients < sums.LEAST:
-            return f"a masked sum is over {sums.LEAST} clients at least, and there are {clients}"
+        if 0 < clients < sums.SumContext.LEAST:
+            return f"a masked sum is over {sums.SumContext.LEAST} clients at least, and there are {clients}"
         if answers is not None and 0 < clients < answers:
             return f"the updates' noise is made for {answers} clients at least, and there are {clients}"
         if clients and not weights.any():

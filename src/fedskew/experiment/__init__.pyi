@@ -1,6 +1,5 @@
 from ._adapt import Adaptation as Adaptation
 from ._adapt import held_out_of as held_out_of
-from ._adapt import read_labelled as read_labelled
 from ._config import Config as Config
 from ._config import read as read
 from ._config import resolve as resolve
@@ -11,12 +10,10 @@ from ._dataset import load_dataset as load_dataset
 from ._dataset import shared_data as shared_data
 from ._folder import RunFolder as RunFolder
 from ._folder import TaskInfo as TaskInfo
-from ._folder import read_runs as read_runs
 from ._grid import Cell as Cell
 from ._grid import RefusedCell as RefusedCell
 from ._grid import Sweep as Sweep
 from ._loop import TrainingLoop as TrainingLoop
-from ._model_info import EXPORTS as EXPORTS
 from ._model_info import ModelInfo as ModelInfo
 from ._progress import Bar as Bar
 from ._progress import RunBar as RunBar
@@ -30,10 +27,8 @@ from ._simulate import simulate_together as simulate_together
 from ._summary import read_compared as read_compared
 from ._sweep import Job as Job
 from ._sweep import SweepProgress as SweepProgress
-from ._sweep import configs_of as configs_of
 from ._sweep import run_sweep as run_sweep
 from ._sweep_tables import SweepResult as SweepResult
-from ._sweep_tables import model_notes as model_notes
 from ._target import make_estimation as make_estimation
 from ._task import make_task as make_task
 from ._task import target_in_words as target_in_words

@@ -180,48 +180,32 @@ class Adaptation:
         adapted = moved_model(model, calibration.temperature, calibration.biases, estimate.mix)
         return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, len(theirs))
 
+    @staticmethod
+    def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
+        """Read labelled samples in the model's shape: a folder of a folder for each class, or an .npz file of x and y.
 
-def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
-    """Return the samples that a model's run held out, normalised, and their classes; RunError if there are none.
+        Returns:
+            Samples in their own units, and their classes.
 
-    They are the clients' own (`data.held_out`) where there are such, else the validation samples.
-    """
-    config = read(model.file.with_name("config.toml"))
-    if not config.data.validation and not config.data.held_out:
-        raise RunError(
-            f"{model.file.parent}: this run held no samples out; give labelled ones with --held-out, or train with "
-            "data.held_out = 0.2 (or data.validation = 0.1)"
-        )
-    task = make_task(config, model.seed)
-    if not (held := held_out_rows(task)):
-        raise RunError(f"{model.file.parent}: not one sample of this run was held out; give some with --held-out")
-    rows = torch.from_numpy(np.sort(np.concatenate(held)))
-    return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()
-
-
-def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
-    """Read labelled samples in the model's own shape: a folder of a folder for each class, or an .npz file of x and y.
-
-    Returns:
-        Samples in their own units, and their classes.
-
-    Raises:
-        DataError: It holds no samples, or of a class that the model doesn't know.
-    """
-    if not path.is_dir():
-        inputs = torch.cat([some.inputs for some in unlabelled([path], model.in_shape)])
-        return inputs, _labels_in(path, len(inputs), model.classes)
-    folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
-    if not folders:
-        raise DataError(f"{path}: holds no folder; expected one for each class: {', '.join(model.classes[:4])}, ...")
-    parts, labels = [], []
-    for folder in folders:
-        if folder.name not in model.classes:
-            raise _no_class(folder, folder.name, model.classes)
-        for some in unlabelled([folder], model.in_shape):
-            parts.append(some.inputs)
-            labels += [model.classes.index(folder.name)] * len(some.names)
-    return torch.cat(parts), np.array(labels)
+        Raises:
+            DataError: It holds no samples, or of a class that the model doesn't know.
+        """
+        if not path.is_dir():
+            inputs = torch.cat([some.inputs for some in unlabelled([path], model.in_shape)])
+            return inputs, _labels_in(path, len(inputs), model.classes)
+        folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
+        if not folders:
+            raise DataError(
+                f"{path}: holds no folder; expected one for each class: {', '.join(model.classes[:4])}, ..."
+            )
+        parts, labels = [], []
+        for folder in folders:
+            if folder.name not in model.classes:
+                raise _no_class(folder, folder.name, model.classes)
+            for some in unlabelled([folder], model.in_shape):
+                parts.append(some.inputs)
+                labels += [model.classes.index(folder.name)] * len(some.names)
+        return torch.cat(parts), np.array(labels)
 
 
 def _labels_in(path: Path, size: int, classes: Sequence[str]) -> NDArray[np.int64]:
@@ -246,3 +230,21 @@ def _labels_in(path: Path, size: int, classes: Sequence[str]) -> NDArray[np.int6
 
 def _no_class(where: Path, label: Any, classes: Sequence[str]) -> DataError:
     return DataError(f"{where}: the model has no class {label!r}; it has {', '.join(classes)}")
+
+
+def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
+    """Return the samples that a model's run held out, normalised, and their classes; RunError if there are none.
+
+    They are the clients' own (`data.held_out`) where there are such, else the validation samples.
+    """
+    config = read(model.file.with_name("config.toml"))
+    if not config.data.validation and not config.data.held_out:
+        raise RunError(
+            f"{model.file.parent}: this run held no samples out; give labelled ones with --held-out, or train with "
+            "data.held_out = 0.2 (or data.validation = 0.1)"
+        )
+    task = make_task(config, model.seed)
+    if not (held := held_out_rows(task)):
+        raise RunError(f"{model.file.parent}: not one sample of this run was held out; give some with --held-out")
+    rows = torch.from_numpy(np.sort(np.concatenate(held)))
+    return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()

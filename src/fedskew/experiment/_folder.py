@@ -240,6 +240,34 @@ class RunFolder:
                 raise RunError(f"{path}, line {number + 1}: has round {record.round} where round {number} should be")
         return records
 
+    @staticmethod
+    def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
+        """Read every seed's run in a run folder, in order of seed; only the chosen one where several values were tried.
+
+        Args:
+            path: The run folder.
+            label: The runs' name in a report; None: the config's.
+
+        Raises:
+            RunError: There is no run, or it can't be read.
+        """
+        if not (path / "config.toml").exists():
+            raise RunError(f"{path}: not a run folder (it has no config.toml)")
+        try:
+            if (path / "rounds.jsonl").exists():
+                return [_read_run(path, label)]
+            if not (path / "summary.json").exists():
+                raise RunError(
+                    f"{path}: the run is not finished; go on with: fedskew run {path / 'config.toml'} --resume"
+                )
+            parts = json.loads((path / "summary.json").read_text(encoding="utf-8"))["parts"]
+            return [run for part in parts for run in RunFolder.read_runs(path / part, label)]
+        except FedskewError:
+            raise
+        except Exception as error:  # what is damaged can raise almost anything
+            said = " ".join(str(error).split())
+            raise RunError(f"{path}: the run folder is damaged ({type(error).__name__}: {said})") from None
+
 
 def is_begun(path: Path) -> bool:
     """Return whether there is a run in a folder already."""
@@ -253,32 +281,6 @@ def check_empty(path: Path) -> None:
             f"{path}: this run is there already; add --resume to go on with it (a finished one is only read), "
             "--fresh to start over, which keeps the old folder, or write elsewhere with --out"
         )
-
-
-def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
-    """Read every seed's run in a run folder, in order of seed; only the chosen one where several values were tried.
-
-    Args:
-        path: The run folder.
-        label: The runs' name in a report; None: the config's.
-
-    Raises:
-        RunError: There is no run, or it can't be read.
-    """
-    if not (path / "config.toml").exists():
-        raise RunError(f"{path}: not a run folder (it has no config.toml)")
-    try:
-        if (path / "rounds.jsonl").exists():
-            return [_read_run(path, label)]
-        if not (path / "summary.json").exists():
-            raise RunError(f"{path}: the run is not finished; go on with: fedskew run {path / 'config.toml'} --resume")
-        parts = json.loads((path / "summary.json").read_text(encoding="utf-8"))["parts"]
-        return [run for part in parts for run in read_runs(path / part, label)]
-    except FedskewError:
-        raise
-    except Exception as error:  # what is damaged can raise almost anything
-        said = " ".join(str(error).split())
-        raise RunError(f"{path}: the run folder is damaged ({type(error).__name__}: {said})") from None
 
 
 def _read_run(path: Path, label: str | None) -> SeedRun:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing
 
-EXPORTS = {"onnx": ".onnx", "torchscript": ".pt"}
-"""The formats that a model can be exported to, with the suffix of their files."""
 FAR = 20.0
 """Standard deviations from the mean of training beyond which an image is taken to be in other units."""
 
@@ -37,6 +35,9 @@ class ModelInfo:
         mean: Mean by channel (by feature if samples are no images) by which inputs are normalised; empty: they are not.
         std: Standard deviation, likewise.
     """
+
+    EXPORTS: ClassVar[dict[str, str]] = {"onnx": ".onnx", "torchscript": ".pt"}
+    """The formats that a model can be exported to, with the suffix of their files."""
 
     classes: tuple[str, ...]
     in_shape: tuple[int, ...]
@@ -130,8 +131,8 @@ class _Classifier(nn.Module):
 
 def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
     """Write a model as ONNX or TorchScript (see `TrainedModel.export`)."""
-    if kind not in EXPORTS:
-        raise ArgumentError(f"kind: can't export as {kind!r}{nearest(kind, EXPORTS)}")
+    if kind not in ModelInfo.EXPORTS:
+        raise ArgumentError(f"kind: can't export as {kind!r}{nearest(kind, ModelInfo.EXPORTS)}")
     if kind == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise MissingPackageError("export as ONNX needs onnx and onnxscript: pip install 'fedskew[onnx]'")
     model = _Classifier(copy.deepcopy(network), info).cpu().eval().requires_grad_(False)

@@ -15,7 +15,7 @@ from fedskew import components, methods
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
 from fedskew.experiment._sections import TrainingSection
-from fedskew.labels import ClassPairs, unheld_in_words
+from fedskew.labels import ClassPairs, SkewReport
 from fedskew.methods import Method, key_of
 from fedskew.weighting import BySums
 
@@ -88,9 +88,9 @@ def label_notes(
     """
     notes = []
     if target is not None:
-        notes.append(unheld_in_words(counts, target, class_names))
+        notes.append(SkewReport.unheld_in_words(counts, target, class_names))
     elif test.any():
-        notes.append(unheld_in_words(counts, test, class_names, "test part"))
+        notes.append(SkewReport.unheld_in_words(counts, test, class_names, "test part"))
     if len(held := np.flatnonzero(counts.any(axis=0))) == 1:
         notes.append(
             f"All samples of the clients are of class {class_names[held[0]]}: there is nothing to tell apart, and an "

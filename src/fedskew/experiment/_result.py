@@ -16,7 +16,7 @@ from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, MissingPackageError, nearest
 from fedskew.experiment._config import Config
 from fedskew.experiment._summary import FIGURES, figures, over_seeds
-from fedskew.report import MOMENTS, SeedRun, headline_in_words
+from fedskew.report import SeedRun
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Result:
 
         They are accuracy, worst class and, with a target, accuracy on its mix, of what `evaluation.summary` names.
         """
-        return self._headline(MOMENTS[self.config.evaluation.summary])
+        return self._headline(SeedRun.MOMENTS[self.config.evaluation.summary])
 
     def last_round(self) -> dict[str, Spread]:
         """Return the same figures of the last round's model alone, as it was trained."""
@@ -217,7 +217,7 @@ class Result:
     def __repr__(self) -> str:
         found = [f"{heading} {value.text(scale=100)} %" for heading, value in self.headline().items()]
         basis = (
-            [f"{headline_in_words(self.runs)}, {counted(len(self.runs), 'seed')}"]
+            [f"{SeedRun.headline_in_words(self.runs)}, {counted(len(self.runs), 'seed')}"]
             if found
             else [counted(len(self.runs), "seed")]
         )
@@ -240,7 +240,7 @@ class Result:
         )
         spread = "; mean ± standard deviation over seeds" if len(self.runs) > 1 else ""
         facts = [
-            f"test set, {headline_in_words(self.runs)}{spread}",
+            f"test set, {SeedRun.headline_in_words(self.runs)}{spread}",
             f"{counted(len(self.runs), 'seed')}, {counted(max(run.rounds[-1].round for run in self.runs), 'round')}, "
             f"{counted(len(first.client_names), 'client')}, {counted(len(first.class_names), 'class', 'classes')}, "
             f"{sum(run.summary['seconds'] for run in self.runs):,.1f} s of training",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedskew import engine, methods, models, torchrun
 from fedskew.data import take
-from fedskew.engine.cohort import CohortBackend, faster_together
+from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
 from fedskew.errors import ArgumentError, ConfigError
@@ -255,7 +255,7 @@ def _backend(
     section = config.engine
     local: engine.Backend = engine.SequentialBackend(model, work, observe)
     here = -(-clients // torchrun.ranks())
-    if section.backend == "cohort" or (section.backend == "auto" and faster_together(model, work, here)):
+    if section.backend == "cohort" or (section.backend == "auto" and CohortBackend.is_faster(model, work, here)):
         local = CohortBackend(model, work, observe, section.chunk)
     elif section.backend == "processes":
         if model.vector.device.type != "cpu":

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from fedskew.engine import Evaluation, RoundRecord
-from fedskew.experiment._folder import read_runs
+from fedskew.experiment._folder import RunFolder
 from fedskew.privacy import COVERED
-from fedskew.report import LAST, MOMENTS, SeedRun
+from fedskew.report import LAST, SeedRun
 from fedskew.tables import Spread, flatten
 
 FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
@@ -72,7 +72,7 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
 
 def headline(moments: Mapping[str, Any], summary: str) -> dict[str, Any]:
     """Return a summary's `headline`, alone: the figures that `evaluation.summary` names, and `of` what they are."""
-    return {"headline": {"of": summary, **(moments[MOMENTS[summary]] or {})}}
+    return {"headline": {"of": summary, **(moments[SeedRun.MOMENTS[summary]] or {})}}
 
 
 def _known(evaluations: Sequence[dict[str, float | None]], name: str) -> list[float]:
@@ -163,7 +163,7 @@ def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list
         RunError: There is no run, or it can't be read.
     """
     places = [(place, label) for folder, label in zip(folders, labels, strict=True) for place in _runs_in(folder)]
-    runs = [read_runs(place, label) for place, label in places]
+    runs = [RunFolder.read_runs(place, label) for place, label in places]
     trees = [tomllib.loads((place / "config.toml").read_text(encoding="utf-8")) for place, _ in places]
     unnamed = [tree for tree, (_, label) in zip(trees, places, strict=True) if label is None]
     found = []

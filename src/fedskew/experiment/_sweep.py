@@ -18,7 +18,7 @@ from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionEr
 from fedskew.executors import cores
 from fedskew.experiment._config import Config, resolve
 from fedskew.experiment._dataset import content_of, data_seed, keep_data, load_dataset, shared_data
-from fedskew.experiment._folder import read_runs
+from fedskew.experiment._folder import RunFolder
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, changed_since, set_aside
 from fedskew.experiment._setup import choose_device, try_out
@@ -64,6 +64,15 @@ class Job:
         """Return every seed of every cell, in order."""
         return [Job(cell, seed) for cell in sweep.cells for seed in cell.config.seeds]
 
+    @staticmethod
+    def configs(jobs: Sequence[Job]) -> list[Config]:
+        """Return the config of each cell that some jobs are of, with the seeds of these jobs."""
+        seeds: dict[str, list[int]] = {}
+        configs = {job.cell.label: job.cell.config for job in jobs}
+        for job in jobs:
+            seeds.setdefault(job.cell.label, []).append(job.seed)
+        return [config.model_copy(update={"seeds": seeds[label]}) for label, config in configs.items()]
+
 
 class SweepProgress(Protocol):
     """Callbacks of `run_sweep`."""
@@ -85,15 +94,6 @@ class SweepProgress(Protocol):
 
     def ended(self, job: Job, failure: str | None, accuracy: float | None) -> None:
         """Called after each run: why it failed, if it did, and the accuracy that stands for it, if there is one."""
-
-
-def configs_of(jobs: Sequence[Job]) -> list[Config]:
-    """Return the config of each cell that some jobs are of, with the seeds of these jobs."""
-    seeds: dict[str, list[int]] = {}
-    configs = {job.cell.label: job.cell.config for job in jobs}
-    for job in jobs:
-        seeds.setdefault(job.cell.label, []).append(job.seed)
-    return [config.model_copy(update={"seeds": seeds[label]}) for label, config in configs.items()]
 
 
 def run_sweep(
@@ -258,7 +258,7 @@ def _default_processes(jobs: Sequence[Job]) -> int:
 
 def _runs_of(job: Job, out: Path) -> list[SeedRun]:
     """Read a finished run, whose headline figures are those that the sweep asks for now."""
-    found = read_runs(job.folder(out), job.cell.label)
+    found = RunFolder.read_runs(job.folder(out), job.cell.label)
     return [run.summarised(job.config.evaluation.summary) for run in found]
 
 
@@ -296,7 +296,7 @@ def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job,
 
 def _is_damaged(folder: Path) -> bool:
     try:
-        return any(not read_runs(path.parent) for path in folder.rglob("rounds.jsonl"))
+        return any(not RunFolder.read_runs(path.parent) for path in folder.rglob("rounds.jsonl"))
     except FedskewError:
         return True
 

@@ -13,7 +13,7 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
-from fedskew.report import SeedRun, headline_in_words, machine_notes, with_finished, write_report
+from fedskew.report import SeedRun, write_report
 from fedskew.tables import Spread, csv_text, markdown_table
 
 HEADINGS = {
@@ -143,7 +143,7 @@ class SweepResult:
             lines.append(
                 "As trained, after a finish: the last round's model alone, on one evaluation, not a mean over rounds."
             )
-        lines += model_notes(row.cell.config for row in self.rows)
+        lines += SweepResult.model_notes(row.cell.config for row in self.rows)
         rows = [row for row in self.rows if not row.again]
         for row in rows:
             for seed in row.cell.config.seeds:
@@ -192,7 +192,7 @@ class SweepResult:
             *self.notes(),
             *(f"{run.label}, seed {run.seed}: {said}" for run, said in ends if said is not None),
             f"Command: {self.sweep.command}. Seeds: {', '.join(map(str, seeds))}.",
-            *machine_notes(self.runs),
+            *SeedRun.machine_notes(self.runs),
         ]
 
     def _cell_lines(self) -> Iterator[list[Any]]:
@@ -224,6 +224,12 @@ class SweepResult:
         for cell in self.sweep.refused:
             yield [*cell.values.values(), "", "", *(None for _ in shown), f"refused: {cell.reason}"]
 
+    @staticmethod
+    def model_notes(configs: Iterable[Config]) -> list[str]:
+        """Return the notes on the networks of some configs, each once."""
+        found = [models.note(config.model.name, config.model.parameters) for config in configs]
+        return [f"Network: {note}." for note in dict.fromkeys(found) if note]
+
 
 def _rows(
     cell: Cell, runs: Sequence[SeedRun], accuracy: float | None, failed: Reasons, refused: Reasons
@@ -235,7 +241,7 @@ def _rows(
     )
     own = [run for run in runs if run.label == cell.label]
     by_label: dict[str, list[SeedRun]] = {}
-    for run in with_finished(own):
+    for run in SeedRun.with_finished(own):
         by_label.setdefault(run.label, []).append(run)
     if len(by_label) < 2:
         by_label = {cell.label: own}
@@ -246,7 +252,7 @@ def _rows(
         values = {name: f"{value}{said}" if name == axis else value for name, value in cell.values.items()}
         figures = {run.seed: _figures(run, accuracy) for run in seeds}
         row = replace(cell, label=label, values=values)
-        found.append(CellResult(row, figures, why, why_not, headline_in_words(seeds), again=bool(found)))
+        found.append(CellResult(row, figures, why, why_not, SeedRun.headline_in_words(seeds), again=bool(found)))
     return found
 
 
@@ -268,12 +274,6 @@ def refused_cells(sweep: Sweep, refused: Reasons) -> dict[str, str]:
     for (label, _), reason in refused.items():
         found.setdefault(label, reason)
     return found
-
-
-def model_notes(configs: Iterable[Config]) -> list[str]:
-    """Return the notes on the networks of some configs, each once."""
-    found = [models.note(config.model.name, config.model.parameters) for config in configs]
-    return [f"Network: {note}." for note in dict.fromkeys(found) if note]
 
 
 def _seeds(row: CellResult) -> str:

@@ -19,7 +19,6 @@ from fedskew.engine import (
     LocalTraining,
     LocalWork,
     cohort_size,
-    evaluation,
     plain,
     predict,
 )
@@ -188,7 +187,7 @@ class LocalEvaluator:
 
     def _evaluate(self, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
         confusion, loss = predict(self.model.network, data.inputs, data.targets, self.classes)
-        return evaluation(confusion, loss, target)
+        return Evaluation.of(confusion, loss, target)
 
 
 @dataclass(frozen=True)

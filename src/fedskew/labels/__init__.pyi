@@ -28,7 +28,6 @@ from ._release import SENSITIVITY as SENSITIVITY
 from ._release import privatize as privatize
 from ._report import SkewReport as SkewReport
 from ._report import describe as describe
-from ._report import unheld_in_words as unheld_in_words
 from ._sites import site_p_value as site_p_value
 from ._skew import unheld_classes as unheld_classes
 from ._target_mix import MixEstimate as MixEstimate

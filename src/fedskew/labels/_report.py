@@ -206,6 +206,20 @@ class SkewReport:
         lines = [f"- {sentence}" for sentence in self.sentences()]
         return "\n".join([*lines, "", *(f"{name:<{width}}  {value}".rstrip() for name, value in rows)])
 
+    @staticmethod
+    def unheld_in_words(
+        counts: CountsLike, target: ArrayLike, class_names: tuple[str, ...], where: str = "target"
+    ) -> str:
+        """Say what it means that no client holds some of a target's classes; empty where there are none."""
+        missing, mix = unheld_classes(counts, target), as_target(target, len(class_names))
+        if not len(missing):
+            return ""
+        share = float(mix[missing].sum())
+        return (
+            f"No client holds {_listed(class_names, missing)}, {_percent(share)} of the {where}: no method learns what "
+            f"nobody has, so expect at most {1 - share:.1%} accuracy on the {where}'s mix."
+        )
+
 
 def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
     """Describe a federation's labels: FedLA's three properties, quantity skew, class groups, coverage of a target.
@@ -332,7 +346,7 @@ def _target(report: SkewReport) -> Iterator[str]:
     if target is None:
         yield "If the model will serve another label mix than all clients' together, give that mix as the target."
         return
-    if lacking := unheld_in_words(report.counts, target.mix, report.counts.classes):
+    if lacking := SkewReport.unheld_in_words(report.counts, target.mix, report.counts.classes):
         yield lacking
     if not target.short.any():
         reach = "Weighing clients can match the target exactly"
@@ -351,18 +365,6 @@ def _target(report: SkewReport) -> Iterator[str]:
     yield (
         f"{reach}. FedAvg's mix lies at a squared distance of {target.fedavg_distance:.3g}. FedPALS weighs clients "
         "towards the target, which costs effective samples; `fedskew weights --method fedpals` says how many."
-    )
-
-
-def unheld_in_words(counts: CountsLike, target: ArrayLike, class_names: tuple[str, ...], where: str = "target") -> str:
-    """Say what it means that no client holds some of a target's classes; empty where there are none."""
-    missing, mix = unheld_classes(counts, target), as_target(target, len(class_names))
-    if not len(missing):
-        return ""
-    share = float(mix[missing].sum())
-    return (
-        f"No client holds {_listed(class_names, missing)}, {_percent(share)} of the {where}: no method learns what "
-        f"nobody has, so expect at most {1 - share:.1%} accuracy on the {where}'s mix."
     )
 
 

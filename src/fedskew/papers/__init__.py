@@ -3,7 +3,7 @@
 from fedskew.papers._estimate import estimate
 from fedskew.papers._published import PrintedCounts
 from fedskew.papers._recipe import Recipe, RecipeRow, config_file, config_names, names
-from fedskew.papers._reproduce import Reproduction, compare, plan, reproduce
+from fedskew.papers._reproduce import Reproduction, reproduce
 from fedskew.papers._values import paired
 
 __all__ = [
@@ -11,12 +11,10 @@ __all__ = [
     "Recipe",
     "RecipeRow",
     "Reproduction",
-    "compare",
     "config_file",
     "config_names",
     "estimate",
     "names",
     "paired",
-    "plan",
     "reproduce",
 ]

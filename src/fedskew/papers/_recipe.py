@@ -51,7 +51,7 @@ from fedskew.methods import DEFAULTS
 from fedskew.papers._estimate import facts_of
 from fedskew.papers._published import PublishedTable, published
 from fedskew.parameters import first_mistake
-from fedskew.report import MOMENTS
+from fedskew.report import SeedRun
 from fedskew.tables import flatten
 from fedskew.trees import put, read_tree
 
@@ -337,7 +337,7 @@ def _tree(labels: Labels, settings: dict[str, Any], own: dict[str, Any]) -> dict
                 raise ConfigError(f"axes.{axis}: {label!r} has no entry in [values]{nearest(label, known)}")
         changes += [rule["set"] for rule in table.get("where", []) if _matches(rule, labels)]
     moment = own["measure"].partition(".")[0]  # a run's own tables show what the paper's table does
-    changes = [{"evaluation.summary": kind} for kind, named in MOMENTS.items() if named == moment] + changes
+    changes = [{"evaluation.summary": kind} for kind, named in SeedRun.MOMENTS.items() if named == moment] + changes
     tree: dict[str, Any] = {}
     for change in changes:
         for key, value in flatten(change).items():

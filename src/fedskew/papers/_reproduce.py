@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import CombinationError, ConfigError, DataError
-from fedskew.experiment import Cell, Config, Job, RefusedCell, Sweep, SweepProgress, model_notes, read_runs, run_sweep
+from fedskew.experiment import Cell, Config, Job, RefusedCell, RunFolder, Sweep, SweepProgress, SweepResult, run_sweep
 from fedskew.files import write_text, writing
 from fedskew.papers._figure import draw
 from fedskew.papers._published import Printed
@@ -26,7 +26,7 @@ from fedskew.papers._values import (
     unit_of,
     value_of,
 )
-from fedskew.report import SeedRun, machine_notes
+from fedskew.report import SeedRun
 from fedskew.tables import Spread, csv_text, flatten, markdown_table
 
 _UNREPORTED = ("data.root", "engine.", "output.", "seeds", "name")  # keys of a config that do not change the task
@@ -142,33 +142,60 @@ class Reproduction:
         axes = [axis for axis in self.axes if len({line.labels.get(axis) for line in self.lines}) > 1]
         return axes or (["method"] if "method" in self.axes else self.axes[:1])
 
+    @staticmethod
+    def plan(
+        rows: Sequence[RecipeRow], changes: Mapping[str, Any] | None = None, rounds: int | None = None
+    ) -> list[tuple[RecipeRow, Config]]:
+        """Return the config of each row, with other values for some dotted keys, and no more rounds than these.
+
+        Raises:
+            ConfigError: A config makes no sense; the message names the row.
+        """
+        if rounds is not None and rounds < 1:
+            raise ConfigError(f"rounds: must be at least 1, not {rounds}")
+        planned = []
+        for row in rows:
+            own = dict(changes or {})
+            whole = row.tree["training"]["rounds"]
+            if rounds is not None and rounds < whole:
+                own["training.rounds"] = rounds
+                pipeline = row.tree.get("method", {}).get("pipeline", {})
+                if "encoder_rounds" in pipeline:  # both parts of FedConcat in proportion
+                    own["method.pipeline.encoder_rounds"] = max(1, pipeline["encoder_rounds"] * rounds // whole)
+            planned.append((row, row.config(own)))
+        return planned
+
+    @staticmethod
+    def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[Comparison]:
+        """Compare the values of a recipe's runs, the finished ones of each row, with what the paper prints.
+
+        Returns a comparison for each printed value that has a run.
+        """
+        readings: list[Labels] = [{}]
+        for axis, of_axis in recipe.readings.items():
+            readings = [{**reading, axis: label} for reading in readings for label in of_axis]
+        values: dict[tuple[tuple[str, str], ...], tuple[dict[int, float], dict[int, float]]] = {}
+        for row, seeds in runs:
+            most = {run.seed: value for run in seeds if (value := ceiling(run, recipe.measure)) is not None}
+            for reading in readings:
+                found = {run.seed: value_of(run, recipe.measure, reading) for run in seeds}
+                values[_key({**row.labels, **reading})] = {seed: x for seed, x in found.items() if x is not None}, most
+        table, lines = recipe.printed, []
+        for key, (ours, most) in values.items():
+            labels = dict(key)
+            if recipe.relative:
+                basis = recipe.relative.get(labels["method"])
+                if basis is None:
+                    continue
+                other, _ = values.get(_key({**labels, "method": basis}), ({}, {}))
+                ours, most = {seed: value - other[seed] for seed, value in ours.items() if seed in other}, {}
+            lines.append(Comparison(labels, ours, None if table is None else table.find(labels), most))
+        return lines
+
 
 def _row(labels: Labels, axes: Sequence[str], values: Mapping[int, float], seeds: Sequence[int]) -> list[str]:
     numbers = (f"{values[seed]:.2f}" if seed in values else "-" for seed in seeds)
     return [*(labels.get(axis, "") for axis in axes), *numbers]
-
-
-def plan(
-    rows: Sequence[RecipeRow], changes: Mapping[str, Any] | None = None, rounds: int | None = None
-) -> list[tuple[RecipeRow, Config]]:
-    """Return the config of each row, with other values for some dotted keys, and no more rounds than these.
-
-    Raises:
-        ConfigError: A config makes no sense; the message names the row.
-    """
-    if rounds is not None and rounds < 1:
-        raise ConfigError(f"rounds: must be at least 1, not {rounds}")
-    planned = []
-    for row in rows:
-        own = dict(changes or {})
-        whole = row.tree["training"]["rounds"]
-        if rounds is not None and rounds < whole:
-            own["training.rounds"] = rounds
-            pipeline = row.tree.get("method", {}).get("pipeline", {})
-            if "encoder_rounds" in pipeline:  # both parts of FedConcat in proportion
-                own["method.pipeline.encoder_rounds"] = max(1, pipeline["encoder_rounds"] * rounds // whole)
-        planned.append((row, row.config(own)))
-    return planned
 
 
 def reproduce(
@@ -215,14 +242,14 @@ def reproduce(
     )
     finished = {row.name: _finished(recipe, cells[config.hash], Path(out)) for row, config in planned}
     runs = [(row, finished.get(row.name, [])) for row in rows]
-    lines = compare(recipe, runs)
+    lines = Reproduction.compare(recipe, runs)
     notes = [
         *_reading(recipe, lines),
         *_changes(recipe, rows, planned),
         *(f"Differs from the paper: {text}" for text in recipe.deviating(rows)),
         *_label_notes(runs),
-        *model_notes(config for _, config in planned),
-        *machine_notes({id(run): run for _, found in runs for run in found}.values()),
+        *SweepResult.model_notes(config for _, config in planned),
+        *SeedRun.machine_notes({id(run): run for _, found in runs for run in found}.values()),
         *(f"Missing, as it failed: {failure}" for failure in result.failures),
         *(f"Refused: {text}" for text in result.refused),
     ]
@@ -254,7 +281,7 @@ def _planned(
     planned, refused, errors = [], [], []
     for row in rows:
         try:
-            planned += plan([row], changes, rounds)
+            planned += Reproduction.plan([row], changes, rounds)
         except CombinationError as error:
             errors.append(error)
             refused.append(RefusedCell(row.name, _labels(recipe, row), str(error).removeprefix(f"row {row.name!r}: ")))
@@ -285,37 +312,10 @@ def _finished(recipe: Recipe, cell: Cell, out: Path) -> list[SeedRun]:
     found: list[SeedRun] = []
     for job in (Job(cell, seed) for seed in cell.config.seeds):
         if job.is_finished(out):
-            found += read_runs(job.folder(out), cell.label)
+            found += RunFolder.read_runs(job.folder(out), cell.label)
             if "domain" in recipe.readings:
                 found[-1].summary["final"]["domains"] = domain_accuracies(job.config, job.seed, job.folder(out))
     return found
-
-
-def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[Comparison]:
-    """Compare the values of a recipe's runs, the finished ones of each row, with what the paper prints.
-
-    Returns a comparison for each printed value that has a run.
-    """
-    readings: list[Labels] = [{}]
-    for axis, of_axis in recipe.readings.items():
-        readings = [{**reading, axis: label} for reading in readings for label in of_axis]
-    values: dict[tuple[tuple[str, str], ...], tuple[dict[int, float], dict[int, float]]] = {}
-    for row, seeds in runs:
-        most = {run.seed: value for run in seeds if (value := ceiling(run, recipe.measure)) is not None}
-        for reading in readings:
-            found = {run.seed: value_of(run, recipe.measure, reading) for run in seeds}
-            values[_key({**row.labels, **reading})] = {seed: x for seed, x in found.items() if x is not None}, most
-    table, lines = recipe.printed, []
-    for key, (ours, most) in values.items():
-        labels = dict(key)
-        if recipe.relative:
-            basis = recipe.relative.get(labels["method"])
-            if basis is None:
-                continue
-            other, _ = values.get(_key({**labels, "method": basis}), ({}, {}))
-            ours, most = {seed: value - other[seed] for seed, value in ours.items() if seed in other}, {}
-        lines.append(Comparison(labels, ours, None if table is None else table.find(labels), most))
-    return lines
 
 
 def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -2,12 +2,8 @@ from ._page import write_report as write_report
 from ._ranking import holm as holm
 from ._ranking import paired_differences as paired_differences
 from ._runs import LAST as LAST
-from ._runs import MOMENTS as MOMENTS
 from ._runs import SeedRun as SeedRun
-from ._runs import headline_in_words as headline_in_words
 from ._runs import label_shares as label_shares
-from ._runs import machine_notes as machine_notes
-from ._runs import with_finished as with_finished
 from ._sites import SiteActivity as SiteActivity
 from ._sites import still_rounds as still_rounds
 from ._sites import undone_rounds as undone_rounds

@@ -25,7 +25,7 @@ from fedskew.report import _classes, _clients, _curves, _target  # noqa: F401  (
 from fedskew.report._figure import Figure, figures
 from fedskew.report._groups import Group, Note, alike, label_notes, listed, same_data, same_test
 from fedskew.report._ranking import Ranking, ranking
-from fedskew.report._runs import MOMENTS, SeedRun, averaged_over, headline_in_words, most_frequent, with_finished
+from fedskew.report._runs import SeedRun, averaged_over, most_frequent
 from fedskew.report._sites import SiteActivity, still_rounds, undone_rounds
 from fedskew.tables import Spread, flatten
 
@@ -74,7 +74,7 @@ def write_report(
         ArgumentError: There are no runs, or a label has one seed twice.
         RunError: The file can't be written.
     """
-    groups = _grouped(with_finished(runs))
+    groups = _grouped(SeedRun.with_finished(runs))
     whole = [run for group in groups for run in group.seeds]
     ranked = ranking(groups, axes or {}, accuracy) if len(groups) > 1 else None
     sections = figures(groups)
@@ -86,7 +86,7 @@ def write_report(
         comparison=len(groups) > 1,
         trained=_trained(groups),
         several_seeds=any(len(group.seeds) > 1 for group in groups),
-        measured=headline_in_words(whole),
+        measured=SeedRun.headline_in_words(whole),
         headlines=[_headline(group) for group in groups],
         facts=_facts(groups),
         warnings=[*map(Note, _warnings(groups)), *label_notes(groups)],
@@ -262,7 +262,7 @@ def _headline(group: Group) -> list[tuple[str, str]]:
     named = [("accuracy", "accuracy"), ("worst class", "worst_class"), ("target mix", "target_accuracy")]
     if most_frequent(group.seeds) is not None:
         named = [("balanced accuracy", "balanced_accuracy"), *named]
-    shown = [(name, f"{MOMENTS[group.first.summarised_by]}.{key}") for name, key in named]
+    shown = [(name, f"{SeedRun.MOMENTS[group.first.summarised_by]}.{key}") for name, key in named]
     if any(run.last_tenth for run in group.seeds):
         tenth = (named[0], named[-1])
         shown += [(f"{name}, last tenth of the rounds", f"last_tenth.{key}") for name, key in tenth]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 LAST = 10
 """How many rounds at the end `last10` of a summary is a mean of."""
 
-MOMENTS: Mapping[str, str] = {"final": "final", "last 10": "last10", "best on validation": "best_by_validation"}
-"""The entry of a summary that a value of `evaluation.summary` names."""
 
 _WORSE = 0.01  # of accuracy: a finish that costs more is pointed out
 _UNEVEN = 1.5  # the most frequent class has more than so many times an even share of the test samples
@@ -48,6 +46,13 @@ class SeedRun:
         notes: What its labels said about it before it was trained, a sentence each.
     """
 
+    MOMENTS: ClassVar[Mapping[str, str]] = {
+        "final": "final",
+        "last 10": "last10",
+        "best on validation": "best_by_validation",
+    }
+    """The entry of a summary that a value of `evaluation.summary` names."""
+
     label: str
     seed: int
     config: dict[str, Any]
@@ -72,7 +77,7 @@ class SeedRun:
     @property
     def headline(self) -> Mapping[str, Any]:
         """The figures that stand for the run, as `evaluation.summary` says; empty where there are none."""
-        return self.summary.get(MOMENTS[self.summarised_by]) or {}
+        return self.summary.get(SeedRun.MOMENTS[self.summarised_by]) or {}
 
     @property
     def last_tenth(self) -> Mapping[str, Any]:
@@ -144,25 +149,55 @@ class SeedRun:
         """Return the evaluated records of the last so many rounds, never the untrained model's."""
         return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds, last)]
 
+    @staticmethod
+    def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
+        """Return the runs, and after each whose method has a finish the finished model as a run of its own.
 
-def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
-    """Return the runs, and after each whose method has a finish the finished model as a run of its own.
+        The two are labelled `as_trained` and `after_finish`, and both are judged by one evaluation, of the last round's
+        model: beside a mean over rounds the finish would seem to do what the last rounds did. Bytes and seconds of the
+        second include the finish's.
+        """
+        shown = []
+        for run in runs:
+            finish = run.summary.get("finished") or {}
+            if finish.get("evaluation") is None and "failed" not in finish:
+                shown.append(run)
+                continue
+            run = run.summarised("final")
+            shown.append(replace(run, label=SeedRun.as_trained(run.label)))
+            if "failed" not in finish:
+                shown.append(_finished(run, finish))
+        return shown
 
-    The two are labelled `as_trained` and `after_finish`, and both are judged by one evaluation, of the last round's
-    model: beside a mean over rounds the finish would seem to do what the last rounds did. Bytes and seconds of the
-    second include the finish's.
-    """
-    shown = []
-    for run in runs:
-        finish = run.summary.get("finished") or {}
-        if finish.get("evaluation") is None and "failed" not in finish:
-            shown.append(run)
-            continue
-        run = run.summarised("final")
-        shown.append(replace(run, label=SeedRun.as_trained(run.label)))
-        if "failed" not in finish:
-            shown.append(_finished(run, finish))
-    return shown
+    @staticmethod
+    def headline_in_words(runs: Iterable[SeedRun]) -> str:
+        """Say in words what the headline figures of some runs are of, such as "the final model"."""
+        by_kind: dict[str, list[SeedRun]] = {}
+        for run in runs:
+            by_kind.setdefault(run.summarised_by, []).append(run)
+        words = {
+            "final": "the final model",
+            "last 10": averaged_over(by_kind.get("last 10", [])),
+            "best on validation": "the model that is best on validation",
+        }
+        return " or ".join(words[kind] for kind in by_kind)
+
+    @staticmethod
+    def machine_notes(runs: Iterable[SeedRun]) -> list[str]:
+        """Return one line for each combination of machine, versions and revision, with its seconds of training."""
+        seconds: dict[str, float] = {}
+        for run in runs:
+            key = json.dumps([run.summary.get(key) for key in ("machine", "versions", "revision")])
+            seconds[key] = seconds.get(key, 0.0) + run.summary["seconds"]
+        lines = []
+        for key in sorted(seconds):
+            machine, versions, revision = json.loads(key)
+            packages = ", ".join(f"{name} {number}" for name, number in versions.items())
+            where = machine["processor"] if machine["device"] == "cpu" else machine["device"]
+            threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''} a run"
+            at = "" if revision is None else f", revision {revision[:10]}"
+            lines.append(f"{where}, {threads}, {seconds[key]:,.0f} s of training; {packages}{at}.")
+        return lines
 
 
 def _finished(run: SeedRun, finish: dict[str, Any]) -> SeedRun:
@@ -178,19 +213,6 @@ def _finished(run: SeedRun, finish: dict[str, Any]) -> SeedRun:
     missing = {"last_tenth": None, "best_by_validation": None}
     summary = run.summary | {key: run.summary[key] + cost for key, cost in costs.items()} | moments | missing
     return replace(run, label=SeedRun.after_finish(run.label, finish["name"]), rounds=rounds, summary=summary)
-
-
-def headline_in_words(runs: Iterable[SeedRun]) -> str:
-    """Say in words what the headline figures of some runs are of, such as "the final model"."""
-    by_kind: dict[str, list[SeedRun]] = {}
-    for run in runs:
-        by_kind.setdefault(run.summarised_by, []).append(run)
-    words = {
-        "final": "the final model",
-        "last 10": averaged_over(by_kind.get("last 10", [])),
-        "best on validation": "the model that is best on validation",
-    }
-    return " or ".join(words[kind] for kind in by_kind)
 
 
 def averaged_over(runs: Iterable[SeedRun]) -> str:
@@ -241,20 +263,3 @@ def most_frequent(runs: Iterable[SeedRun]) -> str | None:
                 f"{100 / present:.1f} %."
             )
     return None
-
-
-def machine_notes(runs: Iterable[SeedRun]) -> list[str]:
-    """Return one line for each combination of machine, versions and revision, with its seconds of training."""
-    seconds: dict[str, float] = {}
-    for run in runs:
-        key = json.dumps([run.summary.get(key) for key in ("machine", "versions", "revision")])
-        seconds[key] = seconds.get(key, 0.0) + run.summary["seconds"]
-    lines = []
-    for key in sorted(seconds):
-        machine, versions, revision = json.loads(key)
-        packages = ", ".join(f"{name} {number}" for name, number in versions.items())
-        where = machine["processor"] if machine["device"] == "cpu" else machine["device"]
-        threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''} a run"
-        at = "" if revision is None else f", revision {revision[:10]}"
-        lines.append(f"{where}, {threads}, {seconds[key]:,.0f} s of training; {packages}{at}.")
-    return lines

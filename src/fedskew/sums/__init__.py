@@ -24,12 +24,10 @@ streams, all from the package `cryptography` (extra `fedskew[flower]`).
 The threat model is an honest but curious server that does not collude with sites; see `docs/privacy.md`.
 """
 
-from fedskew.sums._keys import SEED, Key
-from fedskew.sums._masking import LEAST, Masked, Opening, Pending, SumContext, mask, unmask
+from fedskew.sums._keys import Key
+from fedskew.sums._masking import Masked, Opening, Pending, SumContext, mask, unmask
 
 __all__ = [
-    "LEAST",
-    "SEED",
     "Key",
     "Masked",
     "Opening",

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fedskew.errors import ArgumentError, MissingPackageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-SEED = 32
-"""Bytes of a key, a seed and a commitment."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,9 @@ class Key:
         ArgumentError: It is not 32 bytes.
         MissingPackageError: `cryptography` is not installed.
     """
+
+    SEED: ClassVar[int] = 32
+    """Bytes of a key, a seed and a commitment."""
 
     secret: bytes = field(repr=False)
 
@@ -73,7 +73,7 @@ class Key:
         except ValueError:
             raise ArgumentError("peer's public key: is no key of X25519 that can be used") from None
         info = digest + min(self.public, peer) + max(self.public, peer)
-        return HKDF(algorithm=SHA256(), length=SEED, salt=None, info=info).derive(secret)
+        return HKDF(algorithm=SHA256(), length=Key.SEED, salt=None, info=info).derive(secret)
 
 
 def commitment(seed: bytes) -> bytes:
@@ -99,5 +99,5 @@ def _x25519() -> ModuleType:
 
 
 def _is_seed(name: str, value: object) -> None:
-    if not isinstance(value, bytes) or len(value) != SEED:
-        raise ArgumentError(f"{name}: must be {SEED} bytes")
+    if not isinstance(value, bytes) or len(value) != Key.SEED:
+        raise ArgumentError(f"{name}: must be {Key.SEED} bytes")

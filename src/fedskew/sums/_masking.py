@@ -17,19 +17,17 @@ import json
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, SumsError
-from fedskew.sums._keys import SEED, Key, commitment, stream
+from fedskew.sums._keys import Key, commitment, stream
 from fedskew.sums.fixed_point import IntArray, unsigned
 
 Values = TypeVar("Values", NDArray[Any], Mapping[str, NDArray[Any]])
 
-LEAST = 3
-"""Fewest sites that a sum may be over, unless a site asks for more: in a sum over two, each learns the other's part."""
 
 _PROTOCOL = "fedskew masked sums 1"
 _BLOCK = 1 << 18
@@ -53,6 +51,9 @@ class SumContext:
     Raises:
         ArgumentError: A member occurs twice, or a number is below 0.
     """
+
+    LEAST: ClassVar[int] = 3
+    """Fewest sites that a sum may be over: in a sum over two, each learns the other's part."""
 
     run: str
     round: int
@@ -140,7 +141,7 @@ class Pending:
     own: bytes = field(repr=False)
     pairs: Mapping[str, bytes] = field(repr=False)
 
-    def answer(self, arrived: Collection[str], least: int = LEAST) -> Opening:
+    def answer(self, arrived: Collection[str], least: int = SumContext.LEAST) -> Opening:
         """Make a site's answer to the request to open its mask.
 
         It keeps no state: a real site answers once for each sum, about all of its members, and forgets the seeds. Call
@@ -218,7 +219,7 @@ def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumConte
                 pairs[name] = key.shared(peers[name], digest)
             except ArgumentError as error:
                 raise ArgumentError(f"peers: {name}: {error}") from None
-    own = secrets.token_bytes(SEED)
+    own = secrets.token_bytes(Key.SEED)
     arrays = {name: _integers(name, array).copy() for name, array in _by_name(values).items()}
     _add(arrays, own, plus=True)
     for name, seed in pairs.items():

@@ -3,10 +3,6 @@
 `_backend` divides a cohort into stacks, `_stack` takes their steps, and `_layers` maps the network over clients.
 """
 
-from fedskew.engine.cohort._backend import (
-    CohortBackend,
-    faster_together,
-    run_round_together,
-)
+from fedskew.engine.cohort._backend import CohortBackend, run_round_together
 
-__all__ = ["CohortBackend", "faster_together", "run_round_together"]
+__all__ = ["CohortBackend", "run_round_together"]
