@@ -23,7 +23,7 @@ import pytest
 from scipy import stats
 
 from fedskew import simulate
-from fedskew.arena import Arena, ArenaState, ranks, run_arena, scores, standings, write_comparison
+from fedskew.arena import Arena, ArenaState, Scores, run_arena, write_comparison
 from fedskew.errors import RunError
 from fedskew.executors import executor
 from fedskew.experiment import Sweep, run_sweep
@@ -335,12 +335,12 @@ def means(gains):
 @pytest.fixture(scope="module")
 def found(compared):
     trainings = {key: key[:3] for key in {tuple(line[axis] for axis in AXES) for line in compared}}
-    return scores(compared, AXES, "fedavg", last=3, trainings=trainings)
+    return Scores.of(compared, AXES, "fedavg", last=3, trainings=trainings)
 
 
 @pytest.mark.slow
 def test_the_published_differences_and_p_values_are_those_of_trainings(found, gains, means) -> None:
-    rows = {row.method: row for row in standings(found, "fedavg")}
+    rows = {row.method: row for row in found.standings("fedavg")}
     units = {method: list(own.values()) for method, own in means.items() if method != "fedavg"}
     assert {method: row.trainings for method, row in rows.items()} == {name: len(own) for name, own in units.items()}
     assert max(map(len, units.values())) == 22
@@ -358,7 +358,7 @@ def test_the_published_differences_and_p_values_are_those_of_trainings(found, ga
 
 @pytest.mark.slow
 def test_the_published_ranks_are_those_of_trainings(found, means) -> None:
-    made = ranks(found)
+    made = found.ranks()
     table = np.array([[means[method][training] for method in made.methods] for training in means["fedavg"]])
     assert dict(zip(made.methods, made.ranks, strict=True)) == pytest.approx(
         dict(zip(made.methods, stats.rankdata(-table.round(9), axis=1).mean(axis=0).tolist(), strict=True))
