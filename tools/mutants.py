@@ -26,8 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import coverage
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "fedskew"
@@ -113,7 +112,7 @@ def place(change: dict[str, str]) -> tuple[Path, int] | None:
     return None
 
 
-def tests_of(measured: coverage.CoverageData, file: Path, number: int) -> list[str]:
+def tests_of(measured: Any, file: Path, number: int) -> list[str]:
     """Return the tests that run a line, those of its package first; of many, some, by a seed."""
     contexts = measured.contexts_by_lineno(str(file)).get(number, [])
     tests = sorted({context.partition("|")[0] for context in contexts if "::" in context})
@@ -144,7 +143,7 @@ def failing(source: Path, tests: list[str]) -> str | None:
     return failed[1] if failed else "it can't be imported"
 
 
-def noticed(change: dict[str, str], measured: coverage.CoverageData) -> str | None:
+def noticed(change: dict[str, str], measured: Any) -> str | None:
     """Return which test notices a change, or 'gone'; None if no test does."""
     where = place(change)
     if where is None:
@@ -179,6 +178,8 @@ def main() -> int:
     if options.what == "draw":
         LIST.write_text(json.dumps(draw(options.seed), indent=1) + "\n", encoding="utf-8")
         return 0
+    import coverage  # comes with pytest-cov, which drawing needs not
+
     known = json.loads(LIST.read_text(encoding="utf-8"))
     measured = coverage.CoverageData(str(ROOT / ".coverage"))
     measured.read()

@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_100, "docstrings": 16_600, "files": 387, "names": 744},
-    "tests": {"code": 31_700},
+    "src": {"code": 33_560, "docstrings": 9_750, "files": 303, "names": 372},
+    "tests": {"code": 29_480},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
