@@ -13,8 +13,8 @@ import pytest
 import tomli_w
 
 from fedskew.cli import app
-from fedskew.deploy import Address, Agreement, Terms, app_hash, other_code, read_app, write_federation
-from fedskew.errors import ConfigError
+from fedskew.deploy import Address, Agreement, Terms, agree, app_hash, other_code, read_app, write_federation
+from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import resolve
 
 AGREED = {"sites": ["north", "south"], "classes": ["no", "yes"], "shape": [1, 4, 4]}
@@ -114,6 +114,20 @@ def test_looking_imports_nothing_wherever_a_name_stands(tmp_path, capsys, sectio
     )
     assert "unknown until agreed to" in said
     assert "most rounds 3" in said
+
+
+def test_an_app_that_another_takes_the_place_of_while_it_is_looked_at_is_not_agreed_to(tmp_path, monkeypatch):
+    site = federation(tmp_path)
+    load = np.load
+
+    def meanwhile(*arguments, **options):
+        name(site / "offered", "training", "rounds", 50)
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(np, "load", meanwhile)
+    with pytest.raises(RunError, match="has changed while it was looked at"):
+        agree(site / "data.toml", site / "offered")
+    assert not (site / "agreed.toml").exists()
 
 
 @pytest.mark.parametrize(

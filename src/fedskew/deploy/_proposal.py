@@ -14,7 +14,7 @@ from fedskew.deploy._mask_keys import key_fingerprint, read_mask_key
 from fedskew.deploy._releases import CountsRequest, converted
 from fedskew.deploy._site_data import SiteData
 from fedskew.deploy._terms import Terms, terms_path
-from fedskew.errors import ConfigError
+from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, read
 from fedskew.files import writing
 from fedskew.own_code import refused
@@ -80,6 +80,8 @@ class Look:
             config = read(app / "run.toml") if may_build else config
             terms = _terms(app_hash(files), config, agreement, data, before)
             leaves = Disclosure.all_of(config, agreement, data, may_build)
+        if read_app(app) != files:
+            raise RunError(f"{app}: has changed while it was looked at, as the server sent another app; look again")
         return cls(place, app, files, config, agreement, data, before, terms, leaves, not may_build)
 
     @property
