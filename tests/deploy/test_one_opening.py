@@ -15,6 +15,7 @@ from federated import Federated, LocalGrid
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from test_masked import FOUR, a_round_of, asked_directly, kinds, last, masked, outcome, silent_at
 
+from fedskew import __version__
 from fedskew.deploy import Book, MaskedSum, NotAgreedError, Terms, agree
 from fedskew.errors import ConfigError, StandstillError
 from fedskew.privacy import Protection, UpdateNoise
@@ -115,7 +116,7 @@ def test_of_two_sums_that_are_masked_only_the_last_opens(tmp_path: Path) -> None
 
 
 def terms(agreed: str = "now", **more: Any) -> Terms:
-    return Terms(schema=1, agreed=agreed, app="0" * 64, rounds=9, data="now", **more)
+    return Terms(schema=1, agreed=agreed, app="0" * 64, fedskew=__version__, rounds=9, data="now", **more)
 
 
 def part(purpose: str, round: int, name: str, answer: str = "", among: str = "") -> MaskedSum:

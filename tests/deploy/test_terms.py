@@ -17,9 +17,11 @@ from federated import NAMES, Federated, federate, tree
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
+from fedskew import __version__
 from fedskew.deploy import (
     Agreement,
     Book,
+    Look,
     ModelLayout,
     Terms,
     TrainInstruction,
@@ -126,6 +128,18 @@ def test_another_app_is_refused(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg"))
     (federation.app / "extra.py").write_text("import os\n")
     refused(train(federation), "app", caplog, "not the one that this site agreed to")
+
+
+def test_another_version_of_fedskew_is_looked_at_before_it_sends_anything(tmp_path: Path, caplog: Any) -> None:
+    federation, agreed = federate(tmp_path, tree("fedavg")), tmp_path / "ash" / "agreed.toml"
+    written = agreed.read_text()
+    agreed.write_text(written.replace(f'fedskew = "{__version__}"', 'fedskew = "0.0.9"'))
+    refused(train(federation), "version", caplog, "agreed under fedskew 0.0.9", "fedskew deploy site --check")
+    assert query(federation).has_error()
+    assert evaluate(federation).has_error()
+    assert not Look.at(tmp_path / "ash" / "data.toml", federation.app).is_agreed
+    agreed.write_text(written)
+    assert train(federation).has_content()
 
 
 def test_less_noise_than_agreed_is_refused(tmp_path: Path, caplog: Any) -> None:
@@ -358,6 +372,7 @@ def agreed_to(data: Path, app: Path) -> None:
         schema=1,
         agreed="now",
         app=app_hash(read_app(app)),
+        fedskew=__version__,
         rounds=1,
         data="now",
     )

@@ -144,6 +144,7 @@ def terms_table(look: Look) -> Group:
     old = terms if before is None else before
     rows: list[tuple[str, object, object]] = [
         ("hash of the app's files", f"{terms.app[:16]}...", f"{old.app[:16]}..."),
+        ("version of fedskew", terms.fedskew, old.fedskew),
         ("most rounds", terms.rounds, old.rounds),
     ]
     if look.agreement.updates == "masked":

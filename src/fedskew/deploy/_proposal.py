@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedskew import __version__
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy._book import Book, cost, now
@@ -205,6 +206,7 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
         schema=1,
         agreed=now(),
         app=app,
+        fedskew=__version__,
         rounds=config.training.rounds,
         sum_sites=max(agreement.sum_sites, SumContext.LEAST if before is None else before.sum_sites),
         updates_epsilon=_epsilon_of_updates(app, config, data, before),

@@ -1,7 +1,7 @@
 """The terms that a site agreed to: `agreed.toml` beside its `data.toml`, written by `fedskew deploy site --check`.
 
-The app's hash fixes what the site computes and sends (see `Plan`); the other terms are how often it does, and what
-that may cost. The site refuses whatever goes beyond them, whatever the server sends.
+The app's hash and fedskew's version fix what the site computes and sends (see `Plan`); the other terms are how often it
+does, and what that may cost. The site refuses whatever goes beyond them, whatever the server sends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pydantic
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedskew import __version__
 from fedskew.deploy._app_files import app_hash, read_app
 from fedskew.deploy._releases import Budget, Neighbours, NotAgreedError
 from fedskew.errors import ConfigError
@@ -38,6 +39,7 @@ class Terms(BaseModel):
     Attributes:
         agreed: When the site agreed, UTC. Rounds are counted from then on.
         app: Hash of the app's files, by `app_hash`.
+        fedskew: The version that showed what would leave; another one may send more.
         rounds: Most models that the site trains, and, plus one and `EVALUATED_AGAIN`, that it evaluates. The same
             question again is the same answer, and is not counted twice.
         sum_sites: Fewest sites that a masked sum may be over.
@@ -55,6 +57,7 @@ class Terms(BaseModel):
     schema_: Literal[1] = Field(1, alias="schema")
     agreed: str
     app: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    fedskew: str
     rounds: Count
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
     updates_epsilon: Positive | None = None
@@ -82,7 +85,13 @@ class Terms(BaseModel):
             write_text(path, ABOUT + tomli_w.dumps(tree), private=True)
 
     def check_app(self, folder: Path) -> None:
-        """Raise NotAgreedError unless an app folder is the one that the site agreed to."""
+        """Raise NotAgreedError unless an app folder, and fedskew, are those that the site agreed to."""
+        if self.fedskew != __version__:
+            raise NotAgreedError(
+                "version",
+                f"version: this site agreed under fedskew {self.fedskew}, and {__version__} may send other things; "
+                "look, and agree anew: fedskew deploy site --check data.toml",
+            )
         if app_hash(read_app(folder)) != self.app:
             raise NotAgreedError("app", "app: the server's app is not the one that this site agreed to")
 
