@@ -178,7 +178,7 @@ def main() -> int:
     if options.what == "draw":
         LIST.write_text(json.dumps(draw(options.seed), indent=1) + "\n", encoding="utf-8")
         return 0
-    import coverage  # comes with pytest-cov, which drawing needs not
+    import coverage  # comes with pytest-cov; `draw` does without it
 
     known = json.loads(LIST.read_text(encoding="utf-8"))
     measured = coverage.CoverageData(str(ROOT / ".coverage"))
