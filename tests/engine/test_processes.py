@@ -95,9 +95,10 @@ class Fragile(nn.Module):
     def __init__(self, num_classes: int, in_shape: tuple[int, ...], flag: str) -> None:
         super().__init__()
         self.layer = nn.Linear(int(np.prod(in_shape)), num_classes)
-        self.flag = Path(flag)
+        self.passes, self.flag = 0, Path(flag)
 
     def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1  # so that its graph can't be read, and this function is called in every step
         if multiprocessing.parent_process() is not None and self.flag.exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return self.layer(x.flatten(1))

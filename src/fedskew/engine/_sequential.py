@@ -18,7 +18,7 @@ from fedskew.engine.contracts import calling, checked_carried, checked_step
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
 from fedskew.local_steps import StepSettings, steps_in_place
-from fedskew.models import Dropout, FlatModel, ModelState, Outputs, with_features
+from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
 
@@ -59,7 +59,6 @@ class SequentialBackend(Backend):
     observe: Observer | None = None
 
     def __post_init__(self) -> None:
-        self._network = with_features(self.model.network)
         self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
         reads = self.work.objective.reads
         batch_statistics = self.work.training.teacher_train_mode
@@ -164,12 +163,12 @@ class SequentialBackend(Backend):
         work, settings = self.work, setup.settings
         round, task, samples, client = setup.round, setup.task, setup.samples, setup.task.client
         self.model.write_state(setup.sent.model)
-        self._network.train()
+        self.model.network.train()
         previous = self._previous_of(setup)
         step, parameters = work.local_step, settings.start
         carried, in_place = carried_first(work, setup), steps_in_place(step)
         if in_place is not None:
-            parameters, parts = self.model.vector, {name: self.model.parts(part) for name, part in carried.items()}
+            parameters = self.model.vector
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
@@ -184,7 +183,7 @@ class SequentialBackend(Backend):
             objective = _BatchObjective(self, x, y, setup.context, previous)
             try:
                 if in_place is not None:
-                    in_place.step_in_place(self.model, objective.value, parts, settings)
+                    in_place.step_in_place(parameters, objective.gradient, carried, settings)
                 else:
                     stepped = step.step(parameters, objective.gradient, carried, settings)
                     parameters, carried = checked_step(step, stepped, parameters)
@@ -240,8 +239,8 @@ class _FrozenModel:
 
     def __init__(self, model: FlatModel, batch_statistics: bool = False) -> None:
         self._model = FlatModel(copy.deepcopy(model.module))
-        self._network = with_features(self._model.network).eval()
-        for layer in self._network.modules():
+        self._model.network.eval()
+        for layer in self._model.module.modules():
             if batch_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
 
@@ -250,15 +249,14 @@ class _FrozenModel:
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Outputs:
-        outputs: Outputs = self._network(x)
-        return outputs
+        return self._model.outputs(x)
 
 
 class _BatchObjective:
     """The objective on one batch, and its gradient, at any parameters; `first` is its value at the step's beginning."""
 
     first: Tensor
-    _seen: Batch
+    batch: Batch
 
     def __init__(
         self, backend: SequentialBackend, x: Tensor, y: Tensor, context: Context, previous: _FrozenModel | None
@@ -274,21 +272,18 @@ class _BatchObjective:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
         model = self._backend.model
         model.write(parameters)
-        model.differentiate(self.value())
+        value, outputs = model.differentiate(self._x, self._value)
+        if not self.is_evaluated:
+            self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
         return model.gradient
 
+    @torch.no_grad()
     def value(self) -> Tensor:
         """Compute the objective, 0-d, at the model's current parameters."""
-        features, logits = self._backend._network(self._x)
-        batch = Batch(features, logits, self._y)
-        value = self._backend.work.objective.value(batch, self._context)
-        if not self.is_evaluated:
-            self.first, self._seen, self.is_evaluated = value.detach(), batch, True
-        return value
+        return self._value(self._backend.model.outputs(self._x))
 
-    @property
-    def batch(self) -> Batch:
-        return Batch(self._seen.features.detach(), self._seen.logits.detach(), self._seen.targets)
+    def _value(self, outputs: Outputs) -> Tensor:
+        return self._backend.work.objective.value(Batch(*outputs, self._y), self._context)
 
 
 class _FullObjective:
@@ -315,7 +310,7 @@ class _FullObjective:
     def _parts(self) -> Iterator[tuple[_BatchObjective, float]]:
         """Yield the objective on at most `ROWS_AT_ONCE` samples, and their share of the client's samples."""
         backend = self._backend
-        backend._network.eval()
+        backend.model.network.eval()
         backend.model.write_buffers(self._setup.sent.model.buffers)
         if backend._teacher is not None:
             backend._teacher.load(self._setup.sent.model)

@@ -151,7 +151,7 @@ def _make_runner(
     some = dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
     network = make_network(config, seed, method, dataset.num_classes, dataset.in_shape, some.cpu())
     model = FlatModel(network.to(device))
-    model.network.train().program(some.to(device))  # what is done to the network stands in the run's record
+    model.network.train().chain(some.to(device))  # what is done to the network stands in the run's record
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
     )

@@ -6,13 +6,12 @@ and, mapped, a whole cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
 from fedskew.components import covers
-from fedskew.models import FlatModel
 
 Named = Mapping[str, Tensor]
 Gradient = Callable[[Tensor], Tensor]
@@ -66,19 +65,13 @@ class InPlace(Protocol):
     For a large model with small batches, where memory bandwidth limits a step, this saves a fifth of the time.
     """
 
-    def step_in_place(
-        self,
-        model: FlatModel,
-        objective: Callable[[], Tensor],
-        carried: Mapping[str, Sequence[Tensor]],
-        settings: StepSettings,
-    ) -> None:
-        """Take the step on the model's own parameters: the bits of `step`, except for rounding in wide layers.
+    def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
+        """Take the step that `step` takes, up to rounding, and write it to `parameters` and to what is carried.
 
         Args:
-            model: The model, at the parameters of the step's beginning.
-            objective: Computes this batch's objective, 0-d, from the model's module.
-            carried: What `init` returned, vectors of the parameters' shape, as `FlatModel.parts`; updated in place.
+            parameters: The model's own vector.
+            gradient: The gradient of this batch's objective at these parameters.
+            carried: What `init` returned.
         """
 
 

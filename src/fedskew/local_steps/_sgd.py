@@ -7,14 +7,12 @@ The semantics are those of `torch.optim.SGD` (no dampening, no Nesterov), with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
-from fedskew.models import FlatModel
 from fedskew.parameters import component
 
 
@@ -47,13 +45,11 @@ class SGD:
         """Take a step along the gradient at `parameters`; no argument is written to."""
         return descend(parameters, gradient(parameters), carried, settings)
 
-    def step_in_place(
-        self,
-        model: FlatModel,
-        objective: Callable[[], Tensor],
-        carried: Mapping[str, Sequence[Tensor]],
-        settings: StepSettings,
-    ) -> None:
-        """Take the same step without allocating a vector; see `InPlace`."""
-        buffer = carried.get("momentum", ())
-        model.descend(objective, buffer, float(settings.lr), settings.momentum, settings.weight_decay)
+    def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
+        """Take the same step in one pass over the parameters; see `InPlace`."""
+        buffers = [carried["momentum"]] if settings.momentum else []
+        torch._fused_sgd_(
+            [parameters], [gradient(parameters)], buffers, weight_decay=settings.weight_decay,
+            momentum=settings.momentum, lr=float(settings.lr), dampening=0.0,
+            nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip

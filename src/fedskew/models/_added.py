@@ -15,9 +15,9 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Return whether a layer is only what its class says: without hooks, and without a `forward` of its own."""
+    """Return whether a layer is what its class says, with no hook but that of dropout, and no `forward` of its own."""
     own = any(parameter_hooks(parameter) for parameter in layer.parameters(recurse=False))
-    return not own and not layer_hooks(layer) and "forward" not in vars(layer)
+    return not own and layer_hooks(layer) in ([], [count_anew]) and "forward" not in vars(layer)
 
 
 def layer_hooks(layer: nn.Module) -> list[Any]:

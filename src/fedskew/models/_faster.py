@@ -1,112 +1,109 @@
-"""A network that is computed by its rewritten graph where that is safe, and by its own `forward` elsewhere."""
+"""A network that is computed without autograd where it is a chain of layers, and by its own `forward` elsewhere."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fedskew.errors import in_one_line
 from fedskew.models._added import has_global_hooks, is_plain
-from fedskew.models._graph import UnreadableError, read_graph, rewrite
-from fedskew.models._networks import MLP3, FastText, Logistic
+from fedskew.models._chain import Chain
+from fedskew.models._graph import UnreadableError, read_chain
+from fedskew.models._network import Outputs
+from fedskew.models._wrappers import with_features
 
-_SAMPLES = 2  # on which a graph is compared with the network
+_SAMPLES = 3  # on which a chain is compared with the network
 _TOLERANCE = 1e-4  # as a share of the largest value
-
-# Networks that have nothing to rewrite; to read their graph takes longer than a round of a small run.
-_NEVER_REWRITTEN = {FastText, Logistic, MLP3, nn.Embedding, nn.Linear}
-
-
-class Program(NamedTuple):
-    """How a network is computed: by a rewritten graph or, at None, by its own `forward`; and `Faster.rules` of it."""
-
-    graph: fx.GraphModule | None
-    rules: Mapping[str, int | str]
 
 
 class Faster(nn.Module):
     """Computes the same function as a network, with the network's own layers and tensors.
 
-    In each combination of the layers' modes that occurs, the network's graph is read by torch.fx, rewritten by rules
-    that keep its function, and compared with the network on two samples: outputs, gradients and buffers. Where its
-    graph can't be read, or differs, the network is computed as it was written. The network itself is not changed.
+    A network on the CPU whose graph, read by torch.fx, is a chain of known layers is computed without autograd (see
+    `_chain`), once its outputs and gradients are those of its `forward` on a few samples. The network is not changed.
 
     Attributes:
-        rules: How often each was applied in training mode, or `as_written`, why none was; empty before that is known.
+        rules: `chain`, the number of its layers, or `as_written`, why it is none; empty before that is known.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._layers = list(module.modules())
-        self._plain = [is_plain(layer) for layer in self._layers]
-        self._programs: dict[tuple[bool, ...], Program] = {}
         self.rules: Mapping[str, int | str] = {}
+        self._layers = list(module.modules())
+        self._featured = (with_features(module),)  # in a tuple, as it is no layer of its own
+        self._chains: dict[tuple[Any, ...], Chain | None] = {}
+        self._is_plain = True
 
-    def forward(self, x: Tensor) -> Any:
-        """Return what the network returns for a batch."""
-        graph = self.program(x).graph
-        return self.module(x) if graph is None else graph(x)
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the network's layers; from then on it is a chain as long as its layers have no hooks."""
+        self._is_plain = not has_global_hooks() and all(map(is_plain, self._layers))
+        return super().train(mode)
 
-    def program(self, x: Tensor) -> Program:
-        """Return how the network is computed in its present modes; a new graph is compared with it on these samples."""
-        if has_global_hooks():
-            return Program(None, {"as_written": "PyTorch has a hook of all modules"})
-        modes = torch.is_grad_enabled(), *[layer.training for layer in self._layers]
-        known = self._programs.get(modes)
-        if known is None:
-            known = self._programs[modes] = self._read(x[:_SAMPLES])
-            if self.training:
-                self.rules = known.rules
-        return known
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of a batch, `(batch, classes)`; without a gradient by the chain, if there is one."""
+        chain = None if torch.is_grad_enabled() else self.chain(x)
+        logits: Tensor = self.module(x) if chain is None else chain.predictions(x)
+        return logits
 
-    def _read(self, x: Tensor) -> Program:
-        if all(self._plain) and {type(layer) for layer in self._layers} <= _NEVER_REWRITTEN:
-            return Program(None, {"as_written": "no rule applies"})
+    def outputs(self, x: Tensor) -> Outputs:
+        """Return features and logits of a batch, without a gradient if the network is a chain."""
+        chain = self.chain(x)
+        outputs: Outputs = self._featured[0](x) if chain is None else chain.outputs(x)
+        return outputs
+
+    def chain(self, x: Tensor) -> Chain | None:
+        """Return the chain that computes such a batch; None where the network is computed as it was written."""
+        if not self._is_plain:
+            return None
+        key = x.shape[1:], *[layer.training for layer in self._layers]
+        if key not in self._chains:
+            self._chains[key] = self._read(x[:_SAMPLES])
+        chain = self._chains[key]
+        return chain if chain is not None and chain.takes(x) else None
+
+    def _read(self, x: Tensor) -> Chain | None:
         try:
-            graph = read_graph(self.module)
-            done = rewrite(graph)
-            if not done:
-                return Program(None, {"as_written": "no rule applies"})
-            self._compare(graph, x)
+            if x.device.type != "cpu" or x.dtype != torch.float32:
+                raise UnreadableError("its inputs are no numbers of 32 bits on a CPU")
+            chain = read_chain(self.module, tuple(x.shape[1:]))
+            self._compare(x)
         except UnreadableError as error:
-            return Program(None, {"as_written": str(error)})
-        return Program(graph, done)
+            self.rules = {"as_written": str(error)}
+            return None
+        self.rules = {"chain": len(chain.stages)}
+        return chain
 
-    def _compare(self, graph: fx.GraphModule, x: Tensor) -> None:
-        """Raise UnreadableError where the graph's outputs, gradients or buffers are not the network's."""
-        expected = self._computed(self.module, self.module, x)
-        got = self._computed(self.module, graph, x)
-        if len(expected) != len(got) or not all(map(_agree, expected, got)):
-            raise UnreadableError("its graph gives other values than its forward()")
-
-    def _computed(self, module: nn.Module, network: nn.Module, x: Tensor) -> list[Tensor | None]:
-        """Return outputs, gradients and buffers of a copy."""
+    def _compare(self, x: Tensor) -> None:
+        """Raise UnreadableError where a chain's outputs or gradients on some samples are not the network's."""
         try:
-            module, network = copy.deepcopy((module, network))
-            for layer, plain in zip(module.modules(), self._plain, strict=True):
-                if plain:  # hooks of a caller who reads this forward pass
-                    layer._forward_hooks.clear()
-                    layer._forward_pre_hooks.clear()
-            y = network(x)
+            module = copy.deepcopy(self.module)
+            for parameter in module.parameters():
+                parameter.data = parameter.data.contiguous()
+            outputs = with_features(module)(x)
+            loss = outputs.logits.square().sum() + outputs.logits.sum()
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         except Exception as error:
             raise UnreadableError(in_one_line(error)) from error
-        if not isinstance(y, Tensor):
-            raise UnreadableError("it returns no tensor")
-        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        gradients: tuple[Tensor | None, ...] = ()
-        if y.requires_grad:
-            gradients = torch.autograd.grad(y.square().sum() + y.sum(), parameters, allow_unused=True)
-        return [y.detach(), *gradients, *module.buffers()]
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        with torch.no_grad():
+            chain = read_chain(module, tuple(x.shape[1:]))
+            made = chain.outputs(x)
+            chain.backward(None, 2 * made.logits + 1, made)
+        expected = [torch.zeros_like(own) if one is None else one for own, one in zip(trained, gradients, strict=True)]
+        found = [own.grad for own in trained if own.grad is not None]
+        if not all(map(_agree, (*outputs, *expected), (*made, *found))):
+            raise UnreadableError("a chain of its layers gives other values than its forward()")
 
 
-def _agree(expected: Tensor | None, got: Tensor | None) -> bool:
-    if expected is None or got is None:
-        return expected is got
+@torch.no_grad()
+def _agree(expected: Tensor, got: Tensor) -> bool:
     scale = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
     return expected.shape == got.shape and torch.allclose(
         got, expected, rtol=0, atol=_TOLERANCE * scale, equal_nan=True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from fedskew.errors import ArgumentError
 from fedskew.models._added import check_added, parameter_hooks
 from fedskew.models._faster import Faster
+from fedskew.models._network import Outputs
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class FlatModel:
         buffers: False for a model whose layers with running statistics are frozen.
 
     Attributes:
-        network: `module`, computed faster where its graph can be rewritten.
+        network: `module`, computed without autograd where it is a chain of known layers.
         vector: The parameters, `(parameters,)`, float32.
         gradient: Likewise; every parameter's `.grad` is a view of it, so that `loss.backward()` adds to it.
         names: The parameters' names, in the order of the vector. A tied parameter counts once.
@@ -161,40 +162,33 @@ class FlatModel:
             buffer.copy_(state.integers[start : start + buffer.numel()].view(buffer.shape))
             start += buffer.numel()
 
-    def differentiate(self, value: Tensor) -> None:
-        """Set `gradient` to the gradient of a 0-d value: written once, not zeroed and added to by `backward`."""
-        gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
-        for held, gradient in zip(self._gradients, gradients, strict=True):
-            held.zero_() if gradient is None else held.copy_(gradient)
+    def outputs(self, x: Tensor) -> Outputs:
+        """Return features and logits of a batch, computed as fast as the network can be."""
+        return self.network.outputs(x)
 
-    def descend(
-        self,
-        objective: Callable[[], Tensor],
-        velocity: Sequence[Tensor],
-        lr: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        """Take one step of SGD on the model's own parameters, in place, like `torch.optim.SGD`.
+    def differentiate(self, x: Tensor, loss: Callable[[Outputs], Tensor]) -> tuple[Tensor, Outputs]:
+        """Set `gradient` to that of a loss, 0-d, of the network's outputs for a batch; return the loss and the outputs.
 
-        The gradient is not assembled into one vector.
-
-        Args:
-            objective: Computes the value to minimise, 0-d, at the module's current parameters.
-            velocity: The momentum buffer, split by `parts`; it is updated in place. Empty without momentum.
+        Where the network is a chain, autograd sees the loss alone, on features and logits as leaves.
         """
-        found = torch.autograd.grad(objective(), self._parameters, allow_unused=True)
-        directions = [
-            torch.zeros_like(own) if gradient is None else gradient
-            for own, gradient in zip(self._own, found, strict=True)
-        ]
-        if weight_decay:
-            directions = list(torch._foreach_add(directions, self._own, alpha=weight_decay))
-        if buffers := list(velocity):
-            torch._foreach_mul_(buffers, momentum)
-            torch._foreach_add_(buffers, directions)
-            directions = buffers
-        torch._foreach_sub_(self._own, directions, alpha=lr)
+        chain = self.network.chain(x)
+        if chain is None:
+            outputs = self.network.outputs(x)
+            value = loss(outputs)
+            gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
+            for held, gradient in zip(self._gradients, gradients, strict=True):
+                held.zero_() if gradient is None else held.copy_(gradient)
+        else:
+            with torch.no_grad():
+                outputs = chain.outputs(x)
+            leaves = Outputs(*(tensor.detach().requires_grad_() for tensor in outputs))
+            value = loss(leaves)
+            by_features, by_logits = torch.autograd.grad(value, leaves, allow_unused=True)
+            with torch.no_grad():
+                if chain.trained < len(self._parameters):  # its other parameters have a gradient of 0
+                    self.gradient.zero_()
+                chain.backward(by_features, by_logits, outputs)
+        return value.detach(), Outputs(*(tensor.detach() for tensor in outputs))
 
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Split a vector of parameters into views, one for each, in the order of `names`."""

@@ -1,25 +1,17 @@
-"""Reads the graph of a network by torch.fx, refuses it where it might not be the network, and makes it faster.
+"""Reads the graph of a network by torch.fx, and from it a chain of known layers.
 
 A trace runs `forward` once, and takes every Python value that it meets for a constant. So a graph is refused if the run
 changed such a value or a global random generator, made a tensor of its own, or switched gradients off (as `forward` of
-a `torch.autograd.Function` does). What no single run can show is found by `_faster`, which compares the graph's outputs
+a `torch.autograd.Function` does). What no single run can show is found by `_faster`, which compares the chain's outputs
 and gradients with the network's own.
-
-Two rules change the graph into a faster one of the same function; a value that anything else reads or writes is left as
-it is:
-
-- **ReLU after max-pooling.** Instead of the reverse order: a quarter of the values. Output and gradient have the same
-  bits, since ReLU keeps order, and where it makes ties, at 0, it passes no gradient.
-- **Convolution, 2 x 2 max-pooling and ReLU as one operation**, `conv_pool`: the same function and choice between ties,
-  rounded differently where a layer has few channels and a batch many samples; else the same bits.
 """
 
 from __future__ import annotations
 
 import copy
-import operator
 import random
 import warnings
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -29,20 +21,16 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from fedskew.models._added import is_plain, layer_hooks
-from fedskew.models._dropout import Dropout, count_anew
-from fedskew.models.conv_pool import ConvPoolReLU, is_poolable
+from fedskew.models._chain import Chain, Convolution, Convolutions, Images, Linear, Mask, ReLU, Stage
+from fedskew.models._dropout import ChannelDropout, Dropout, count_anew
+from fedskew.models._kernels import LONGEST_ROW
 
-_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
-_POOL_FUNCTIONS = (
-    functional.max_pool1d, functional.max_pool2d, functional.max_pool3d,
-    torch.max_pool1d, torch.max_pool2d, torch.max_pool3d,
-)  # fmt: skip
+_POOL_FUNCTIONS = (functional.max_pool2d, torch.max_pool2d)
 _OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
-_FRESH = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm,
-)  # fmt: skip
-"""Layers whose output is a tensor of its own, and no view of another's memory."""
+_SHAPES = ("flatten", "view", "reshape")
+_SHORTEST_ROW = 8
+"""Columns of a convolution's outputs below which PyTorch's own is faster."""
 
 
 class UnreadableError(Exception):
@@ -84,23 +72,16 @@ def read_graph(module: nn.Module) -> fx.GraphModule:
     written = versions != [tensor._version for tensor in tensors.values()]
     if written or before != _values(root) or before != _values(traced):
         raise UnreadableError("it changes its own attributes")
-    program = fx.GraphModule(root, graph)
-    for name in reader.counting:
-        program.register_forward_pre_hook(_CountAnew(root.get_submodule(name)))
-    return program
+    return fx.GraphModule(root, graph)
 
 
 class _Reader(fx.Tracer):
-    """A tracer that takes buffers for tensors of the graph, and our dropout for a layer.
-
-    `counting` names the modules whose hook numbers the uses of dropout layers.
-    """
+    """A tracer that takes buffers for tensors of the graph, and our dropout for a layer."""
 
     proxy_buffer_attributes = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.counting: list[str] = []
         self._modes = _modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -111,9 +92,7 @@ class _Reader(fx.Tracer):
         name = self.path_of_module(m)
         if not self.is_leaf_module(m, name):
             hooks = layer_hooks(m)
-            if hooks == [count_anew] and name not in self.counting:
-                self.counting.append(name)
-            elif hooks:
+            if hooks not in ([], [count_anew]):
                 raise UnreadableError(f"{name.removeprefix('module.')!r} has hooks")
         return super().call_module(m, forward, args, kwargs)
 
@@ -121,16 +100,6 @@ class _Reader(fx.Tracer):
         if _modes() != self._modes:
             raise UnreadableError("it switches gradients or precision inside")
         return super().create_node(*args, **kwargs)
-
-
-class _CountAnew:
-    """A hook that numbers the uses of a module's dropout layers anew."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def __call__(self, program: nn.Module, inputs: tuple[Any, ...]) -> None:
-        count_anew(self._module, inputs)
 
 
 def _modes() -> tuple[bool, ...]:
@@ -156,105 +125,134 @@ def _value(held: Any) -> Any:
     return held if isinstance(held, bool | int | float | complex | str | bytes | None) else type(held)
 
 
-def rewrite(program: fx.GraphModule) -> dict[str, int]:
-    """Apply all rules to a graph, in place; return how often each was applied, without those that were not."""
-    done = {"relu_after_pooling": _pool_first(program), "convolution_with_pooling": _join_convolutions(program)}
-    program.recompile()
-    return {rule: times for rule, times in done.items() if times}
+def read_chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
+    """Read the chain of layers that a network is, for samples of a shape; raise UnreadableError where it is none."""
+    layers = list(_layers(read_graph(module)))
+    used = [layer for _, layer in layers if layer is not None]
+    if len(used) != len(set(used)):
+        raise UnreadableError("it uses a layer twice")
+    stages: list[Stage] = []
+    if layers and layers[0][0] == "convolution":
+        stages = _convolutions(layers, shape)
+    for kind, layer in layers:
+        if isinstance(layer, nn.Linear):
+            stages.append(Linear(layer, first=not stages))
+        elif kind == "relu":
+            stages.append(ReLU())
+        elif isinstance(layer, Dropout):
+            stages.append(Mask(layer))
+        elif kind != "flatten":
+            raise UnreadableError(f"it has a {kind} that no convolution precedes")
+    if not stages or not isinstance(stages[-1], Linear):
+        raise UnreadableError("its logits are not the outputs of a linear layer")
+    return Chain(shape, stages, [layer for layer in module.modules() if isinstance(layer, Dropout)])
 
 
-def _pool_first(program: fx.GraphModule) -> int:
-    """Exchange each ReLU and the max-pooling that alone reads it."""
-    times = 0
-    for pool in list(program.graph.nodes):
-        relu = _only_input(pool)
-        if relu is None or _pooling(program, pool) is None or not _is_relu(program, relu):
-            continue
-        before = _only_input(relu)
-        if before is None or not _is_fresh(program, before):
-            continue
-        pool.replace_input_with(relu, before)
-        with program.graph.inserting_after(pool):
-            after = program.graph.call_function(functional.relu)
-        pool.replace_all_uses_with(after)
-        after.args = (pool,)
-        program.graph.erase_node(relu)
-        times += 1
-    return times
+def _convolutions(layers: list[tuple[str, nn.Module | None]], shape: tuple[int, ...]) -> list[Stage]:
+    """Take the convolutions, and what belongs to them, off the front of the layers; return their stages."""
+    if len(shape) != 3:
+        raise UnreadableError("it convolves what is no image")
+    convolutions: list[Convolution] = []
+    masks: list[Mask] = []
+    while layers and layers[0][0] == "convolution":
+        if masks:
+            raise UnreadableError("it has dropout between convolutions")
+        layer = layers.pop(0)[1]
+        assert isinstance(layer, nn.Conv2d), "`_layers` says so"
+        pooled = relu = False
+        while layers and layers[0][0] in ("relu", "pooling", "dropout"):
+            kind, what = layers.pop(0)
+            if kind == "pooling" and (pooled or any(not isinstance(mask.layer, ChannelDropout) for mask in masks)):
+                raise UnreadableError("it pools twice, or after dropout")
+            pooled, relu = pooled or kind == "pooling", relu or kind == "relu"
+            if isinstance(what, Dropout):  # of whole channels: before or after pooling and ReLU is the same
+                masks.append(Mask(what, layer.out_channels if isinstance(what, ChannelDropout) else None))
+        down, across = map(int, layer.padding)
+        one = Convolution(layer, Images(*shape, (down, across)), pooled, relu, first=not convolutions)
+        if not _SHORTEST_ROW <= one.width <= LONGEST_ROW or one.height < 2:
+            raise UnreadableError(f"it has a convolution with rows of {one.width} outputs")
+        convolutions.append(one)
+        shape = one.out_shape
+    if not layers or layers[0][0] != "flatten":
+        raise UnreadableError("what follows its last convolution is not flattened")
+    return [Convolutions(convolutions), *masks]
 
 
-def _join_convolutions(program: fx.GraphModule) -> int:
-    """Replace each convolution, the 2 x 2 max-pooling that alone reads it, and the ReLU that alone reads that."""
-    times = 0
-    for relu in list(program.graph.nodes):
-        pool = _only_input(relu)
-        if pool is None or not _is_relu(program, relu) or not _is_halving(_pooling(program, pool)):
-            continue
-        convolution = _only_input(pool)
-        layer = None if convolution is None else _layer(program, convolution)
-        if convolution is None or type(layer) is not nn.Conv2d or not is_poolable(layer):
-            continue
-        name = f"joined_{times}"
-        program.add_submodule(name, ConvPoolReLU(layer))
-        with program.graph.inserting_before(convolution):  # where the convolution read its input
-            joined = program.graph.call_module(name, convolution.args, convolution.kwargs)
-        relu.replace_all_uses_with(joined)
-        for node in (relu, pool, convolution):
-            program.graph.erase_node(node)
-        times += 1
-    return times
+def _layers(program: fx.GraphModule) -> Iterator[tuple[str, nn.Module | None]]:
+    """Yield the layers that a graph calls one after another; raise UnreadableError at any other."""
+    last: fx.Node | None = None
+    sizes: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        tensors = [one for one in node.all_input_nodes if one not in sizes]
+        if node.op == "placeholder" and last is None:
+            last = node
+        elif (node.op == "call_method" and node.target == "size") or node.target is getattr or not tensors:
+            sizes.add(node)
+        elif tensors != [last] or node.args[0] not in (last, (last,)):
+            raise UnreadableError("it is no chain of layers")
+        else:
+            last = node
+            if node.op != "output":
+                yield _kind(program, node)
 
 
-def _only_input(node: fx.Node) -> fx.Node | None:
-    """Return the first argument of a node, if that is another node which nothing else reads."""
-    first = node.args[0] if node.args else None
-    return first if isinstance(first, fx.Node) and list(first.users) == [node] else None
+def _kind(program: fx.GraphModule, node: fx.Node) -> tuple[str, nn.Module | None]:
+    """Return what a node computes, and its layer if it has one; raise UnreadableError where a chain knows no such."""
+    layer = _layer(program, node)
+    if type(layer) is nn.Linear:
+        return "linear", layer
+    if type(layer) in (Dropout, ChannelDropout):
+        return "dropout", layer
+    if type(layer) is nn.Conv2d and _is_simple(layer):
+        return "convolution", layer
+    if type(layer) is nn.ReLU or (node.op == "call_function" and node.target in _RELUS):
+        return "relu", None
+    if node.op == "call_method" and node.target in ("relu", "relu_"):
+        return "relu", None
+    if _is_halving(layer, node):
+        return "pooling", None
+    if type(layer) is nn.Flatten or (node.op == "call_method" and node.target in _SHAPES):
+        return "flatten", None
+    if node.op == "call_function" and node.target in (torch.flatten, torch.reshape):
+        return "flatten", None
+    raise UnreadableError(f"{type(layer).__name__ if layer is not None else node.name} is no layer of a chain")
 
 
 def _layer(program: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    """Return the layer that a node calls; None where it calls none, or one that has hooks."""
+    """Return the layer that a node calls; None where it calls none; raise UnreadableError for one that has hooks."""
     if node.op != "call_module":
         return None
     layer = program.get_submodule(str(node.target))
-    return layer if is_plain(layer) else None
+    if not is_plain(layer):
+        raise UnreadableError(f"{str(node.target).removeprefix('module.')!r} has hooks")
+    return layer
 
 
-def _pooling(program: fx.GraphModule, node: fx.Node) -> dict[str, Any] | None:
-    """Return the options of a max-pooling node; None if the node is something else, or also returns indices."""
+def _is_simple(layer: nn.Conv2d) -> bool:
+    """Return whether a convolution moves by one, over all channels, and is padded by zeros, fewer than its kernel."""
+    return (
+        layer.stride == layer.dilation == (1, 1)
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and all(padded < kernel for padded, kernel in zip(layer.padding, layer.kernel_size, strict=True))
+    )
+
+
+def _is_halving(layer: nn.Module | None, node: fx.Node) -> bool:
+    """Return whether a node takes the largest of each 2 x 2 values, and leaves out an odd last row or column."""
     options: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    layer = _layer(program, node)
-    if type(layer) in _POOLS:
+    if type(layer) is nn.MaxPool2d:
         options = {name: getattr(layer, name) for name in _OPTIONS}
     elif node.op == "call_function" and node.target in _POOL_FUNCTIONS:
         options |= dict(zip(_OPTIONS, node.args[1:], strict=False)) | node.kwargs
     else:
-        return None
-    return None if options["return_indices"] is not False else options
-
-
-def _is_halving(options: dict[str, Any] | None) -> bool:
-    """Return whether a pooling takes the largest of each 2 x 2 values, and leaves out an odd last row or column."""
-    if options is None:
         return False
     wanted = {
         "kernel_size": (2, (2, 2)), "stride": (None, (), 2, (2, 2)), "padding": (0, (0, 0)), "dilation": (1, (1, 1)),
     }  # fmt: skip
-    plain = all(_as_tuple(options[name]) in values for name, values in wanted.items())
-    return plain and options["ceil_mode"] is False
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _is_relu(program: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target in ("relu", "relu_")
-    if node.op == "call_function":
-        return node.target in _RELUS
-    return type(_layer(program, node)) is nn.ReLU
-
-
-def _is_fresh(program: fx.GraphModule, node: fx.Node) -> bool:
-    """Return whether a node's value is a tensor whose memory nothing else can read or write."""
-    return type(_layer(program, node)) in _FRESH or (node.op == "call_function" and node.target is operator.add)
+    plain = all(
+        (tuple(options[name]) if isinstance(options[name], list) else options[name]) in values
+        for name, values in wanted.items()
+    )
+    return plain and options["ceil_mode"] is False and options["return_indices"] is False

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedskew.errors import ArgumentError
-from fedskew.models._faster import Faster
 from fedskew.models._network import Network, Outputs, draw_weights, linear_head, unit_rows
 
 _PROJECTION = 256
@@ -70,9 +69,8 @@ class _WithFeatures(nn.Module):
         return Outputs(features, logits)
 
     def _watched(self) -> list[nn.Linear]:
-        model = self.model.module if isinstance(self.model, Faster) else self.model
-        if isinstance(model, Network):
-            return [model.head]
+        if isinstance(self.model, Network):
+            return [self.model.head]
         return [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
 
 

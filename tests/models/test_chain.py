@@ -1,0 +1,275 @@
+"""A chain is the same function as its network: outputs and gradients held against autograd through the network itself."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedskew.models import Dropout, Faster, FlatModel, Outputs, build, with_features
+
+X = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.arange(40) % 5
+
+
+def head(values: int) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(values, 5)]
+
+
+class Own(nn.Module):
+    """A network of a user's own, with a `forward` of the test's."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.conv, self.again = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 12, 3, padding=1)
+        self.relu, self.pool, self.average = nn.ReLU(), nn.MaxPool2d(2), nn.AvgPool2d(2)
+        self.block = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Linear(12 * 64, 5)
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls, self.kept, self._own_forward = 0, [], forward
+
+    def forward(self, x, mask=None):
+        if mask is not None:
+            x = x * mask
+        return self.head(self._own_forward(self, x).flatten(1))
+
+
+class Reversed(torch.autograd.Function):
+    """Passes values on, and gradients with the other sign."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def loss(outputs: Outputs) -> torch.Tensor:
+    """Reads features and logits, as objectives may."""
+    return F.cross_entropy(outputs.logits, TARGETS[: len(outputs.logits)]) + outputs.features.square().mean()
+
+
+def by_autograd(module: nn.Module, x: torch.Tensor) -> tuple[Outputs, torch.Tensor, list[torch.Tensor]]:
+    outputs = with_features(module)(x)
+    value = loss(outputs)
+    gradients = torch.autograd.grad(value, [p for p in module.parameters() if p.requires_grad], allow_unused=True)
+    return outputs, value, [torch.zeros(()) if g is None else g for g in gradients]
+
+
+def assert_same(module: nn.Module, x: torch.Tensor = X, chain: bool = True) -> FlatModel:
+    """In both modes, for batches of several sizes, and for whole numbers, whose sums are exact and ties many."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for layer in module.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                layer.reset_parameters()
+    flat = FlatModel(copy.deepcopy(module))
+    for training, rows in ((True, 40), (False, 40), (True, 33), (True, 1)):
+        flat.network.train(training)
+        outputs, value, gradients = by_autograd(module.train(training), x[:rows])
+        got_value, got = flat.differentiate(x[:rows], loss)
+        assert (flat.network.chain(x[:rows]) is not None) == chain, flat.network.rules
+        torch.testing.assert_close((got_value, *got), (value.detach(), *(one.detach() for one in outputs)))
+        for expected, found in zip(gradients, flat._gradients, strict=True):
+            at_most = 5e-6 * float(expected.abs().max()) + 1e-12
+            torch.testing.assert_close(found, expected.expand_as(found), rtol=0, atol=at_most)
+        with torch.no_grad():
+            torch.testing.assert_close(flat.network(x[:rows]), outputs.logits)
+    return flat
+
+
+LAYERS = {
+    "linear": lambda: [nn.Flatten(), nn.Linear(768, 5)],
+    "hidden": lambda: [nn.Flatten(), nn.Linear(768, 20), nn.ReLU(True), nn.Linear(20, 9, bias=False), nn.Linear(9, 5)],
+    "ReLU first": lambda: [nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(768, 5)],
+    "convolution": lambda: [nn.Conv2d(3, 7, 5), *head(7 * 144)],
+    "ReLU": lambda: [nn.Conv2d(3, 7, 5), nn.ReLU(), *head(7 * 144)],
+    "pooling": lambda: [nn.Conv2d(3, 7, 5), nn.MaxPool2d(2), *head(7 * 36)],
+    "ReLU and pooling": lambda: [nn.Conv2d(3, 6, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2), *head(6 * 49)],
+    "pooling and ReLU": lambda: [nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(2, 2), nn.ReLU(), *head(6 * 64)],
+    "an odd side": lambda: [nn.Conv2d(3, 4, (4, 2)), nn.ReLU(), nn.MaxPool2d((2, 2)), *head(4 * 6 * 7)],
+    "one tap": lambda: [nn.Conv2d(3, 9, 1), nn.ReLU(), nn.Conv2d(9, 5, 1), nn.ReLU(), *head(5 * 256)],
+    "two": lambda: [
+        nn.Conv2d(3, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), *head(256), nn.ReLU(), nn.Linear(5, 5),
+    ],
+    "three": lambda: [
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, (3, 5), padding=(2, 4)), nn.ReLU(), nn.Conv2d(5, 8, 7), nn.MaxPool2d(2),
+        *head(8 * 5 * 6),
+    ],
+    "dropout": lambda: [
+        nn.Conv2d(3, 12, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(432, 5),
+    ],
+    "dropout of channels": lambda: [nn.Conv2d(3, 12, 5), nn.Dropout2d(0.4), nn.MaxPool2d(2), nn.ReLU(), *head(432)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_chain_is_the_same_function(layers):
+    module = Dropout.swap(nn.Sequential(*LAYERS[layers]()))
+    assert_same(module)
+    assert_same(module, X.round())
+
+
+FORWARDS = {
+    "functions": lambda self, x: F.max_pool2d(F.relu(self.conv(x)), 2),
+    "other functions": lambda self, x: torch.max_pool2d(self.conv(x).relu_(), 2, stride=[2, 2]),
+    "a view": lambda self, x: self.pool(self.relu(self.again(F.relu(self.conv(x))))).view(x.size(0), -1),
+    "a shape": lambda self, x: self.block(x).reshape(x.shape[0], -1),
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_a_forward_of_functions_is_read(forward):
+    module = Own(FORWARDS[forward])
+    flat = assert_same(module)
+    assert list(flat.network.rules) == ["chain"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet5", (1, 28, 28)), ("cnn_mnist", (1, 28, 28)), ("mlp3", (1, 16, 16))]
+)
+def test_our_networks_are_chains(name, shape):
+    x = torch.randn(40, *shape, generator=torch.Generator().manual_seed(0))
+    assert_same(build(name, 5, shape), x)
+    assert_same(build(name, 5, shape), x.clamp_min(0.5))  # as a black border: all values of a window are equal
+
+
+@pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "3.weight"])
+def test_a_frozen_tensor_has_no_gradient_and_the_others_theirs(frozen):
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 196, 5))
+    dict(module.named_parameters())[frozen].requires_grad_(False)
+    assert_same(module)
+
+
+def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points():
+    module = build("lenet5", 5, (3, 28, 28), generator=torch.Generator().manual_seed(0))
+    flat = FlatModel(module)
+    x = torch.randn(500, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    for step in range(50):
+        rows = torch.arange(40) + step % 10 * 40
+        flat.network.train()
+        _, _, gradients = by_autograd(flat.module, x[rows])
+        flat.differentiate(x[rows], loss)
+        expected = torch.cat([one.reshape(-1) for one in gradients])
+        found = torch.cat([one.reshape(-1) for one in flat._gradients])
+        assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+        flat.vector.sub_(flat.gradient, alpha=0.05)
+
+
+def test_a_diverged_network_gives_nan():
+    flat = FlatModel(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), *head(6 * 49)))
+    flat.network.train().chain(X)
+    flat.vector.fill_(float("nan"))
+    value, outputs = flat.differentiate(X, loss)
+    assert value.isnan()
+    assert outputs.logits.isnan().all()
+    assert flat.gradient.isnan().any()
+
+
+def stepped(self, x):
+    self.calls += 1
+    return self.block(x) * self.calls
+
+
+def kept(self, x):
+    self.kept.append(x.mean())
+    return self.block(x)
+
+
+def halved(self, x):
+    return self.block(x if x.mean() > 0 else -x)
+
+
+def without_gradient(self, x):
+    with torch.no_grad():
+        return self.block(x)
+
+
+def doubled(self, x):
+    return self.pool(self.relu(self.again(self.again(self.conv(x)))))
+
+
+GRADIENTS = "it switches gradients or precision inside"
+AS_WRITTEN = {
+    "average": (lambda self, x: self.average(self.relu(self.conv(x))), "AvgPool2d is no layer of a chain"),
+    "ReLU read twice": (lambda self, x: self.pool(y := self.relu(self.conv(x))) + self.average(y), ...),
+    "a residual": (lambda self, x: self.pool(F.relu(self.again(y := self.conv(x)) + y)), "it is no chain of layers"),
+    "something between": (lambda self, x: self.pool(self.relu(self.conv(x)) - 0.1), "sub is no layer of a chain"),
+    "a layer twice": (doubled, "it uses a layer twice"),
+    "overlapping": (lambda self, x: F.max_pool2d(self.conv(x), 3, 2, 1), "max_pool2d is no layer of a chain"),
+    "control flow": (halved, ...),
+    "no gradient": (without_gradient, GRADIENTS),
+    "its own gradient": (lambda self, x: Reversed.apply(self.block(x)), GRADIENTS),
+    "its own tensor": (lambda self, x: self.block(x) + torch.ones(1), "it makes tensors that depend on no input"),
+    "isinstance": (lambda self, x: self.block(x) if isinstance(x, torch.fx.Proxy) else -self.block(x), ...),
+    "kept values": (kept, "it changes its own attributes"),
+    "counted": (stepped, "it changes its own attributes"),
+    "drawn": (lambda self, x: self.block(x) * random.random(), "it draws from a global random generator"),
+}
+
+
+@pytest.mark.parametrize("network", AS_WRITTEN)
+def test_a_network_that_is_no_chain_is_computed_as_it_was_written(network):
+    forward, why = AS_WRITTEN[network]
+    module, state = Own(forward), random.getstate()
+    faster = Faster(module)
+    assert faster.chain(X) is None
+    assert why is ... or faster.rules == {"as_written": why}
+    assert (module.calls, module.kept) == (0, [])  # reading leaves nothing behind
+    random.setstate(state)
+    if network not in ("counted", "drawn", "kept values"):
+        with torch.no_grad():
+            assert torch.equal(faster(X), module(X))
+
+
+@pytest.mark.parametrize(
+    ("layers", "why"),
+    [
+        ([nn.Conv2d(3, 4, 4, 2), *head(4 * 49)], "Conv2d is no layer of a chain"),
+        ([nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), *head(4 * 196)], "BatchNorm2d is no layer of a chain"),
+        ([nn.Conv2d(3, 4, 3), Dropout(0.5), nn.Conv2d(4, 4, 3), *head(4 * 144)], "it has dropout between convolutions"),
+        ([nn.Conv2d(3, 4, 3), Dropout(0.5), nn.MaxPool2d(2), *head(4 * 49)], "it pools twice, or after dropout"),
+        ([nn.Conv2d(3, 4, 10), *head(4 * 49)], "it has a convolution with rows of 7 outputs"),
+        ([nn.Flatten(), nn.Linear(768, 5), nn.ReLU()], "its logits are not the outputs of a linear layer"),
+    ],
+)
+def test_layers_that_no_chain_has_are_named(layers, why):
+    faster = Faster(nn.Sequential(*layers))
+    assert faster.chain(X) is None
+    assert faster.rules == {"as_written": why}
+
+
+def test_a_hook_is_called():
+    module = Own(lambda self, x: self.block(x))
+    network = Faster(module).train()
+    assert network.chain(X) is not None
+    module.block[1].register_forward_hook(lambda layer, inputs, y: y + 1)
+    network.train()
+    assert network.chain(X) is None
+    with torch.no_grad():
+        assert torch.equal(network(X), module(X))
+
+
+def test_a_branch_on_the_mode_is_read_in_each_mode():
+    module = Own(lambda self, x: self.block(x) if self.training else self.average(self.conv(x)))
+    network = Faster(module)
+    for training in (True, False, True):
+        module.train(training)
+        assert (network.chain(X) is not None) == training
+        with torch.no_grad():
+            torch.testing.assert_close(network(X), module(X))
+
+
+def test_other_images_and_other_numbers_are_computed_as_written():
+    network = Faster(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveMaxPool2d(1), *head(4)))
+    assert network.chain(X) is None
+    network = Faster(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)))
+    assert network.chain(X) is not None
+    assert network.chain(X[:0]) is None
