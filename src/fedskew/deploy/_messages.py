@@ -45,7 +45,7 @@ from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, short
 from fedskew.engine import Assignment
 from fedskew.errors import RunError
 from fedskew.parameters import first_mistake
-from fedskew.sums import Key, Masked, Opening, SumContext
+from fedskew.sums import Key, Masked, SumContext
 from fedskew.sums.fixed_point import FixedPoint
 
 ANNOUNCED = "announced."
@@ -375,12 +375,12 @@ def unmask_content(asked: SumAsked) -> RecordDict:
     return RecordDict({CONFIG: ConfigRecord({key: entry for key, entry in asked.entries().items() if key != WEIGHTS})})
 
 
-def opening_content(opening: Opening) -> RecordDict:
+def opening_content(own: bytes) -> RecordDict:
     """Make the reply that opens a site's part."""
-    return RecordDict({OPENING: ConfigRecord({OWN: opening.own})})
+    return RecordDict({OPENING: ConfigRecord({OWN: own})})
 
 
-def check_opening(content: RecordDict) -> Opening:
+def check_opening(content: RecordDict) -> bytes:
     """Validate what a site sent to open a sum.
 
     Raises:
@@ -389,7 +389,7 @@ def check_opening(content: RecordDict) -> Opening:
     record = content.get(OPENING)
     if not isinstance(record, ConfigRecord):
         raise RefusedError(f"the reply has no {OPENING}")
-    return Opening(_seeds(record, [OWN], OPENING)[OWN], {})
+    return _seeds(record, [OWN], OPENING)[OWN]
 
 
 def _seeds(record: ConfigRecord, names: Collection[str], what: str) -> Mapping[str, bytes]:

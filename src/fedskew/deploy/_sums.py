@@ -30,7 +30,7 @@ from fedskew.engine.sums import decode_sums
 from fedskew.errors import SumsError
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
-from fedskew.sums import Masked, Opening, SumContext, unmask
+from fedskew.sums import Masked, SumContext, unmask
 from fedskew.sums.fixed_point import NUMBERS, UPDATES
 
 HAS_OPENED = "not agreed: opened"
@@ -182,15 +182,14 @@ class MaskedSums:
                 LOG.warning("%s: no answer of %s: refused: %s", _about(asked), names[client], why)
         return there
 
-    def _open(self, asked: SumAsked, about: str, arrived: Mapping[int, Masked], taken: Taken) -> dict[int, Opening]:
+    def _open(self, asked: SumAsked, about: str, arrived: Mapping[int, Masked], taken: Taken) -> dict[int, bytes]:
         """Ask the sites whose answers came to open the sum; return the valid openings."""
-        names = self.members.names
-        masked, context = {names[client]: one for client, one in arrived.items()}, asked.context(about)
+        names, context = self.members.names, asked.context(about)
 
-        def read(reply: RecordDict, client: int) -> Opening:
+        def read(reply: RecordDict, client: int) -> bytes:
             opening = check_opening(reply)
             try:
-                context.check_opening(names[client], masked, opening)
+                context.check_opening(names[client], arrived[client], opening)
             except SumsError as error:
                 raise RefusedError(str(error)) from None
             return opening
