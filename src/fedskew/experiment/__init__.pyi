@@ -4,7 +4,6 @@ from ._config import Config as Config
 from ._config import read as read
 from ._config import resolve as resolve
 from ._config import target_mix as target_mix
-from ._dataset import changes_since as changes_since
 from ._dataset import keep_data as keep_data
 from ._dataset import load_dataset as load_dataset
 from ._dataset import shared_data as shared_data
@@ -13,6 +12,7 @@ from ._folder import TaskInfo as TaskInfo
 from ._grid import Cell as Cell
 from ._grid import RefusedCell as RefusedCell
 from ._grid import Sweep as Sweep
+from ._identity import Present as Present
 from ._loop import TrainingLoop as TrainingLoop
 from ._model_info import ModelInfo as ModelInfo
 from ._progress import Bar as Bar

@@ -1,57 +1,126 @@
-"""The data set of a config; runs that follow each other inside `shared_data` load it once."""
+"""The data set of a config, and the content of a run's data; runs inside `shared_data` load a data set once."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
 from fedskew import components, data
-from fedskew.data import Dataset
+from fedskew.data import OWN, ByteImages, Dataset
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import Content, Present, changed_since, checksum, files_of, own_target
 from fedskew.randomness import Purpose, generator
+
+_ROWS = 256
+"""How many rows stand for the inputs of a data set that is read from files batch by batch."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a run's data.
+
+    Attributes:
+        checksum: Checksum of the data set, and of what else is read from files.
+        files: Size and time of the user's files that the data were read from, by path; while these are the same, so are
+            the data. None where it isn't known which files these are.
+    """
+
+    checksum: str
+    files: Mapping[str, str] | None
 
 
 @dataclass
-class _Last:
-    """The data set that was loaded last, what config it is of, and its content once that was asked for."""
+class Loaded:
+    """A data set that was loaded, what it is of, and the user's files as they were before they were read."""
 
-    key: str = ""
-    dataset: Dataset | None = None
-    files: dict[str, str] | None = None
-    content: Content | None = None
+    key: str
+    files: Mapping[str, str] | None
+    dataset: Dataset
+
+    @cached_property
+    def checksum(self) -> str:
+        """Checksum of the content; of inputs that are read from files batch by batch, shape and 256 rows count."""
+        found = xxhash.xxh3_128()
+        for field in dataclasses.fields(self.dataset):
+            value = getattr(self.dataset, field.name)
+            found.update(f"{field.name}:".encode())
+            if type(value) is ByteImages:  # in memory, unlike those of its subclasses
+                value = value.pixels
+            if field.name in ("inputs", "test_inputs") and not isinstance(value, Tensor):
+                found.update(str(tuple(value.shape)).encode())
+                value = value.index_select(0, torch.linspace(0, len(value) - 1, min(_ROWS, len(value))).long())
+            if isinstance(value, Tensor):
+                value = value.detach().cpu().contiguous().numpy()
+            if isinstance(value, np.ndarray):
+                found.update(f"{value.dtype}{value.shape}".encode())
+                found.update(np.ascontiguousarray(value).data)
+            else:
+                found.update(repr(value).encode())
+        return str(found.hexdigest())
+
+    def content(self, config: Config) -> Content:
+        """Return the content of the data of a run, the partition's file and unlabelled samples included."""
+        checksum = self.checksum
+        if places := _beside(config):
+            found = xxhash.xxh3_128(checksum.encode())
+            for place in places:
+                for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                    if file.is_file():
+                        found.update(f"{file.relative_to(place)}:".encode())
+                        found.update(file.read_bytes())
+            checksum = str(found.hexdigest())
+        return Content(checksum, None if self.files is None else {**self.files, **_listed(places)})
 
 
-_last: ContextVar[_Last | None] = ContextVar("_last", default=None)
+_kept: ContextVar[list[Loaded] | None] = ContextVar("_kept", default=None)
+"""The data set that was loaded last, for the next run that needs the same one; None: nothing is kept."""
 
 
 @contextmanager
 def shared_data() -> Iterator[None]:
     """Keep the data set that was loaded last while the block runs, for the next that needs the same one."""
-    token = _last.set(_last.get() or _Last())
+    token = _kept.set([] if (kept := _kept.get()) is None else kept)
     try:
         yield
     finally:
-        _last.reset(token)
+        _kept.reset(token)
 
 
 def keep_data() -> None:
     """Keep the data set that was loaded last from now on, in a process that only works through runs."""
-    if _last.get() is None:
-        _last.set(_Last())
+    if _kept.get() is None:
+        _kept.set([])
 
 
 def data_seed(config: Config, seed: int) -> int:
     """Return the seed of data set and partition: the config's `partition.seed`, else that of the run."""
     return seed if config.partition.seed is None else config.partition.seed
+
+
+def loaded(config: Config, seed: int) -> Loaded:
+    """Load the data set of a config with a seed (see `data_seed`)."""
+    kept, key = _kept.get(), _key(config, seed)
+    if kept and kept[0].key == key:
+        return kept[0]
+    if kept:
+        kept.clear()  # only one in memory
+    found = Loaded(key, _own_files(config), _load(config, seed))  # files as they are before: a change meanwhile shows
+    if kept is not None:
+        kept.append(found)
+    return found
 
 
 def load_dataset(config: Config, seed: int) -> Dataset:
@@ -61,42 +130,55 @@ def load_dataset(config: Config, seed: int) -> Dataset:
         DataError: The data can't be loaded.
         ConfigError: The config names no such data set, or a function that returns no `data.Dataset`.
     """
-    last = _last.get()
-    if last is None:
-        return _load(config, seed)
-    if last.dataset is None or last.key != _key(config, seed):
-        last.dataset = last.content = None  # only one in memory
-        files = files_of(config)  # as they are before they are read: a change meanwhile shows
-        last.key, last.dataset, last.files = _key(config, seed), _load(config, seed), files
-    return last.dataset
+    return loaded(config, seed).dataset
 
 
-def content_of(config: Config, dataset: Dataset) -> Content:
-    """Return what the data are that a run of a config is made from; `dataset` is as `load_dataset` returned it."""
-    last = _last.get()
-    more = config.partition.rule == "file" or own_target(config) is not None
-    if last is None or last.dataset is not dataset or more:
-        return Content(checksum(config, dataset), files_of(config))
-    if last.content is None:
-        last.content = Content(checksum(config, dataset), last.files)
-    return last.content
+def files_of(config: Config) -> dict[str, str] | None:
+    """Return size and time of the user's files that a config's data are read from (see `Content`)."""
+    own = _own_files(config)
+    return None if own is None else own | _listed(_beside(config))
 
 
-def changes_since(folder: Path, config: Config) -> list[str]:
-    """List what has changed since the run in a folder was made, a line each: its code, its data or fedskew.
+def _own_files(config: Config) -> dict[str, str] | None:
+    """Return size and time of the user's files that the data set is read from; None where these are not known."""
+    if ":" in config.data.name:
+        return None
+    root = config.data.root or os.environ.get("FEDSKEW_DATA")
+    if config.data.name not in OWN or root is None:  # fedskew's, or published: their reader checks
+        return {}
+    place = Path(config.place(root)).expanduser().absolute()
+    test = config.data.parameters.get("test")
+    return _listed([place, *([place.parent / str(test)] if test else [])])
 
-    The config is that run's, and its components have been imported.
-    """
-    parts = {seed: folder / f"seed-{seed}" for seed in config.seeds}
-    if not parts[config.seeds[0]].exists():
-        parts = {config.seeds[0]: folder}
-    present = Present()
 
-    def checksum_of(seed: int) -> str:
-        return content_of(config, load_dataset(config, data_seed(config, seed))).checksum
+def _beside(config: Config) -> list[Path]:
+    """Return the partition's file and the target's unlabelled samples, where a config names these."""
+    own = [config.partition.parameters["path"]] if config.partition.rule == "file" else []
+    if config.target.is_estimated and isinstance(config.target.unlabelled, str):
+        own.append(config.target.unlabelled)
+    return [Path(config.place(path)).expanduser().absolute() for path in own]
 
-    found = [changed_since(part, config, partial(checksum_of, seed), present) for seed, part in parts.items()]
-    return list(dict.fromkeys(change for changes in found for change in changes))
+
+def _listed(paths: list[Path]) -> dict[str, str]:
+    """Return size and time of each file, or a checksum of those of all files below a folder."""
+    found = {}
+    for path in paths:
+        try:
+            about = path.stat()
+            found[str(path)] = f"{about.st_size} {about.st_mtime_ns}" if not path.is_dir() else _times(path)
+        except OSError as error:
+            found[str(path)] = str(error.strerror)
+    return found
+
+
+def _times(path: Path) -> str:
+    found = xxhash.xxh3_128()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted(files):
+            about = os.stat(os.path.join(folder, name))
+            found.update(f"{os.path.relpath(folder, path)}/{name} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return str(found.hexdigest())
 
 
 def _key(config: Config, seed: int) -> str:

@@ -11,8 +11,8 @@
     summary.json        final figures, versions, machine, seconds
     report.html
 
-A folder of several seeds (or of several values that are tried) holds one such folder for each, and its own config,
-summary and report.
+A folder of several seeds holds one such folder for each (of values that are tried for each, `seed-0-ess-0.5`), and its
+own config, summary and report.
 
 The server's state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values, in one safetensors
 file: tensors and arrays become its tensors, plain values a JSON text in its header.
@@ -38,7 +38,7 @@ from torch import Tensor
 from fedskew.engine import RoundRecord
 from fedskew.errors import ComponentError, FedskewError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import ANEW, Identity, Present
+from fedskew.experiment._identity import ANEW, Identity
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
 from fedskew.partition import Partition
@@ -115,7 +115,7 @@ class RunFolder:
         if not resume:
             check_empty(path)
         elif self._rounds.exists() and self._identity is not None:
-            self._check(config, self._identity)
+            self._check(self._identity)
         if self.summary is not None:
             return
         with writing(path):
@@ -202,9 +202,9 @@ class RunFolder:
         with writing(self.path / "summary.json"):
             write_text(self.path / "summary.json", json_text(summary))
 
-    def _check(self, config: Config, identity: Identity) -> None:
+    def _check(self, identity: Identity) -> None:
         """Raise RunError where the run in the folder was made of something else."""
-        found = Identity.read(self.path).changes(config, lambda: identity.content.checksum, Present())
+        found = Identity.read(self.path).changes(identity)
         stored = self.path / "partition.npz"
         if not found and self._partition is not None and Partition.load(stored).hash != self._partition.hash:
             found = [f"{stored} is not the partition that this config makes now"]
@@ -219,9 +219,8 @@ class RunFolder:
     @staticmethod
     def notes(folder: Path, seed: int) -> list[str]:
         """Return the notes of a seed's run, from its run folder, of one seed or several."""
-        places = [folder / "task.json", *sorted((folder / f"seed-{seed}").rglob("task.json"))]
-        for path in places:
-            if path.exists():
+        for name in ("", f"seed-{seed}", f"seed-{seed}-*"):
+            for path in sorted(folder.glob(f"{name}/task.json" if name else "task.json")):
                 return list(json.loads(path.read_text(encoding="utf-8")).get("notes", []))
         return []
 
@@ -261,7 +260,7 @@ class RunFolder:
                     f"{path}: the run is not finished; go on with: fedskew run {path / 'config.toml'} --resume"
                 )
             parts = json.loads((path / "summary.json").read_text(encoding="utf-8"))["parts"]
-            return [run for part in parts for run in RunFolder.read_runs(path / part, label)]
+            return [_read_run(path / part, label) for part in parts]
         except FedskewError:
             raise
         except Exception as error:  # what is damaged can raise almost anything

@@ -16,7 +16,6 @@ from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
-from fedskew.experiment._dataset import content_of
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
@@ -86,7 +85,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes)
     files = None
     if folder is not None:
-        files = RunFolder(folder, task.partition, Identity.of(config, content_of(config, dataset)))
+        files = RunFolder(folder, task.partition, Identity.of(config, task.loaded.content(config)))
     return TrainingLoop(
         config=config,
         runner=runner,

@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedskew import torchrun
 from fedskew.engine import Federation, RoundRunner
 from fedskew.engine.cohort import run_round_together
@@ -32,9 +30,6 @@ from fedskew.experiment._summary import over_seeds
 from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import counted, flatten, json_text
-
-Trained = tuple[SeedRun, nn.Module, nn.Module | None]
-"""A run, the network with its final model, and the one with its finished model, if its method has a finish."""
 
 DIFFERENCES = 3
 """How many are shown of the nearest run, where there is none to go on with."""
@@ -193,37 +188,60 @@ def run_config(
 
 
 def _try_out(config: Config, folder: Path) -> None:
-    """Set up a config's first seed, and the first value that is tried, without writing."""
-    first = config if config.tune is None else config.tuned(config.tune.values[0])
-    try_out(first, config.seeds[0], folder.with_name(f"{folder.name}.new"))
+    """Set up a config's first run without writing."""
+    first = next(iter(config.parts().values()))
+    try_out(first, first.seeds[0], folder.with_name(f"{folder.name}.new"))
 
 
 def _simulate(
     resolved: Config, folder: Path | None, resume: bool, progress: Progress | None, scripts: Path | None
 ) -> Result:
-    trained: list[Trained] = []
-    single = len(resolved.seeds) == 1 and resolved.tune is None
+    best: dict[int, tuple[float, str, SeedRun]] = {}
+    scores: dict[str, float] = {}
+    model, finished = None, None
+    single = list(resolved.parts()) == [""]
     with _of_this_rank(resolved, folder, resume) as (own, place):
-        parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in own.seeds}
         begin = partial(_begin_whole, resolved, None if single else place)
-        if own.engine.seeds_together and not torchrun.launched():
-            loops = [make_training_loop(own, seed, part) for seed, part in parts.items()]
-            begin()
-            runs = run_in_step(loops, _rounds_together, resume, progress)
-            trained = [(run, loops[0].model.module, loops[0].finished_network()) for run in runs]
-        else:
-            for seed, part in parts.items():
-                found = _run_seed(own, seed, part, resume, progress, begin)
-                trained.append(found if not trained else (found[0], *trained[0][1:]))  # one network is kept
-    runs = [run for run, _, _ in trained]
-    _, model, finished = trained[0]
+        for name, loop, run in _trained(own, place, begin, resume, progress):
+            scores[name] = max((record.validation.score for record in run.rounds if record.validation), default=-1.0)
+            if run.seed not in best or scores[name] > best[run.seed][0]:
+                best[run.seed] = scores[name], name, run
+                if run.seed == resolved.seeds[0]:  # one network is kept
+                    model, finished = loop.model.module, loop.finished_network()
+            del loop
+    assert model is not None, "there are seeds and values"
+    runs = [run for _, _, run in best.values()]
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(resolved, tuple(runs), model, summary, folder, finished)
     if folder is not None and torchrun.rank() == 0 and not (resume and is_finished(folder)):
         if not single:
-            _write_whole(folder, resolved, summary | {"parts": [f"seed-{seed}" for seed in resolved.seeds]})
+            parts = {"parts": [name for _, name, _ in best.values()]}
+            with writing(folder):
+                tried = {} if resolved.tune is None else {"validation": scores}
+                resolved.write(folder / "config.toml")
+                write_text(folder / "summary.json", json_text(summary | parts | tried))
         write_report(runs, folder / "report.html", resolved.name, scripts=scripts)
     return result
+
+
+def _trained(
+    config: Config, folder: Path | None, begin: Callable[[], None], resume: bool, progress: Progress | None
+) -> Iterator[tuple[str, TrainingLoop, SeedRun]]:
+    """Train every seed and value of a config, and yield each part's name, loop and run.
+
+    `begin` is called when a part is set up, before it is trained.
+    """
+    places = {name: None if folder is None else folder / name for name in config.parts()}
+    if config.engine.seeds_together and not torchrun.launched():
+        loops = [make_training_loop(part, part.seeds[0], places[name]) for name, part in config.parts().items()]
+        begin()
+        yield from zip(places, loops, run_in_step(loops, _rounds_together, resume, progress), strict=True)
+        return
+    for name, part in config.parts().items():
+        loop = make_training_loop(part, part.seeds[0], places[name])
+        begin()
+        yield name, loop, loop.run(resume, progress)
+        del loop  # before the next is made
 
 
 def run_folder(config: Config, out: Path) -> Path:
@@ -244,55 +262,12 @@ def _resolve(config: Config | Mapping[str, Any] | str | Path | None, tables: Map
     return resolve({**(config or {}), **tables})
 
 
-def _run_seed(
-    config: Config,
-    seed: int,
-    folder: Path | None,
-    resume: bool,
-    progress: Progress | None,
-    begin: Callable[[], None],
-) -> Trained:
-    """Run one seed; where a key is tuned, run every value and choose the one with the best validation score.
-
-    `begin` is called when all is set up, before anything is trained.
-    """
-
-    def run(config: Config, folder: Path | None) -> Trained:
-        loop = make_training_loop(config, seed, folder)
-        begin()
-        return loop.run(resume, progress), loop.model.module, loop.finished_network()
-
-    if config.tune is None:
-        return run(config, folder)
-    scores: dict[str, float] = {}
-    best: tuple[str, Trained] | None = None
-    for value in config.tune.values:
-        name = f"{config.tune.key.rpartition('.')[2]}-{value}"
-        trained = run(config.tuned(value), None if folder is None else folder / name)
-        scores[name] = max(record.validation.score for record in trained[0].rounds if record.validation is not None)
-        if best is None or scores[name] > scores[best[0]]:
-            best = name, trained
-        del trained  # only the best is kept
-    assert best is not None, "there are values"
-    if folder is not None and not (folder / "summary.json").exists():
-        notes = {"parts": [best[0]], "validation": scores, "chosen": best[0]}
-        _write_whole(folder, config.for_seed(seed), notes)
-    return best[1]
-
-
 def _begin_whole(config: Config, folder: Path | None) -> None:
     """Write the config of a folder that is going to hold several runs, so that it can be gone on with."""
     if folder is not None and not (folder / "config.toml").exists():
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             config.write(folder / "config.toml")
-
-
-def _write_whole(folder: Path, config: Config, summary: Mapping[str, Any]) -> None:
-    """Write the config and the summary of a folder that holds several runs."""
-    with writing(folder):
-        config.write(folder / "config.toml")
-        write_text(folder / "summary.json", json_text(summary))
 
 
 @contextmanager
