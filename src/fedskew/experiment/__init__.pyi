@@ -33,8 +33,6 @@ from ._target import make_estimation as make_estimation
 from ._task import make_task as make_task
 from ._task import target_in_words as target_in_words
 from ._trackers import TRACKERS as TRACKERS
-from ._trackers import make_trackers as make_trackers
-from ._trackers import scalars as scalars
 from ._trained import TrainedModel as TrainedModel
 from ._trained import load as load
 from ._work import local_training as local_training

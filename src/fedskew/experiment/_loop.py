@@ -22,7 +22,7 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._summary import headline, summarise, surroundings
-from fedskew.experiment._trackers import Tracker, make_trackers
+from fedskew.experiment._trackers import TRACKERS, Tracker
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
 
@@ -168,7 +168,7 @@ class TrainingLoop:
             for record in self.records:
                 progress(record.to_dict())
         if self.folder is not None and self._summary is None:
-            self._trackers = make_trackers(self.config.output.trackers, self.folder.path)
+            self._trackers = [TRACKERS[name](self.folder.path) for name in self.config.output.trackers]
         for tracker in self._trackers:
             tracker.start(self.config.tree())
         self._check()

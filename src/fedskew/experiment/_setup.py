@@ -28,7 +28,7 @@ from fedskew.experiment._preflight import (
 )
 from fedskew.experiment._target import make_estimation, make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import Task, make_task, model_info
-from fedskew.experiment._trackers import make_trackers
+from fedskew.experiment._trackers import TRACKERS
 from fedskew.experiment._work import (
     ClientEvaluations,
     LabelledData,
@@ -115,7 +115,8 @@ def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -
         MissingPackageError: An optional package is missing.
     """
     choose_device(config.engine.device)
-    make_trackers(config.output.trackers, folder)
+    for name in config.output.trackers:
+        TRACKERS[name](folder)
     engine = config.engine.model_copy(update={"device": "cpu"})
     loop = make_training_loop(config.model_copy(update={"engine": engine}), seed, folder, task)
     loop.runner.start(loop.untrained)  # where an optional package is missing, a component says so here

@@ -17,14 +17,13 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedskew.engine import RoundRecord
-from fedskew.errors import ConfigError, MissingPackageError, nearest
-from fedskew.experiment._summary import figures
+from fedskew.errors import MissingPackageError
+from fedskew.experiment._summary import numbers
 from fedskew.files import write_text
 from fedskew.tables import flatten
 
@@ -36,50 +35,32 @@ class Tracker(Protocol):
         """Open the run and store its config, which is resolved and has one seed."""
 
     def log(self, record: RoundRecord) -> None:
-        """Store the scalars of one round, at step `record.round`."""
+        """Store the numbers of one round that are finite, at step `record.round`, named as in `Result.to_frame`."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Store the final figures and close the run."""
 
 
-def scalars(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers in a round's record and its evaluations by name, shares in [0, 1].
-
-    The loss on the test set is `test_loss`, figures on the validation set begin with `validation_`, and `diverged` is
-    the number of clients that diverged. Values that are None or not finite are left out.
-    """
-    values = {**vars(record), "diverged": len(record.diverged)}
-    for name in ("seed", "round"):
-        del values[name]
-    for prefix, evaluation in (("", record.evaluation), ("validation_", record.validation)):
-        if evaluation is not None:
-            of_model = figures(evaluation)
-            if not prefix:
-                of_model["test_loss"] = of_model.pop("loss")
-            values |= {prefix + name: value for name, value in of_model.items()}
-    return {name: float(value) for name, value in values.items() if _finite(value)}
-
-
 class TensorBoard:
-    """Writes event files with the writer that ships with torch."""
+    """Writes event files with the writer that ships with torch; config and summary are texts."""
 
     def __init__(self, folder: Path) -> None:
-        module = _import("tensorboard", "torch.utils.tensorboard")
-        self._open: Callable[[], Any] = lambda: module.SummaryWriter(str(folder / "tensorboard"))
+        self._module = _import("tensorboard", "torch.utils.tensorboard")
+        self._folder = folder / "tensorboard"
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Open an event file and store the config as text."""
-        self._writer = self._open()
+        """Open an event file and store the config."""
+        self._writer = self._module.SummaryWriter(str(self._folder))
         self._writer.add_text("config", _block(config))
 
     def log(self, record: RoundRecord) -> None:
-        """Store the scalars of one round and flush, so that an open board shows them."""
-        for name, value in scalars(record).items():
+        """Store the numbers of one round and flush, so that an open board shows them."""
+        for name, value in _finite(numbers(record)).items():
             self._writer.add_scalar(name, value, record.round)
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Store the summary as text and close the event file."""
+        """Store the summary and close the event file."""
         self._writer.add_text("summary", _block(summary))
         self._writer.close()
 
@@ -88,11 +69,9 @@ class MLflow:
     """Writes one MLflow run, in the experiment `fedskew` or the one that `MLFLOW_EXPERIMENT_NAME` names."""
 
     def __init__(self, folder: Path) -> None:
-        # A run sends nothing anywhere unless the user asks for it.
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run sends nothing unless the user asks for it
         self._folder = folder.resolve()
-        self._mlflow = _import("mlflow", "mlflow")
-        self._entities = _import("mlflow", "mlflow.entities")
+        self._mlflow, self._entities = _import("mlflow", "mlflow"), _import("mlflow", "mlflow.entities")
         self._uri = os.environ.get("MLFLOW_TRACKING_URI")
         if self._uri is None:
             _import("mlflow", "sqlalchemy")
@@ -101,7 +80,6 @@ class MLflow:
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Create the run, or go on with the one of this folder, and store the config as parameters."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
         self._run = _run_id(self._folder / "mlflow-run-id", lambda: self._create_run(_run_name(config)))
         self._client.update_run(self._run, status="RUNNING")
@@ -110,17 +88,15 @@ class MLflow:
             self._client.log_batch(self._run, params=params[first : first + 100])
 
     def log(self, record: RoundRecord) -> None:
-        """Store the scalars of one round."""
-        self._log_metrics(scalars(record), record.round)
+        """Store the numbers of one round."""
+        self._log(_finite(numbers(record)), record.round)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Store the summary's numbers as metrics and the rest as tags, both named `summary.*`, and end the run."""
         flat = flatten({"summary": summary})
-        numbers = {name: float(value) for name, value in flat.items() if _finite(value)}
-        self._log_metrics(numbers, 0)
-        for name, value in flat.items():
-            if name not in numbers:
-                self._client.set_tag(self._run, name, str(value))
+        self._log(_finite(flat), 0)
+        for name in flat.keys() - _finite(flat).keys():
+            self._client.set_tag(self._run, name, str(flat[name]))
         self._client.set_terminated(self._run)
 
     def _create_run(self, run_name: str) -> str:
@@ -129,7 +105,7 @@ class MLflow:
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(name)
         return str(self._client.create_run(experiment_id, run_name=run_name).info.run_id)
 
-    def _log_metrics(self, values: Mapping[str, float], step: int) -> None:
+    def _log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
         metrics = [self._entities.Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self._run, metrics=metrics)
@@ -148,21 +124,20 @@ class WandB:
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Open the run under this folder's id and store the config."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedskew"),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            dir=str(self._folder),
             name=_run_name(config),
             id=_run_id(self._folder / "wandb-run-id", lambda: uuid.uuid4().hex),
+            dir=str(self._folder),
             resume="allow",
             config=dict(config),
             settings=self._wandb.Settings(silent=True, console="off"),
         )
 
     def log(self, record: RoundRecord) -> None:
-        """Store the scalars of one round."""
-        self._run.log(scalars(record), step=record.round)
+        """Store the numbers of one round."""
+        self._run.log(_finite(numbers(record)), step=record.round)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Store the summary, named `summary.*`, and close the run."""
@@ -171,14 +146,7 @@ class WandB:
 
 
 TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
-
-
-def make_trackers(names: Sequence[str], folder: Path) -> list[Tracker]:
-    """Make the trackers of one seed, which write below a folder."""
-    for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(f"output.trackers: there is no tracker {name!r}{nearest(name, TRACKERS)}")
-    return [TRACKERS[name](Path(folder)) for name in names]
+"""The trackers by the name that a config gives them; each writes below a folder."""
 
 
 def _import(tracker: str, module: str) -> Any:
@@ -192,6 +160,7 @@ def _import(tracker: str, module: str) -> Any:
 
 def _run_id(path: Path, create: Callable[[], str]) -> str:
     """Return the run id stored in a file, so that a resumed run continues the same run at the tracker."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_text(path, create())
     return path.read_text(encoding="utf-8")
@@ -201,8 +170,8 @@ def _run_name(config: Mapping[str, Any]) -> str:
     return f"{config['name']} seed {config['seeds'][0]}"
 
 
-def _finite(value: object) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(one) for name, one in values.items() if isinstance(one, int | float) and math.isfinite(one)}
 
 
 def _block(values: Mapping[str, Any]) -> str:
