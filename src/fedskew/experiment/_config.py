@@ -22,7 +22,7 @@ from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
 from fedskew.errors import ArgumentError, ConfigError, FedskewError
-from fedskew.experiment._given import with_names
+from fedskew.experiment._own import with_names
 from fedskew.experiment._sections import (
     ConditionsSection,
     DataSection,

@@ -18,9 +18,8 @@ from fedskew.engine.cohort import run_round_together
 from fedskew.engine.workers import from_the_first
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, read, resolve
-from fedskew.experiment._dataset import shared_data
 from fedskew.experiment._folder import check_empty, is_begun
-from fedskew.experiment._identity import set_aside
+from fedskew.experiment._identity import set_aside, shared_data
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result

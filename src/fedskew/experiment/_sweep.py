@@ -17,10 +17,9 @@ from fedskew import executors
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
 from fedskew.executors import cores
 from fedskew.experiment._config import Config, resolve
-from fedskew.experiment._dataset import keep_data, shared_data
 from fedskew.experiment._folder import RunFolder
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._identity import Present, set_aside
+from fedskew.experiment._identity import Present, keep_data, set_aside, shared_data
 from fedskew.experiment._setup import choose_device, try_out
 from fedskew.experiment._simulate import is_finished, run_config, run_folder
 from fedskew.experiment._sweep_tables import SweepResult, refused_cells

@@ -18,7 +18,7 @@ from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import PartitionedData
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config, target_mix
-from fedskew.experiment._dataset import Loaded, data_seed, loaded
+from fedskew.experiment._identity import Loaded, data_seed, loaded
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._sections import TargetSection
 from fedskew.partition import Partition
