@@ -166,7 +166,9 @@ class SeedRun:
         notes = []
         for note, labels in about.items():
             where = [
-                label if seeds == everywhere[label] else f"{label} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+                label
+                if seeds == everywhere[label]
+                else f"{label} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
                 for label, seeds in labels.items()
             ]
             notes.append(note if labels == everywhere else f"{'; '.join(where)}: {note}")
