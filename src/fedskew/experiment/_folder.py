@@ -14,13 +14,11 @@
 A folder of several seeds holds one such folder for each (of values that are tried for each, `seed-0-ess-0.5`), and its
 own config, summary and report.
 
-The server's state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values, in one safetensors
-file: tensors and arrays become its tensors, plain values a JSON text in its header.
+A checkpoint is one safetensors file: the tensors of a `RunState`, and its numbers in the header.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tomllib
@@ -35,12 +33,13 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.engine import RoundRecord
-from fedskew.errors import ComponentError, FedskewError, RunError
+from fedskew.engine import RoundRecord, ServerState
+from fedskew.errors import FedskewError, RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._identity import ANEW, Identity
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
+from fedskew.models import ModelState
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
 from fedskew.tables import json_text
@@ -73,6 +72,49 @@ class TaskInfo:
     class_names: tuple[str, ...]
     target: NDArray[np.float64] | None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run between rounds, without its records; the contents of a checkpoint.
+
+    Attributes:
+        server: The server's state.
+        best: The best model by validation so far; the untrained one before the first validation.
+        best_score: Its score; -1 before the first validation.
+        best_round: Its round; -1 before the first validation.
+        stale: Validations since then.
+        clients: The round that each client's stored state is of, `(clients that took part, 2)`.
+    """
+
+    server: ServerState
+    best: ModelState
+    best_score: float
+    best_round: int
+    stale: int
+    clients: NDArray[np.int64]
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what is no tensor."""
+        return {
+            "round": self.server.round,
+            "best_score": self.best_score,
+            "best_round": self.best_round,
+            "stale": self.stale,
+        }
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return all tensors by name: the server's, and those of two more owners."""
+        whole = self.server.having("best", self.best._asdict())
+        return whole.having("clients", {"rounds": torch.from_numpy(self.clients)}).tensors
+
+    def restored(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> RunState:
+        """Return the state of which these are, whose tensors are named, and on the devices, as here."""
+        own = {name: numbers[name] for name in self.numbers()}
+        parts = {name: tensors[name].to(like.device) for name, like in self.tensors().items()}
+        whole = ServerState(own.pop("round"), parts)
+        best, clients = ModelState(**whole.of("best")), whole.of("clients")["rounds"].numpy()
+        return RunState(whole.having("best", {}).having("clients", {}), best, clients=clients, **own)
 
 
 class RunFolder:
@@ -137,7 +179,7 @@ class RunFolder:
             append(self._rounds, line)
         self._mark(record.round, line)
 
-    def resume(self, template: Any) -> tuple[Any, list[RoundRecord]] | None:
+    def resume(self, template: RunState) -> tuple[RunState, list[RoundRecord]] | None:
         """Read the checkpoint and the records up to it; what is later is removed, as it was cut short by a kill.
 
         Args:
@@ -169,15 +211,17 @@ class RunFolder:
         self._mark(records[-1].round, content[: mark.size])
         return state, records
 
-    def save_checkpoint(self, state: Any, round: int) -> None:
+    def save_checkpoint(self, state: RunState) -> None:
         """Replace the checkpoint by a state, of a round whose record has been added."""
-        tensors: dict[str, Tensor] = {}
-        values: dict[str, Any] = {}
-        _flatten("", state, tensors, values)
+        # safetensors writes no memory twice
+        tensors = {
+            name: part.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, part in state.tensors().items()
+        }
         path = self.path / CHECKPOINT
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        save_tensors(path, tensors, {"values": json.dumps(values), "records": json.dumps(self._marks[round])})
+        save_tensors(path, tensors, {"numbers": state.numbers(), "records": self._marks[state.server.round]})
 
     def save_model(self, name: str, tensors: Mapping[str, Tensor], info: ModelInfo) -> None:
         """Write a model's state dict to a file of this name, with its notes."""
@@ -328,14 +372,13 @@ def _check_content(path: Path, content: bytes, mark: Mark) -> None:
         raise RunError(f"{path}: {what} since its checkpoint was written; put the file back, or {ANEW}")
 
 
-def _load_checkpoint(path: Path, template: Any) -> tuple[Any, Mark] | None:
+def _load_checkpoint(path: Path, template: RunState) -> tuple[RunState, Mark] | None:
     """Read a checkpoint in the shape of a template, on its devices; None if there is none yet."""
     if not path.exists():
         return None
     try:
         tensors, notes = load_tensors(path)
-        state = _restore("", template, tensors, json.loads(notes["values"]))
-        return state, Mark(*json.loads(notes["records"]))
+        return template.restored(tensors, notes["numbers"]), Mark(*notes["records"])
     except (RunError, KeyError, ValueError, TypeError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise RunError(f"{path}: the checkpoint can't be read ({said}); {ANEW}") from None
@@ -346,51 +389,6 @@ def _mark_of(path: Path) -> Mark | None:
     if not path.exists():
         return None
     try:
-        return Mark(*json.loads(read_notes(path)["records"]))
+        return Mark(*read_notes(path)["records"])
     except (RunError, KeyError, ValueError, TypeError) as error:
         raise RunError(f"{path}: the checkpoint can't be read ({error})") from None
-
-
-def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    elif isinstance(value, np.ndarray):
-        tensors[name] = torch.from_numpy(value.copy())  # safetensors writes no memory twice
-    elif (parts := _parts(value)) is not None:
-        for key, part in parts.items():
-            _flatten(f"{name}.{key}" if name else key, part, tensors, values)
-    elif _is_plain(value):
-        values[name] = value
-    else:
-        raise ComponentError(
-            f"{name} in the run's state is a {type(value).__name__} that can't be saved; what a component keeps "
-            "between rounds is a frozen dataclass of tensors, arrays and plain values, or None"
-        )
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether JSON holds it."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _restore(name: str, template: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> Any:
-    if isinstance(template, Tensor):
-        return tensors[name].to(template.device)
-    if isinstance(template, np.ndarray):
-        return tensors[name].numpy()
-    if (parts := _parts(template)) is not None:
-        made = {key: _restore(f"{name}.{key}" if name else key, part, tensors, values) for key, part in parts.items()}
-        return made if isinstance(template, dict) else type(template)(**made)
-    return values[name]
-
-
-def _parts(value: Any) -> dict[str, Any] | None:
-    """Return the named parts of a dataclass, a named tuple or a dict; None for a leaf."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        parts: dict[str, Any] = value._asdict()
-        return parts
-    return value if isinstance(value, dict) else None

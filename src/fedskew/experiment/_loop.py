@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import engine, methods, torchrun
@@ -19,7 +18,7 @@ from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
+from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo, check_summary
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._summary import headline, summarise, surroundings
 from fedskew.experiment._trackers import TRACKERS, Tracker
@@ -57,27 +56,6 @@ class Watch(Protocol):
 
     def check(self, server: Any, /) -> None:
         """Raise RunError where the run must not go on from a state, which is saved."""
-
-
-@dataclass(frozen=True)
-class RunState:
-    """The state of a run between rounds, without its records; the contents of a checkpoint.
-
-    Attributes:
-        server: The server's state.
-        best: The best model by validation so far; the untrained one before the first validation.
-        best_score: Its score; -1 before the first validation.
-        best_round: Its round; -1 before the first validation.
-        stale: Validations since then.
-        clients: The round that each client's stored state is of, `(clients that took part, 2)`.
-    """
-
-    server: engine.ServerState
-    best: ModelState
-    best_score: float
-    best_round: int
-    stale: int
-    clients: NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -190,7 +168,7 @@ class TrainingLoop:
         Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
         """
         if self.folder is not None and self.clients.newest <= self.server.round:
-            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save()), self.server.round)
+            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save()))
             self.clients.drop_stale()
 
     def finish(self) -> SeedRun:
