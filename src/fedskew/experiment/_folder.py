@@ -36,7 +36,7 @@ from torch import Tensor
 from fedskew.engine import RoundRecord, ServerState
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import ANEW, Identity
+from fedskew.experiment._identity import ANEW, Identity, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
 from fedskew.models import ModelState
@@ -135,19 +135,8 @@ class RunFolder:
         self._size = 0
         self._marks: dict[int, Mark] = {}
 
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a run that is finished; None while it isn't. RunError where it can't be read."""
-        path = self.path / "summary.json"
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise RunError(f"{path}: damaged ({error}); {ANEW}") from None
-
     def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
-        """Make the folder, or check that the run in it is of this config, code and data.
-
-        Nothing is written where the run is finished.
+        """Make the folder, or check that the run in it is of this code and data.
 
         Raises:
             RunError: There is a run already and it is not to be resumed, or it was made of something else; or the
@@ -158,8 +147,6 @@ class RunFolder:
             check_empty(path)
         elif self._rounds.exists() and self._identity is not None:
             self._check(self._identity)
-        if self.summary is not None:
-            return
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             if self._partition is not None:
@@ -194,7 +181,7 @@ class RunFolder:
         read = _load_checkpoint(self.path / CHECKPOINT, template)
         content = self._rounds.read_bytes() if self._rounds.exists() else b""
         if read is None:
-            if self.summary is not None or content.count(b"\n") > 1:  # the untrained model's, at most
+            if content.count(b"\n") > 1:  # the untrained model's, at most
                 raise RunError(
                     f"{self.path}: its checkpoint is missing, so it can't be gone on with; fedskew report shows what "
                     f"is there; {ANEW}"
@@ -227,20 +214,6 @@ class RunFolder:
         """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
 
-    def check_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Check that a model that was written is still this state dict; RunError if it is missing or another."""
-        there = self.read_model(name)
-        if there.keys() != tensors.keys() or not all(there[key].equal(value.cpu()) for key, value in tensors.items()):
-            raise RunError(f"{self.path / name}: is not the model of the checkpoint beside it; {ANEW}")
-
-    def read_model(self, name: str) -> dict[str, Tensor]:
-        """Read the state dict of a model that was written; RunError if it is missing or damaged."""
-        path = self.path / name
-        try:
-            return load_tensors(path)[0]
-        except RunError as error:
-            raise RunError(f"{path}: can't be read ({error}); {ANEW}") from None
-
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, in plain values."""
         with writing(self.path / "summary.json"):
@@ -252,8 +225,7 @@ class RunFolder:
         stored = self.path / "partition.npz"
         if not found and self._partition is not None and Partition.load(stored).hash != self._partition.hash:
             found = [f"{stored} is not the partition that this config makes now"]
-        if found:
-            raise RunError(f"{self.path}: since this run, {' and '.join(found)}; {ANEW}, or write elsewhere with --out")
+        refuse_changes(self.path, found)
 
     def _mark(self, round: int, content: bytes) -> None:
         self._content.update(content)

@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -344,6 +344,12 @@ class Present:
             self._seen[key] = make()
         found: T = self._seen[key]
         return found
+
+
+def refuse_changes(folder: Path, changes: Sequence[str]) -> None:
+    """Raise RunError where something has changed since the run in a folder was made."""
+    if changes:
+        raise RunError(f"{folder}: since this run, {' and '.join(changes)}; {ANEW}, or write elsewhere with --out")
 
 
 def set_aside(folder: Path) -> Path | None:

@@ -18,9 +18,9 @@ from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo, check_summary
+from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.experiment._summary import headline, summarise, surroundings
+from fedskew.experiment._summary import summarise, surroundings
 from fedskew.experiment._trackers import TRACKERS, Tracker
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
@@ -99,7 +99,6 @@ class TrainingLoop:
     finished: ModelState | None = field(default=None, init=False)
     _progress: Progress | None = field(default=None, init=False)
     _trackers: list[Tracker] = field(default_factory=list, init=False)
-    _summary: dict[str, Any] | None = field(default=None, init=False)  # of a run that was finished before
     _state: RunState = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,11 +140,10 @@ class TrainingLoop:
         else:
             self._state, self.records = found
             self.clients.restore(self._state.clients)
-            self._summary = self._finished_before()
         if progress is not None:
             for record in self.records:
                 progress(record.to_dict())
-        if self.folder is not None and self._summary is None:
+        if self.folder is not None:
             self._trackers = [TRACKERS[name](self.folder.path) for name in self.config.output.trackers]
         for tracker in self._trackers:
             tracker.start(self.config.tree())
@@ -172,17 +170,9 @@ class TrainingLoop:
             self.clients.drop_stale()
 
     def finish(self) -> SeedRun:
-        """Write the summary and the models; the final one is then in `model`. A finished run is only read."""
+        """Write the summary and the models; the final one is then in `model`."""
         state, folder = self._state, self.folder
         self._hold_final()  # first: the best of a head goes with the encoders that this puts in place
-        if self._summary is not None:
-            assert folder is not None, "only a folder's run was finished before"
-            folder.check_model("model.safetensors", self.model.state_dict())
-            if self.finisher is not None and "failed" not in self._summary["finished"]:
-                with self._kept():
-                    self.model.load_state_dict(folder.read_model(FINISHED))
-                    self.finished = self.model.read_state()
-            return self._run(self._summary | headline(self._summary, self.config.evaluation.summary))
         best_round = state.best_round if state.best_round >= 0 else None
         summary = summarise(self.records, best_round, self.config.evaluation.summary)
         summary |= surroundings(self.config.engine.threads, self.model.vector.device)
@@ -265,19 +255,8 @@ class TrainingLoop:
             summary=summary,
         )
 
-    def _finished_before(self) -> dict[str, Any] | None:
-        """Return the summary of a folder whose run is finished, which must be of the records and the checkpoint."""
-        assert self.folder is not None, "only a folder is resumed"
-        summary = self.folder.summary
-        if summary is not None:
-            path = self.folder.path / "summary.json"
-            check_summary(path, summary, self.records)
-            if not self.is_over:
-                raise RunError(f"{path}: of a finished run, and the checkpoint is of round {self.server.round}")
-        return summary
-
     def _check(self) -> None:
-        if self.watch is not None and self._summary is None:
+        if self.watch is not None:
             self.watch.check(self.server)
 
     def _evaluated(self, state: RunState, record: engine.RoundRecord) -> RunState:

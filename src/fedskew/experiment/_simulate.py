@@ -7,10 +7,13 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from fedskew import torchrun
 from fedskew.engine import Federation, RoundRunner
@@ -18,14 +21,15 @@ from fedskew.engine.cohort import run_round_together
 from fedskew.engine.workers import from_the_first
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, read, resolve
-from fedskew.experiment._folder import check_empty, is_begun
-from fedskew.experiment._identity import set_aside, shared_data
+from fedskew.experiment._folder import FINISHED, RunFolder, check_empty, is_begun
+from fedskew.experiment._identity import Present, refuse_changes, set_aside, shared_data
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result
 from fedskew.experiment._sections import OutputSection
 from fedskew.experiment._setup import make_training_loop, try_out
-from fedskew.experiment._summary import over_seeds
+from fedskew.experiment._summary import headline, over_seeds
+from fedskew.experiment._trained import load
 from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import counted, flatten, json_text
@@ -201,13 +205,13 @@ def _simulate(
     single = list(resolved.parts()) == [""]
     with _of_this_rank(resolved, folder, resume) as (own, place):
         begin = partial(_begin_whole, resolved, None if single else place)
-        for name, loop, run in _trained(own, place, begin, resume, progress):
+        for name, run, *networks in _trained(own, place, begin, resume, progress):
             scores[name] = max((record.validation.score for record in run.rounds if record.validation), default=-1.0)
             if run.seed not in best or scores[name] > best[run.seed][0]:
                 best[run.seed] = scores[name], name, run
                 if run.seed == resolved.seeds[0]:  # one network is kept
-                    model, finished = loop.model.module, loop.finished_network()
-            del loop
+                    model, finished = networks
+            del networks
     assert model is not None, "there are seeds and values"
     runs = [run for _, _, run in best.values()]
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
@@ -225,22 +229,46 @@ def _simulate(
 
 def _trained(
     config: Config, folder: Path | None, begin: Callable[[], None], resume: bool, progress: Progress | None
-) -> Iterator[tuple[str, TrainingLoop, SeedRun]]:
-    """Train every seed and value of a config, and yield each part's name, loop and run.
+) -> Iterator[tuple[str, SeedRun, nn.Module, nn.Module | None]]:
+    """Train every seed and value of a config; yield name, run, model and finished model of each part.
 
-    `begin` is called when a part is set up, before it is trained.
+    A part that is finished is only read. `begin` is called when a part is set up, before it is trained.
     """
-    places = {name: None if folder is None else folder / name for name in config.parts()}
-    if config.engine.seeds_together and not torchrun.launched():
-        loops = [make_training_loop(part, part.seeds[0], places[name]) for name, part in config.parts().items()]
+    parts = config.parts()
+    places = {name: None if folder is None else folder / name for name in parts}
+    done = {name: place for name, place in places.items() if resume and place and (place / "summary.json").exists()}
+    left = {name: part for name, part in parts.items() if name not in done}
+    together: Iterator[tuple[TrainingLoop, SeedRun]] = iter(())
+    if left and config.engine.seeds_together and not torchrun.launched():
+        loops = [make_training_loop(part, part.seeds[0], places[name]) for name, part in left.items()]
         begin()
-        yield from zip(places, loops, run_in_step(loops, _rounds_together, resume, progress), strict=True)
-        return
-    for name, part in config.parts().items():
-        loop = make_training_loop(part, part.seeds[0], places[name])
-        begin()
-        yield name, loop, loop.run(resume, progress)
-        del loop  # before the next is made
+        together = zip(loops, run_in_step(loops, _rounds_together, resume, progress), strict=True)
+    for name, part in parts.items():
+        if name in done:
+            yield name, *_read_finished(part, done[name], progress)
+            continue
+        if (trained := next(together, None)) is None:
+            loop = make_training_loop(part, part.seeds[0], places[name])
+            begin()
+            trained = loop, loop.run(resume, progress)
+        loop, run = trained
+        yield name, run, loop.model.module, loop.finished_network()
+        del loop, trained  # before the next is made
+
+
+def _read_finished(
+    config: Config, folder: Path, progress: Progress | None
+) -> tuple[SeedRun, nn.Module, nn.Module | None]:
+    """Read a run that is finished, which must be of the code and data that there are now."""
+    refuse_changes(folder, Present().changes(folder, config))
+    (run,) = RunFolder.read_runs(folder)
+    if progress is not None:
+        for record in run.rounds:
+            progress(record.to_dict())
+    summary = run.summary | headline(run.summary, config.evaluation.summary)
+    run = replace(run, label=config.name, config=config.tree(), summary=summary)
+    finished = load(folder, finished=True).network if (folder / FINISHED).exists() else None
+    return run, load(folder).network, finished
 
 
 def run_folder(config: Config, out: Path) -> Path:

@@ -194,7 +194,8 @@ def load(
             raise RunError(f"{path}: there is only the model as it was trained, as its finish failed: {failed}")
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
-        raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")
+        if not (folder / "summary.json").exists():
+            raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")
     try:
         state, notes = load_tensors(path)
         info = ModelInfo.of_plain(notes)
