@@ -59,5 +59,3 @@ from ._supernode import is_agreed as is_agreed
 from ._supernode import run_supernode as run_supernode
 from ._terms import Terms as Terms
 from ._watch import Decisions as Decisions
-from ._watch import ruined as ruined
-from ._watch import to_leave_out as to_leave_out
