@@ -15,6 +15,7 @@ from ._identity import load_dataset as load_dataset
 from ._identity import shared_data as shared_data
 from ._loop import TrainingLoop as TrainingLoop
 from ._model_info import ModelInfo as ModelInfo
+from ._progress import TRACKERS as TRACKERS
 from ._progress import Bar as Bar
 from ._progress import RunBar as RunBar
 from ._result import Result as Result
@@ -32,7 +33,6 @@ from ._sweep_tables import SweepResult as SweepResult
 from ._target import make_estimation as make_estimation
 from ._task import make_task as make_task
 from ._task import target_in_words as target_in_words
-from ._trackers import TRACKERS as TRACKERS
 from ._trained import TrainedModel as TrainedModel
 from ._trained import load as load
 from ._work import local_training as local_training

@@ -20,8 +20,8 @@ from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
+from fedskew.experiment._progress import TRACKERS, Tracker
 from fedskew.experiment._summary import summarise, surroundings
-from fedskew.experiment._trackers import TRACKERS, Tracker
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
 
