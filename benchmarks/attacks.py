@@ -34,7 +34,7 @@ import torch
 from fedskew import data
 from fedskew.deploy import Address, Agreement, LocalFederation, ModelLayout, agree, with_defences, write_federation
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._validator import ReplyRules, ReplyValidator
+from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size
 from fedskew.engine.contracts import hooked
 from fedskew.experiment import Config, local_training, make_task, make_training_loop, resolve
@@ -139,7 +139,7 @@ class CheckedSites(Backend):
         change = update.change * self._scale
         drawn = torch.randn(update.buffers.shape, generator=torch.Generator().manual_seed(round))
         buffers = self._buffers * drawn.abs() if self._buffers else update.buffers
-        training = self._validator.rules.training
+        training = self._validator.training
         steps = update.steps if self._told is None else training.steps(task.epochs, task.samples)
         return update._replace(change=change, norm=torch.linalg.vector_norm(change), buffers=buffers, steps=steps)
 
@@ -151,10 +151,16 @@ def accuracy(config: Config, seed: int, task: Any, lie: dict[str, float], direct
     if "told" in lie:
         told[BAD] = lie["told"]
     plan = Plan.of(config, AGREEMENT)
-    rules = ReplyRules(training=local_training(config), classes=CLASSES, counts=(lambda: told) if directions else None)
     names = [str(client) for client in range(CLIENTS)]
     validator = ReplyValidator(
-        names, ModelLayout(loop.model), plan.returned, plan.returned_idle, rules, hooked(federation.method)
+        names,
+        ModelLayout(loop.model),
+        plan.returned,
+        plan.returned_idle,
+        hooked(federation.method),
+        training=local_training(config),
+        classes=CLASSES,
+        counts=(lambda: told) if directions else None,
     )
     validator.start(loop.untrained)
     sites = CheckedSites(federation.backend, federation.counts.sum(axis=1), validator, **lie)

@@ -34,10 +34,10 @@ def probabilities(rng: np.random.Generator, labels: np.ndarray, classes: int, ap
 
 def estimate(held: np.ndarray, held_labels: np.ndarray, new: np.ndarray, method: str) -> MixEstimate:
     classes = held.shape[1]
-    tables = outcome_table(held_labels, outcome_cells(held.argmax(axis=1), held.max(axis=1)), classes, BINS)
+    tables = outcome_table(held_labels, outcome_cells(held), classes, BINS)
     if method == "em":
         return estimate_mix(tables, calibrate(np.log(held), held_labels).apply(np.log(new)), "em")
-    cells = outcome_cells(new.argmax(axis=1), new.max(axis=1))
+    cells = outcome_cells(new)
     return estimate_mix(tables, np.bincount(cells, minlength=classes * BINS), method)
 
 

@@ -44,13 +44,12 @@ def row(parameters: int, sites: int, largest: int) -> str:
     plain, _ = least(lambda: update.copy())
     server = summed = None
     if parameters * sites <= largest * 100 or sites == 10:
-        both = {name: mask(UPDATES.encode(update, 1 / sites), keys[name], peers, context) for name in names[:-1]}
+        both = {name: mask(UPDATES.encode(update, 1 / sites), keys[name], peers, context) for name in names}
         masked = {name: sent for name, (sent, _) in both.items()}
-        openings = {name: pending.answer(masked) for name, (_, pending) in both.items()}
+        openings = {name: opening for name, (_, opening) in both.items()}
         server, opened = least(lambda: unmask(masked, openings, context), 1 if sites > 10 else 3)
-        share = (sites - 1) / sites
-        assert np.abs(UPDATES.decode(opened, share) - update).max() <= UPDATES.error(sites, share)
-        summed, _ = least(lambda: sum(update.astype(np.float64) * share for _ in range(sites - 1)))
+        assert np.abs(UPDATES.decode(opened) - update).max() <= UPDATES.error(sites)
+        summed, _ = least(lambda: sum(update.astype(np.float64) / sites for _ in range(sites)))
     sent = 4 * parameters + Key.SEED * (sites + 2)
     shown = ["not measured" if value is None else f"{value:.3g}" for value in (server, summed)]
     costs = f"{site:.2g} | {plain:.1g} | {shown[0]} | {shown[1]}"

@@ -1,34 +1,58 @@
-"""Losses as functions of tensors, where `fedskew.objectives.functional` has none."""
+"""Losses on one client's batch, whose outputs are features and logits in one."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.models import Outputs
 from fedskew.objectives import INDEX, Batch, Context
 
+VACANT = {
+    "no vacant class": (3.0, 1.0, 4.0, 2.0, 6.0),
+    "one vacant class": (3.0, 0.0, 4.0, 2.0, 6.0),
+    "two vacant classes": (3.0, 0.0, 4.0, 0.0, 6.0),
+    "all classes vacant but one": (0.0, 0.0, 7.0, 0.0, 0.0),
+}
+PROTOTYPES, OF_CLASSES = np.random.default_rng(3).normal(size=(5, 5)), np.array([0, 0, 1, 2, 4])  # none of class 3
 
-def value_of(name: str, outputs: Tensor, targets: Tensor | None = None, counts=None, mask=None, **parameters) -> Tensor:
-    """A component's value; `outputs` are features and logits in one."""
+
+class Client(NamedTuple):
+    """One client's batch and constants; `inputs` is what a loss is differentiated by."""
+
+    inputs: Tensor
+    targets: Tensor
+    counts: Tensor
+    teacher: Tensor
+    mask: Tensor | None = None
+
+
+def client(counts: tuple[float, ...], rows: int = 7, seed: int = 0, dtype: torch.dtype = torch.float64) -> Client:
+    rng = np.random.default_rng(seed)
+    observed = np.flatnonzero(counts)
+    return Client(
+        inputs=torch.tensor(rng.normal(scale=2, size=(rows, len(counts))), dtype=dtype),
+        targets=torch.tensor(observed[rng.integers(len(observed), size=rows)]),
+        counts=torch.tensor(counts, dtype=dtype),
+        teacher=torch.tensor(rng.normal(scale=2, size=(rows, len(counts))), dtype=dtype),
+    )
+
+
+def value_of(loss: Any, of: Client) -> Tensor:
+    """A loss's value where features are logits, and the previous model is the sent one's mirror image."""
+    sent, previous = (Outputs(rows, rows) for rows in (of.teacher, of.teacher.flip(1)))
+    rows = torch.tensor(PROTOTYPES, dtype=of.inputs.dtype)
+    prototypes = {"fpl.prototypes": rows, "fpl.classes": torch.tensor(OF_CLASSES)}
+    return loss.value(Batch(of.inputs, of.inputs, of.targets, of.mask), Context(of.counts, sent, previous, prototypes))
+
+
+def value_by_name(
+    name: str, outputs: Tensor, targets: Any = None, counts: Any = None, mask: Any = None, teacher: Any = None, **given
+) -> Tensor:
+    """A component's value by its name and parameters, without a previous model."""
     targets = torch.zeros(len(outputs), dtype=torch.int64) if targets is None else targets
-    return INDEX[name](**parameters).value(Batch(outputs, outputs, targets, mask), Context(counts))
-
-
-def balanced_cross_entropy(logits, targets, counts, least=0.0, mask=None) -> Tensor:
-    return value_of("fedrod", logits, targets, counts, mask, least=least)
-
-
-def fedgela(logits, targets, counts, mask=None) -> Tensor:
-    return value_of("fedgela", logits, targets, counts, mask)
-
-
-def classifier_variance(logits, mask=None) -> Tensor:
-    return value_of("classifier_variance", logits, mask=mask)
-
-
-def uniformity(features, mask=None) -> Tensor:
-    return value_of("uniformity", features, mask=mask)
-
-
-def feddecorr(features, mask=None) -> Tensor:
-    return value_of("feddecorr", features, mask=mask)
+    sent = None if teacher is None else Outputs(teacher, teacher)
+    return INDEX[name](**given).value(Batch(outputs, outputs, targets, mask), Context(counts, sent))

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from by_hand import local_end, moved, round_end
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
-from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.local_steps import INDEX as STEPS
 from fedskew.local_steps import StepSettings
 from fedskew.models import FlatModel
@@ -26,8 +26,7 @@ from fedskew.objectives.functional import cross_entropy, fedlc, fedrs, moon
 from fedskew.server_updates import INDEX as UPDATES
 from fedskew.server_updates import fedexp_step
 from fedskew.weighting import feddisco
-from losses import balanced_cross_entropy, classifier_variance, feddecorr, fedgela, uniformity
-from updating import moved
+from losses import value_by_name as loss
 
 FedBABU = STEPS["fedbabu"]
 FedDyn = STEPS["feddyn"]
@@ -61,42 +60,31 @@ def test_feddisco_is_that_of_its_authors() -> None:
     np.testing.assert_allclose(aimed, [0.05308774936705758, 0.4771930981725306, 0.4697191524604119], rtol=1e-9)
 
 
-def test_feduv_is_that_of_its_authors() -> None:
-    """sonhamin/FedUV dd2e3c5, `UVReg`: each term with weight 1, then both with the defaults."""
-    logits, features = wave(5, 3, start=0.3, scale=2.0), wave(5, 4, start=1.0)
-    variance, spread = classifier_variance(logits).item(), uniformity(features).item()
-    assert variance == pytest.approx(0.2204029146382591, rel=1e-7)  # their C^(-1/2) is a float32
-    assert spread == pytest.approx(0.4364767251427458, rel=1e-9)
-    assert 2.5 * variance + 0.5 * spread == pytest.approx(0.7692456491670205, rel=1e-7)
+HELD, GAPS = torch.tensor([0, 2, 2, 0]), torch.tensor([6.0, 0.0, 9.0], dtype=torch.float64)
+SIMPLEX = torch.tensor(PEERS["fedgela: simplex"], dtype=torch.float64)
+FEW = torch.tensor([6.0, 0.0, 10.0], dtype=torch.float64)
 
 
-def test_feddecorr_is_that_of_its_authors() -> None:
-    """bytedance/FedDecorr 973e4af, `FedDecorrLoss`."""
-    assert feddecorr(wave(6, 4, start=1.0)).item() == pytest.approx(2.389266141148798, rel=1e-9)
-
-
-def test_the_balanced_loss_is_that_of_fedetfs_authors_of_fluke_and_of_fl_bench() -> None:
-    """ZexiLee/ICCV-2023-FedETF 092ace3; fluke a0bd26a `BalancedSoftmaxLoss`; FL-bench 06e658b with gamma 1."""
-    both = balanced_cross_entropy(LOGITS, TARGETS, COUNTS).item()
-    assert both == pytest.approx(1.662719984862931, rel=1e-12)
-    authors = balanced_cross_entropy(LOGITS, torch.tensor([0, 2, 2, 0]), COUNTS, least=1.0).item()
-    assert authors == pytest.approx(0.4482954487129746, rel=1e-12)
-
-
-def test_fedgela_is_that_of_its_authors() -> None:
-    """MediaBrain-SJTU/FedGELA b5b20d5: `produce_Ew` of 6 samples of the first and 10 of the last class, `get_etf`."""
-    simplex = torch.tensor(PEERS["fedgela: simplex"], dtype=torch.float64)
-    counts = torch.tensor([6.0, 0.0, 10.0], dtype=torch.float64)
-    logits = F.normalize(LOGITS, dim=1) @ simplex / 0.2
-    loss = fedgela(logits, torch.tensor([0, 2, 2, 0]), counts)
-    assert loss.item() == pytest.approx(0.529222678573011, rel=1e-9)
-
-
-def test_fedlc_and_fedrs_are_those_of_fluke() -> None:
-    """fluke a0bd26a, `CalibratedLoss` (tau 0.7) and `RSLoss` (alpha 0.5, the second class missing)."""
-    assert fedlc(LOGITS, TARGETS, COUNTS, tau=0.7).item() == pytest.approx(1.4739843959711065, rel=1e-12)
-    held = torch.tensor([6.0, 0.0, 9.0], dtype=torch.float64)
-    assert fedrs(LOGITS, torch.tensor([0, 2, 2, 0]), held).item() == pytest.approx(0.6163464297744558, rel=1e-12)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "rel"),
+    [
+        # sonhamin/FedUV dd2e3c5, `UVReg`, each term with weight 1; their C^(-1/2) is a float32.
+        (lambda: loss("classifier_variance", wave(5, 3, start=0.3, scale=2.0)), 0.2204029146382591, 1e-7),
+        (lambda: loss("uniformity", wave(5, 4, start=1.0)), 0.4364767251427458, 1e-9),
+        # bytedance/FedDecorr 973e4af, `FedDecorrLoss`.
+        (lambda: loss("feddecorr", wave(6, 4, start=1.0)), 2.389266141148798, 1e-9),
+        # fluke a0bd26a `BalancedSoftmaxLoss`, FL-bench 06e658b with gamma 1; then ZexiLee/ICCV-2023-FedETF 092ace3.
+        (lambda: loss("fedrod", LOGITS, TARGETS, COUNTS), 1.662719984862931, 1e-12),
+        (lambda: loss("fedrod", LOGITS, HELD, COUNTS, least=1.0), 0.4482954487129746, 1e-12),
+        # MediaBrain-SJTU/FedGELA b5b20d5: `produce_Ew` of 6 samples of the first and 10 of the last class, `get_etf`.
+        (lambda: loss("fedgela", F.normalize(LOGITS, dim=1) @ SIMPLEX / 0.2, HELD, FEW), 0.529222678573011, 1e-9),
+        # fluke a0bd26a, `CalibratedLoss` (tau 0.7) and `RSLoss` (alpha 0.5, the second class missing).
+        (lambda: fedlc(LOGITS, TARGETS, COUNTS, tau=0.7), 1.4739843959711065, 1e-12),
+        (lambda: fedrs(LOGITS, HELD, GAPS), 0.6163464297744558, 1e-12),
+    ],
+)
+def test_losses_are_those_of_their_authors_of_fluke_and_of_fl_bench(ours, theirs, rel) -> None:
+    assert ours().item() == pytest.approx(theirs, rel=rel)
 
 
 def test_a_step_with_moon_is_that_of_fl_bench() -> None:
@@ -105,8 +93,7 @@ def test_a_step_with_moon_is_that_of_fl_bench() -> None:
     base, head = wave(4, 3).requires_grad_(), wave(2, 4, start=1.0).requires_grad_()
     features = inputs @ base.T
     sent, previous = (inputs @ wave(4, 3, start=start).T for start in (2.0, 4.0))
-    loss = cross_entropy(features @ head.T, targets) + 5 * moon(features, sent, previous)
-    loss.backward()
+    (cross_entropy(features @ head.T, targets) + 5 * moon(features, sent, previous)).backward()
     np.testing.assert_allclose((base - 0.1 * base.grad).detach(), PEERS["moon: base"], rtol=1e-9)
     np.testing.assert_allclose((head - 0.1 * head.grad).detach(), PEERS["moon: head"], rtol=1e-9)
 
@@ -180,7 +167,7 @@ def test_fednhs_prototypes_are_those_of_its_authors() -> None:
         means = F.normalize(wave(3, 4, start=2.0 + client), dim=1) * (held > 0).unsqueeze(1)
         replies.append({"fednh.means": means, "fednh.counts": held})
     flat = old.flatten()
-    end = RoundEnd(flat, flat, torch.zeros(2, 12), np.arange(2), np.full(2, 0.5), replies, clients=2)
+    end = round_end(replies, flat, clients=2)
     np.testing.assert_allclose(FedNH().next_model(end).view(3, 4), PEERS["fednh: prototypes"], rtol=1e-9)
 
 
@@ -199,15 +186,15 @@ def test_a_round_of_feddyn_is_that_of_its_authors() -> None:
 
         def gradient(at: torch.Tensor, rows: slice = rows) -> torch.Tensor:
             weight = at.clone().requires_grad_()
-            loss = cross_entropy(inputs[rows] @ weight.view(2, 3).T, targets[rows])
-            return torch.autograd.grad(loss, weight)[0]
+            own = cross_entropy(inputs[rows] @ weight.view(2, 3).T, targets[rows])
+            return torch.autograd.grad(own, weight)[0]
 
         settings = StepSettings(start=start, lr=0.2, client={"feddyn.drift": before[client]})
         y = start
         for _ in range(2):
             y, _ = step.step(y, gradient, None, settings)
         np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
-        end = LocalEnd(start, y, y[:0], 2, 0.2, 0.0, settings.client, {}, {}, torch.zeros_like, torch.sum)
+        end = local_end(start, y, client=settings.client)
         torch.testing.assert_close(step.end_local(end)[0]["feddyn.drift"], before[client] + y - start)
         updates.append(y - start)
     server = FedDynServer(clients=3)

@@ -80,7 +80,7 @@ def of_run(folder: Path, trust_code: bool) -> Iterator[None]:
     """
     while _is_run(folder.absolute().parent):  # the folder of one seed
         folder = folder.absolute().parent
-    brought = sorted(path.resolve() for parts in ("", "seed-*/", "seed-*/*/") for path in folder.glob(f"{parts}{CODE}"))
+    brought = sorted(path.resolve() for parts in ("", "seed-*/") for path in folder.glob(f"{parts}{CODE}"))
 
     def limit(name: str, file: Path | None) -> str | None:
         module = name.partition(":")[0].replace(".", "/")

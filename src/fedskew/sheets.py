@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import codecs
 import csv
-import math
 import re
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NoReturn, TypeAlias
@@ -82,6 +82,10 @@ class Sheet:
         """Raise the error that names this place."""
         raise self._error(f"{self.path}, line {line}" + (f", column {column!r}" if column else "") + f": {wrong}")
 
+    def fail_row(self, row: int, wrong: str, column: str | None = None) -> NoReturn:
+        """Raise the error that names a place by its row, from 0."""
+        self.fail(next(islice(self, row, None))[0], wrong, column)
+
     def check_header(self, unnamed: bool = False) -> None:
         """Refuse a header in which a name occurs twice or, unless `unnamed`, is missing."""
         before = set[str]()
@@ -123,53 +127,52 @@ class Sheet:
 
     def amounts(self, columns: Sequence[int]) -> FloatArray:
         """Return the finite numbers >= 0 of some columns, shape `(rows, columns)`."""
-        values, lines = array("d"), array("q")
-        shown: dict[Decimal, str] = {}
-        open_cells: list[tuple[int, str]] = []  # of which either sign would make a number
+        decimal, values = self._decimal or self._found_decimal(columns), array("d")
         for line, row in self:
-            lines.append(line)
             cells = [row[column] for column in columns]
-            if not _is_separated("".join(cells)):
-                try:
+            with suppress(ValueError):  # a space between thousands, or no number
+                if not _is_separated("".join(cells)):
                     values.extend(list(map(float, cells)))
                     continue
-                except ValueError:
-                    pass  # a space between thousands, or no number
             for column, cell in zip(columns, cells, strict=True):
-                signs = [self._decimal] if self._decimal else decimals(cell)
-                if _is_separated(cell) and not self._decimal and signs:
-                    if len(signs) == 2:
-                        open_cells.append((len(values), cell))
-                        values.append(math.nan)
-                        continue
-                    shown.setdefault(signs[0], f"{cell} in line {line}")
                 try:
-                    values.append(_number(cell, signs[0]) if signs else float(cell))
+                    values.append(_number(cell, decimal))
                 except ValueError:
                     self._refuse(line, self.header[column], cell)
-        if not lines:
+        if not values:
             self.fail(self.line, f"nothing below the header (expected {self.expected})")
-        if len(shown) == 2:
-            both = " and ".join(shown.values())
-            raise self._error(f"{self.path}: writes decimals in two ways, {both}; make them one")
-        decimal = self._decimal or next(iter(shown), None)
-        for place, cell in open_cells:
-            if decimal is None:
-                row_number, at = divmod(place, len(columns))
-                self.fail(
-                    lines[row_number],
-                    f"{cell!r} may be {_number(cell, '.'):g} or {_number(cell, ','):g}, and no other number of the "
-                    "file tells; say by decimal (--decimal) whether its decimal sign is '.' or ','",
-                    self.header[columns[at]],
-                )
-            values[place] = _number(cell, decimal)
         table = np.frombuffer(values).reshape(-1, len(columns))
         illegal = ~((table >= 0) & (table < np.inf))
         if illegal.any():
-            row_number, at = np.argwhere(illegal)[0]
-            wrong = f"{table[row_number, at]:.10g}, expected a finite number >= 0"
-            self.fail(lines[row_number], wrong, self.header[columns[at]])
+            at, column = np.argwhere(illegal)[0]
+            self.fail_row(at, f"{table[at, column]:.10g}, expected a finite number >= 0", self.header[columns[column]])
         return table
+
+    def _found_decimal(self, columns: Sequence[int]) -> Decimal:
+        """Return the decimal sign that the numbers of some columns show; refuse two, and numbers that may be two."""
+        shown: dict[Decimal, str] = {}
+        unclear: tuple[int, str, str] | None = None
+        for line, row in self:
+            for column in columns:
+                cell = row[column]
+                signs = decimals(cell) if _is_separated(cell) else []
+                if len(signs) == 1:
+                    shown.setdefault(signs[0], f"{cell} in line {line}")
+                elif signs and unclear is None:
+                    unclear = line, cell, self.header[column]
+        if len(shown) == 2:
+            both = " and ".join(shown.values())
+            raise self._error(f"{self.path}: writes decimals in two ways, {both}; make them one")
+        if unclear and not shown:
+            line, cell, name = unclear
+            either = f"{_number(cell, '.'):g} or {_number(cell, ','):g}"
+            self.fail(
+                line,
+                f"{cell!r} may be {either}, and no other number of the file tells; say by decimal (--decimal) whether "
+                "its decimal sign is '.' or ','",
+                name,
+            )
+        return next(iter(shown), ".")
 
     def _refuse(self, line: int, column: str, cell: str) -> NoReturn:
         """Raise the error that a cell holds no number."""

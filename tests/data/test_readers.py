@@ -13,7 +13,8 @@ from PIL import Image
 
 import fedskew
 from fedskew import data
-from fedskew.data import ByteImages, ImageFiles
+from fedskew.data import ByteImages
+from fedskew.data.published import ImageFiles, Source
 from fedskew.errors import ArgumentError, DataError, MissingPackageError
 from published_formats import image, write
 
@@ -37,7 +38,7 @@ def make(kind: str, pixels: np.ndarray, tmp_path) -> data.Inputs:
     names = tuple(f"{row}.png" for row in range(len(pixels)))
     for name, one in zip(names, pixels, strict=True):
         Image.fromarray(one.transpose(1, 2, 0)).save(tmp_path / name)
-    images = ImageFiles(tmp_path, names, pixels.shape[2:], MEAN, STD, "its page")
+    images = ImageFiles(Source(tmp_path, "its page"), names, pixels.shape[2:], MEAN, STD)
     return images.pack("train") if kind == "mapped" else images
 
 
@@ -103,14 +104,14 @@ def test_images_are_the_same_whatever_the_threads(pixels, tmp_path):
 
 def test_images_of_another_size_are_resized_and_grey_ones_become_colour(tmp_path):
     Image.fromarray(np.full((8, 8), 51, dtype=np.uint8)).save(tmp_path / "grey.png")
-    inputs = ImageFiles(tmp_path, ("grey.png",), (4, 6), (0.0,) * 3, (1.0,) * 3, "its page")
+    inputs = ImageFiles(Source(tmp_path, "its page"), ("grey.png",), (4, 6), (0.0,) * 3, (1.0,) * 3)
     batch = inputs.index_select(0, torch.tensor([0]))
     torch.testing.assert_close(batch, torch.full((1, 3, 4, 6), 0.2))
 
 
 def test_a_missing_or_damaged_image_is_named_when_it_is_read(tmp_path):
     image(tmp_path / "a.png", np.random.default_rng(0), 4, 4)
-    inputs = ImageFiles(tmp_path, ("a.png", "b.png"), (4, 4), MEAN, STD, "its page")
+    inputs = ImageFiles(Source(tmp_path, "its page"), ("a.png", "b.png"), (4, 4), MEAN, STD)
     with pytest.raises(DataError, match=r"b\.png is missing .*its page"):
         inputs.index_select(0, torch.tensor([1]))
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:40])
@@ -168,7 +169,7 @@ def test_what_can_t_be_packed_leaves_nothing_behind(pixels, tmp_path):
 
 
 def test_a_data_set_of_stored_inputs_is_checked_without_reading_them(tmp_path):
-    inputs = ImageFiles(tmp_path, ("gone.png",) * 3, (4, 4), MEAN, STD, "its page")
+    inputs = ImageFiles(Source(tmp_path, "its page"), ("gone.png",) * 3, (4, 4), MEAN, STD)
     labels = torch.tensor([0, 1, 0])
     dataset = data.Dataset("own", inputs, labels, inputs, labels, ("a", "b"), MEAN, STD)
     assert dataset.in_shape == (3, 4, 4)

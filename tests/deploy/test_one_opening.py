@@ -19,7 +19,7 @@ from fedskew import __version__
 from fedskew.deploy import Book, MaskedSum, NotAgreedError, Terms, agree
 from fedskew.errors import ConfigError, StandstillError
 from fedskew.privacy import Protection, UpdateNoise
-from fedskew.sums import Masked, Opening, SumContext, unmask
+from fedskew.sums import Masked, SumContext, unmask
 
 EVALUATED: dict[str, Any] = {"evaluation": "confusion"}
 AGAIN = "not agreed: opened; its own log says more"
@@ -63,7 +63,7 @@ def opened(
             arrays = {key: array.numpy() for key, array in answer.content["sums"].items()}
             masks[name] = Masked(arrays, dict(answer.content["commitments"]))
         else:
-            openings[name] = Opening(answer.content["opening"]["own"], {})
+            openings[name] = answer.content["opening"]["own"]
     found: dict[str, np.ndarray] = unmask(masks, openings, context)
     return found
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tomli_w
 from federated import Federated, LocalGrid, federate, fedskew, silent_on, tree
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
 from fedskew.data import load
-from fedskew.deploy import Agreement, RefusedError, SiteData, agree, check_cells
+from fedskew.deploy import Agreement, SiteData, agree
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import estimate_mix
@@ -139,33 +139,30 @@ def test_a_target_site_that_trains_too(tmp_path: Path) -> None:
     assert list(record["deployment"]["evaluations"]) == ["ash", "birch", "cedar"]
 
 
-@pytest.mark.parametrize(
-    "cells",
-    [[-1, 2, 3, 4], [1, 2, 3], [10**12, 2, 3, 4], [1.0, 2.0, 3.0, 4.0]],
-    ids=["negative", "short", "huge", "parts"],
-)
-def test_cells_that_cannot_be_are_refused(cells: list[Any]) -> None:
-    reply = RecordDict({"metrics": MetricRecord({"server-round": 5, "cells": cells})})
-    with pytest.raises(RefusedError, match="its count of its samples by outcome is .*; expected 4 whole numbers"):
-        check_cells(reply, 2, 2, 5)
-
-
-def test_cells_of_another_round_are_refused() -> None:
-    reply = RecordDict({"metrics": MetricRecord({"server-round": 5, "cells": [1, 2, 3, 4]})})
-    assert check_cells(reply, 2, 2, 5).tolist() == [1, 2, 3, 4]
-    with pytest.raises(RefusedError, match="the evaluation is of server-round 5, not 6"):
-        check_cells(reply, 2, 2, 6)
-
-
 @pytest.mark.slow
-def test_a_target_site_whose_cells_are_refused_is_told_so(tmp_path: Path, caplog: Any) -> None:
-    federation = estimating(tmp_path, training={"rounds": 2})
-    grid = federation.grid()
-    told(grid, federation, "dogwood", "cells", lambda cells: cells[1:])
+def test_cells_that_cannot_be_are_refused_and_the_target_site_is_told_so(tmp_path: Path, caplog: Any) -> None:
+    lies = (
+        lambda metrics: metrics["cells"][1:],
+        lambda metrics: [-1, *metrics["cells"][1:]],
+        lambda metrics: [10**12, *metrics["cells"][1:]],
+        lambda metrics: [float(cell) for cell in metrics["cells"]],
+    )
+    federation = estimating(tmp_path, training={"rounds": len(lies) + 1}, target={"every": 1})
+
+    def lie(question: Message, answer: Message) -> Message:
+        metrics, round = answer.content["metrics"], question.content["config"]["server-round"]
+        if round > len(lies):
+            metrics["server-round"] = 1
+        elif "cells" in metrics:
+            metrics["cells"] = lies[round - 1](metrics)
+        return answer
+
+    grid = federation.grid({"dogwood": lie})
     federation.run(grid).run(resume=True)
-    for record in federation.records()[1:]:
-        assert record["target"]["mix"] is None
-        assert "dogwood: refused: its count of" in record["target"]["skipped"]
+    said = [record["target"] for record in federation.records()[1:]]
+    assert [one["mix"] for one in said] == [None] * len(said)
+    assert all("dogwood: refused: its count of its samples by outcome is" in one["skipped"] for one in said[:-1])
+    assert "dogwood: refused: the reply is of server-round 1, not 5" in said[-1]["skipped"]
     assert any("the server refused what this site sent: evaluation of round 1" in one.message for one in caplog.records)
 
 

@@ -60,14 +60,31 @@ def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path
     assert federation.records()[-1]["deployment"]["quarantine"] == {"birch": 2}
 
 
-def test_of_many_sites_all_that_took_part_are_left_out() -> None:
-    from fedskew.deploy import to_leave_out
+def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: Any) -> list[dict[str, Any]]:
+    """The records of a run in which four sites tell these losses in each round; who is not named tells none.
 
-    lengths = np.array([1.0, 9.0, 2.0, 5.0])
-    assert to_leave_out([1, 2], [0, 1, 2, 3], lengths) == [1, 2]
-    assert to_leave_out([0, 1, 2], [0, 1, 2, 3], lengths) == [1]
-    assert to_leave_out([0, 2], [0, 2], lengths) == [2]
-    assert to_leave_out([0], [0], lengths) == []
+    Whoever is left out takes part again at once.
+    """
+    names = ("ash", "birch", "cedar", "dogwood")
+    short = tree("fedavg", rounds=len(rounds) - 1, steps=1, lr=1e-6)
+    federation = federate(folder, short, names, undone_limit=99, **LENIENT, **agreed)
+    federation.run_folder.mkdir()
+    readmitted = dict.fromkeys(names, 99)
+    (federation.run_folder / "operator.json").write_text(json.dumps({"looked": 0, "readmitted": readmitted}))
+
+    def liar(client: int) -> Tamper:
+        def tell(question: Message, answer: Message) -> Message:
+            losses = rounds[question.content["config"].get("server-round", 0)]
+            metrics, loss = answer.content.get("metrics"), losses.get(client, 0.0)
+            if question.metadata.message_type == key == "evaluate":
+                metrics["eval-loss"], metrics["confusion"] = loss, [int(client in losses)] * 100
+            elif question.metadata.message_type == key:
+                metrics["train-loss"], metrics["fedskew-steps"] = loss, 1 if client in losses else -1
+            return answer
+
+        return tell
+
+    return federation.play({name: liar(client) for client, name in enumerate(names)})
 
 
 @pytest.mark.slow
@@ -187,31 +204,42 @@ def test_newcomers_with_other_labels_do_not_undo_a_round(tmp_path: Path) -> None
     assert [record["deployment"].get("undone") for record in records] == [None] * 4
 
 
-def test_each_site_compares_the_loss_with_its_own() -> None:
-    from fedskew.deploy import ruined
+@pytest.mark.slow
+def test_each_site_compares_the_loss_with_its_own(tmp_path: Path) -> None:
+    lowest = {0: 0.02, 1: 0.5}
+    rounds: list[tuple[dict[int, float], int]] = [  # losses, and how many are left out where the round is undone
+        ({0: 2.0, 1: 2.0}, 0),  # no worse than a model that knows nothing
+        ({1: 4.9}, 0),
+        ({1: 5.1}, 1),
+        ({0: 9.0, 1: 0.4, 2: 5.0}, 1),  # half of those that know
+        ({0: 0.1, 1: 0.4, 2: np.inf, 3: np.inf}, 1),
+        ({0: 9.0, 1: 9.0}, 1),
+        ({0: 0.1, 1: 0.4, 2: np.inf}, 0),
+        ({0: 0.1, 2: 5.0, 3: 6.0}, 0),  # newcomers have nothing to compare with
+    ]
+    records = said_of([lowest, *(losses for losses, _ in rounds)], tmp_path, "evaluate")[1:]
+    undone = [record["deployment"].get("undone") for record in records]
+    assert [0 if one is None else len(one["left_out"]) for one in undone] == [number for _, number in rounds]
+    assert undone[5]["reason"] == "the model's loss is 9; at 2 of 2 sites it is above 10 times their lowest so far"
 
-    best = np.array([0.02, 0.5, np.inf, np.inf])
-    for losses, undone in [
-        ({0: 0.1, 2: 5.0, 3: 6.0}, False),  # newcomers have nothing to compare with
-        ({0: 2.0, 1: 2.0}, False),  # no worse than a model that knows nothing
-        ({0: 9.0, 1: 0.4, 2: 5.0}, True),  # half of those that know
-        ({1: 4.9}, False),
-        ({1: 5.1}, True),
-        ({0: 0.1, 1: 0.4, 2: np.inf, 3: np.inf}, True),
-        ({0: 0.1, 1: 0.4, 2: np.inf}, False),
-    ]:
-        assert (ruined(losses, best, 10.0, np.log(10)) is not None) == undone, losses
-    assert ruined({0: 9.0, 1: 9.0}, best, 10.0, np.log(10)) == (
-        "the model's loss is 9; at 2 of 2 sites it is above 10 times their lowest so far"
-    )
-    for losses, undone in [  # of a model that others trained
-        ({0: 9.0}, False),
-        ({0: 9.0, 1: 0.4}, False),
-        ({0: 9.0, 1: 9.0}, True),
-        ({0: np.inf, 2: 5.0}, False),
-        ({0: 9.0, 2: 5.0, 3: 5.0}, False),
-    ]:
-        assert (ruined(losses, best, 10.0, np.log(10), evaluated=False) is not None) == undone, losses
+
+@pytest.mark.slow
+def test_training_judges_what_others_trained_by_two_sites_at_least(tmp_path: Path) -> None:
+    rounds = [({0: 0.02, 1: 0.5}, False), ({0: 9.0, 1: 0.4}, False), ({0: 9.0, 1: 9.0}, True), ({0: 9.0}, False)]
+    rounds += [({0: 9.0, 2: 5.0, 3: 5.0}, False)]
+    losses = [{}, *(losses for losses, _ in rounds)]
+    records = said_of(losses, tmp_path, "train", evaluation="none")[1:]
+    assert ["undone" in record["deployment"] for record in records] == [undone for _, undone in rounds]
+
+
+@pytest.mark.slow
+def test_of_many_sites_all_that_took_part_are_left_out(tmp_path: Path) -> None:
+    names = ("ash", "birch", "cedar", "dogwood")
+    federation = federate(tmp_path, tree("fedavg", rounds=2, steps=1, participation=0.5), names, **LENIENT)
+    liars = {name: on("evaluate", figures(confusion=[1] * 100, eval_loss=1e9), first=2) for name in names}
+    record = federation.play(liars)[2]
+    assert len(record["cohort"]) == 2
+    assert record["deployment"]["undone"]["left_out"] == [names[client] for client in sorted(record["cohort"])]
 
 
 def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) -> None:

@@ -159,11 +159,11 @@ def test_a_simulated_sum_is_the_unmasked_one_to_the_last_integer(preset: str) ->
     updates = {update.client: update for update in one.backend.train(1, tasks, sent)}
     keys = {str(client): sums.Key.generate() for client in cohort.ids.tolist()}
     peers = {name: key.public for name, key in keys.items()}
-    context = sums.SumContext("run", 1, 1, "train", tuple(peers))
     by_client = dict(zip(members.ids.tolist(), weights.values.tolist(), strict=True))
     encoded = {str(client): encode_update(method, update, by_client[client], 3) for client, update in updates.items()}
+    context = sums.SumContext("run", 1, 1, "train", tuple(encoded))
     sealed = {name: sums.mask(arrays, keys[name], peers, context) for name, arrays in encoded.items()}
-    openings = {name: pending.answer(sealed) for name, (_, pending) in sealed.items()}
+    openings = {name: opening for name, (_, opening) in sealed.items()}
     opened = sums.unmask({name: masked for name, (masked, _) in sealed.items()}, openings, context)
     added = add_up(encoded.values())
     assert {name: array.tolist() for name, array in opened.items()} == {

@@ -64,7 +64,7 @@ def test_questions_are_answered_in_masked_sums_to_the_last_integer() -> None:
             name: sums.mask(encode_answer(weighting, own, question), keys[name], peers, context)
             for name, own in zip(keys, COUNTS, strict=True)
         }
-        openings = {name: pending.answer(keys) for name, (_, pending) in sealed.items()}
+        openings = {name: opening for name, (_, opening) in sealed.items()}
         total = sums.unmask({name: masked for name, (masked, _) in sealed.items()}, openings, context)
         return (fixed_point.SHARES if question else fixed_point.AMOUNTS).decode(total)
 

@@ -52,7 +52,7 @@ def flip(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "records are cut": (lambda run: lines(run / "rounds.jsonl", lambda all: all[:2]), "rounds.jsonl: has been cut"),
     "records are empty": (lambda run: (run / "rounds.jsonl").write_text(""), "rounds.jsonl: has been cut"),
-    "records are gone": (lambda run: (run / "rounds.jsonl").unlink(), "rounds.jsonl: has been cut|not finished"),
+    "records are gone": (lambda run: (run / "rounds.jsonl").unlink(), "rounds.jsonl: has been cut|is damaged"),
     "records are junk": (lambda run: (run / "rounds.jsonl").write_bytes(b"\0junk\n" * 999), "has been changed"),
     "a round is missing": (
         lambda run: lines(run / "rounds.jsonl", lambda all: [*all[:1], *all[2:], all[1]]),
@@ -72,8 +72,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "summary.json").write_text('{"final": {"accuracy": 0.37}, "rounds": 4}'),
         "summary.json: ",
     ),
-    "the summary is junk": (lambda run: (run / "summary.json").write_text("{"), "summary.json: damaged"),
+    "the summary is junk": (lambda run: (run / "summary.json").write_text("{"), "is damaged .JSONDecodeError"),
 }  # fmt: skip
+
+
+OF_THE_STATE = ("a bit of the state flips", "the checkpoint is gone", "a client's state is gone")
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -84,6 +87,10 @@ def test_a_damaged_folder_is_not_gone_on_with_and_nothing_in_it_is_lost(tmp_path
     do, says = DAMAGES[damage]
     do(folder)
     before = contents(folder)
+    if kind == "finished" and damage in OF_THE_STATE:  # which a run that is only read does not need
+        assert fedskew.simulate(TASK, out=tmp_path, resume=True).rounds
+        assert contents(folder) == before
+        return
     with pytest.raises(RunError, match=says) as raised:
         fedskew.simulate(TASK, out=tmp_path, resume=True)
     assert "\n" not in str(raised.value)

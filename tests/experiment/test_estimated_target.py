@@ -161,7 +161,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole, tmp_path, resum
         assert (again.folder / file).read_bytes() == (whole.folder / file).read_bytes()
     states = [load_file(run.folder / "checkpoint" / "state.safetensors") for run in (whole, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert states[0]["server.tensors.target/mix"].tolist() == whole.rounds[4]["target"]["mix"]
+    assert states[0]["target/mix"].tolist() == whole.rounds[4]["target"]["mix"]
 
 
 def without_seconds(result):

@@ -533,20 +533,15 @@ def test_runs_whose_clients_hold_other_samples_are_warned_of(tmp_path):
     assert page.drawn["ranking"]["tests"]["a"]["accuracy"][1][3] == "–"
 
 
-def test_a_note_on_every_seed_s_labels_is_one_box(tmp_path):
+def test_a_note_stands_once_with_the_runs_that_it_is_about(tmp_path):
     def noted(label: str, seed: int, pairs: int) -> SeedRun:
-        note = f"fedlc tells two classes apart where one holds both. Here {pairs} of 45 pairs are few. Expect it."
-        return dataclasses.replace(example_run(label, seed, rounds=1), notes=(note,))
+        return dataclasses.replace(example_run(label, seed, rounds=1), notes=(f"Here {pairs} of 45 pairs are few.",))
 
-    page = page_of([noted(label, seed, 5 + seed) for label in "ab" for seed in (0, 1, 2)], tmp_path)
-    assert page.text.count("fedlc tells two classes") == 1
-    each = " ".join(f"seed {seed}: Here {5 + seed} of 45 pairs are few." for seed in (0, 1, 2))
-    assert f"holds both. {each} Expect it." in page.text
-
+    page = page_of([noted("a", 0, 5), noted("a", 1, 6), noted("b", 0, 5), noted("b", 1, 5)], tmp_path)
+    found = [text for text in page.words if "45 pairs" in text]
+    assert found == ["a (seed 0); b: Here 5 of 45 pairs are few.", "a (seed 1): Here 6 of 45 pairs are few."]
     same = page_of([noted("a", seed, 5) for seed in (0, 1)], tmp_path)
-    assert "Here 5 of 45 pairs are few. Expect it." in next(text for text in same.words if "fedlc tells" in text)
-    one = page_of([noted("a", 0, 5), example_run("b", 0, rounds=1)], tmp_path)
-    assert next(text for text in one.words if "fedlc tells" in text).startswith("a: fedlc tells")
+    assert "Here 5 of 45 pairs are few." in same.words
 
 
 # The ranking

@@ -300,8 +300,9 @@ def test_a_key_is_tuned_by_validation(tmp_path):
     }
     result = fedskew.simulate(tree, out=tmp_path)
     assert result.runs[0].config["training"]["lr"] == 0.1
-    chosen = json.loads((result.folder / "seed-0" / "summary.json").read_text())
-    assert chosen["chosen"] == "lr-0.1"
+    whole = json.loads((result.folder / "summary.json").read_text())
+    assert whole["parts"] == ["seed-0-lr-0.1"]
+    assert whole["validation"]["seed-0-lr-0.1"] > whole["validation"]["seed-0-lr-1e-09"]
     assert [run.config["training"]["lr"] for run in RunFolder.read_runs(result.folder)] == [0.1]
 
 

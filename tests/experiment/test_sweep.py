@@ -428,7 +428,7 @@ def test_what_failed_is_said_once_where_a_finish_gives_a_cell_two_rows(tmp_path)
     after = {"name": "ccvr", "evaluation": figures, "seconds": 1.0}
     run = replace(run, summary=run.summary | {"finished": after})
     result = SweepResult.of(sweep, [run], tmp_path, {("ccvr", 1): "it was lost"})
-    assert [row.cell.label for row in result.rows] == ["ccvr, as trained", "ccvr, after ccvr"]
+    assert [row.label for row in result.rows] == ["ccvr, as trained", "ccvr, after ccvr"]
     said = [note for note in result.notes() if "lost" in note]
     assert said == ["Missing, as it failed: ccvr, seed 1: it was lost"]
 

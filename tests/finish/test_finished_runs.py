@@ -59,7 +59,7 @@ def test_only_the_last_layer_of_a_copy_changes(finish, tmp_path):
     model = fedskew.load(done.folder, finished=True)
     right = model.predict(DIGITS.test_inputs).argmax(1) == DIGITS.test_targets.numpy()
     assert said["evaluation"]["accuracy"] == pytest.approx(right.mean(), abs=1e-6)
-    assert done.after_finish()["accuracy"].mean == said["evaluation"]["accuracy"]
+    assert done.headline("finished")["accuracy"].mean == said["evaluation"]["accuracy"]
     before, after = SeedRun.with_finished(done.runs)  # what tables show of it: the same round's model twice
     assert before.headline == plain.summary["final"]
     assert after.headline["accuracy"] == said["evaluation"]["accuracy"]
@@ -93,7 +93,7 @@ def test_adapt_in_a_run_estimates_the_targets_mix_and_gains_there():
     notes, truth = done.summary["finished"]["notes"], done.runs[0].target
     assert np.abs(np.array(notes["mix"]) - truth).sum() < 0.35
     assert sum(notes["held_out"]) == pytest.approx(0.25 * 5 / 6 * len(DIGITS.targets), rel=0.1)
-    assert done.after_finish()["target mix"].mean > done.last_round()["target mix"].mean
+    assert done.headline("finished")["target mix"].mean > done.headline("final")["target mix"].mean
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_the_same_bits_in_processes_after_a_stop_and_read_again(finish, tmp_path
     again = fedskew.simulate(config, out=tmp_path / "killed", resume=True, progress=False)
     assert (again.folder / "finished.safetensors").read_bytes() == bits
     read = fedskew.simulate(config, out=tmp_path / "whole", resume=True, progress=False)
-    assert read.after_finish() == whole.after_finish()
+    assert read.headline("finished") == whole.headline("finished")
     with torch.no_grad():
         assert torch.equal(read.finished(DIGITS.test_inputs[:5]), whole.finished(DIGITS.test_inputs[:5]))
 
@@ -144,7 +144,7 @@ def test_the_same_bits_in_processes_after_a_stop_and_read_again(finish, tmp_path
 )
 def test_it_goes_with_other_methods_and_backends(changes):
     done = run(**{"evaluation": {"every": 1}, **changes})
-    assert 0 < done.after_finish()["accuracy"].mean < 1
+    assert 0 < done.headline("finished")["accuracy"].mean < 1
     assert done.finished is not None
 
 
@@ -272,7 +272,7 @@ def test_a_finish_that_fails_after_the_last_round_loses_nothing_of_what_was_trai
     assert json.loads((done.folder / "summary.json").read_text()) == done.summary
     (row,) = SeedRun.with_finished(done.runs)
     assert row.label == "digits, as trained"
-    assert not done.after_finish()
+    assert not done.headline("finished")
     assert done.finished is None
     assert "was not done" in (done.folder / "report.html").read_text(encoding="utf-8")
     with pytest.raises(RunError, match=r"as its finish failed: .*statistics\(\) failed: KeyError: 'oh'"):

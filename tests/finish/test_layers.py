@@ -138,7 +138,7 @@ def test_adapt_by_sums_is_what_labels_does_with_all_samples_at_hand(estimator):
     calibration = calibrate(ours[1], ours[2])
     own, new = calibration.apply(ours[1]), calibration.apply(theirs[1])
     bins = len(EDGES) + 1
-    cells = [outcome_cells(shares.argmax(axis=1), shares.max(axis=1)) for shares in (own, new)]
+    cells = [outcome_cells(shares) for shares in (own, new)]
     tables = outcome_table(ours[2], cells[0], CLASSES, bins)
     estimate = estimate_mix(tables, np.bincount(cells[1], minlength=CLASSES * bins), estimator)
     assert finished.notes["temperature"] == pytest.approx(calibration.temperature, rel=1e-5)

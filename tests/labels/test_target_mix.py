@@ -146,7 +146,7 @@ def coverage(classes: int, apart: float, held_out: int, samples: int, mix: list[
             scores = rng.normal(size=(number, classes))
             scores[np.arange(number), labels[-1]] += apart
             probabilities = softmax(apart * scores, axis=1)
-            cells.append(outcome_cells(probabilities.argmax(axis=1), probabilities.max(axis=1)))
+            cells.append(outcome_cells(probabilities))
         table = outcome_table(labels[0], cells[0], classes, 4)
         low, high = estimate_mix(table, np.bincount(cells[1], minlength=4 * classes)).interval().T
         inside.append((low <= theirs) & (theirs <= high))

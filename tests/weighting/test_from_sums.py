@@ -53,7 +53,7 @@ def test_fedla_s_shares_with_masked_totals() -> None:
     ]
     opened = sums.unmask(
         {str(at): masked for at, (masked, _) in enumerate(both)},
-        {str(at): pending.answer(peers) for at, (_, pending) in enumerate(both)},
+        {str(at): opening for at, (_, opening) in enumerate(both)},
         context,
     )
     assert opened.tolist() == counts.sum(axis=0).tolist()

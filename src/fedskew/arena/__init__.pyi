@@ -2,10 +2,10 @@ from ._advice import Advice as Advice
 from ._advice import advise as advise
 from ._arena import Arena as Arena
 from ._compare import Scores as Scores
-from ._federation import Trained as Trained
 from ._plan import ArenaJob as ArenaJob
 from ._plan import Plan as Plan
 from ._run import ArenaState as ArenaState
+from ._run import Trained as Trained
 from ._run import run_arena as run_arena
 from ._tables import comparison as comparison
 from ._tables import write_comparison as write_comparison

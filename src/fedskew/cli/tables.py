@@ -54,12 +54,12 @@ def _lines(result: Result) -> list[tuple[str, dict[str, Spread], float]]:
     """Return a result's name, figures and seconds; with a finish those of the last round's model without it too."""
     name = result.config.name
     seconds = sum(run.summary["seconds"] for run in result.runs)
-    if not (after := result.after_finish()):
+    if not (after := result.headline("finished")):
         return [(name, result.headline(), seconds)]
     more = sum(run.summary["finished"]["seconds"] for run in result.runs)
     finish = result.config.method["finish"]["name"]
     return [
-        (SeedRun.as_trained(name), result.last_round(), seconds),
+        (SeedRun.as_trained(name), result.headline("final"), seconds),
         (SeedRun.after_finish(name, finish), after, seconds + more),
     ]
 

@@ -9,7 +9,6 @@ from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
-from fedskew.data._published import ImageFiles
 from fedskew.data._stored import ByteImages, Inputs, Stored, take
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
@@ -29,7 +28,6 @@ __all__ = [
     "Augmentation",
     "ByteImages",
     "Dataset",
-    "ImageFiles",
     "Inputs",
     "Stored",
     "from_huggingface",

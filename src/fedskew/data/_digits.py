@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedskew.data._dataset import Arrays, Dataset
-from fedskew.data._idx import mnist_arrays
-from fedskew.data._images import statistics
-from fedskew.data._published import IMAGENET, damaged, read, read_checked, unpacked
+from fedskew.data._idx import DIGITS, mnist_arrays
+from fedskew.data._images import of_bytes
 from fedskew.data._stored import ByteImages
+from fedskew.data.published import IMAGENET, Source
 from fedskew.errors import ArgumentError
 
-_DIGITS = tuple("0123456789")
 _SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers/"
 _SVHN = {
     "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
@@ -57,9 +56,9 @@ def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
     """
     pixels, labels, *test = _svhn(root, verify)
     if extra:
-        more = _matlab(root, "extra_32x32.mat", verify)
+        more = _matlab(Source(root / "svhn", _SVHN_PAGE, verify), "extra_32x32.mat")
         pixels, labels = torch.cat([pixels, more[0]]), torch.cat([labels, more[1]])
-    return _of_bytes("svhn", (pixels, labels, test[0], test[1]))
+    return of_bytes("svhn", (pixels, labels, test[0], test[1]), DIGITS, held=ByteImages)
 
 
 def syn_digits(root: Path, verify: bool = True) -> Dataset:
@@ -71,7 +70,7 @@ def syn_digits(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check the files against the published sizes (there is no published checksum).
     """
-    return _of_bytes("syn_digits", _syn(root, verify))
+    return of_bytes("syn_digits", _syn(root, verify), DIGITS, held=ByteImages)
 
 
 def usps(root: Path, verify: bool = True) -> Dataset:
@@ -84,7 +83,7 @@ def usps(root: Path, verify: bool = True) -> Dataset:
         verify: Check the values against those published (not the archives' checksums: copies are compressed
             differently); False accepts other files in this format too.
     """
-    return Dataset("usps", *_usps(root, verify), _DIGITS, (0.5,), (0.5,))
+    return Dataset("usps", *_usps(root, verify), DIGITS, (0.5,), (0.5,))
 
 
 def digit_domains(
@@ -116,14 +115,12 @@ def digit_domains(
         parts.append((_common(pixels[rows]), labels[rows], _common(test_pixels), test_labels))
     inputs, targets, test_inputs, test_targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     ids = np.arange(len(domains))
-    return Dataset(
+    return of_bytes(
         "digit_domains",
-        ByteImages(inputs, *IMAGENET),
-        targets,
-        ByteImages(test_inputs, *IMAGENET),
-        test_targets,
-        _DIGITS,
-        *IMAGENET,
+        (inputs, targets, test_inputs, test_targets),
+        DIGITS,
+        IMAGENET,
+        ByteImages,
         domains=np.repeat(ids, [len(part[1]) for part in parts]),
         test_domains=np.repeat(ids, [len(part[3]) for part in parts]),
         domain_names=tuple(domains),
@@ -147,39 +144,34 @@ def _common(pixels: Tensor) -> Tensor:
     return pixels.expand(-1, 3, -1, -1)
 
 
-def _of_bytes(name: str, arrays: Arrays) -> Dataset:
-    pixels, labels, test_pixels, test_labels = arrays
-    mean, std = statistics(pixels)
-    inputs, test_inputs = ByteImages(pixels, mean, std), ByteImages(test_pixels, mean, std)
-    return Dataset(name, inputs, labels, test_inputs, test_labels, _DIGITS, mean, std)
-
-
 def _svhn(root: Path, verify: bool) -> Arrays:
-    return *_matlab(root, "train_32x32.mat", verify), *_matlab(root, "test_32x32.mat", verify)
+    source = Source(root / "svhn", _SVHN_PAGE, verify)
+    return *_matlab(source, "train_32x32.mat"), *_matlab(source, "test_32x32.mat")
 
 
 def _syn(root: Path, verify: bool) -> Arrays:
-    train, test = (_matlab(root, name, verify) for name in _SYN)
+    source = Source(root / "syn", _SYN_PAGE, verify)
+    train, test = (_matlab(source, name) for name in _SYN)
+    for name, (_, labels) in zip(_SYN, (train, test), strict=True):
+        if verify and len(labels) != _SYN[name]:
+            raise source.damaged(name, f"it holds {len(labels)} samples, expected {_SYN[name]}")
     return *train, *test
 
 
-def _matlab(root: Path, name: str, verify: bool) -> tuple[Tensor, Tensor]:
+def _matlab(source: Source, name: str) -> tuple[Tensor, Tensor]:
     """Return images, `(samples, 3, 32, 32)` uint8, and int64 labels of a file of SVHN or SYN."""
     from scipy.io import loadmat
 
-    page, path = (_SYN_PAGE, root / "syn" / name) if name in _SYN else (_SVHN_PAGE, root / "svhn" / name)
-    content = read_checked(path, _SVHN.get(name) if verify else None, page)
+    content = source.read(name, md5=_SVHN.get(name))
     try:
         found = loadmat(io.BytesIO(content), variable_names=("X", "y"))
     except Exception as error:  # a damaged file can raise almost anything
-        raise damaged(path, f"it can't be read as a MATLAB file ({' '.join(str(error).split())})", page) from None
-    pixels, labels = (np.asarray(found.get(name)) for name in ("X", "y"))
+        raise source.damaged(name, f"it can't be read as a MATLAB file ({' '.join(str(error).split())})") from None
+    pixels, labels = (np.asarray(found.get(part)) for part in ("X", "y"))
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:3] != (32, 32, 3):
-        raise damaged(path, f"X is {pixels.dtype} {pixels.shape}, expected uint8 (32, 32, 3, samples)", page)
+        raise source.damaged(name, f"X is {pixels.dtype} {pixels.shape}, expected uint8 (32, 32, 3, samples)")
     if labels.size != pixels.shape[3] or labels.dtype.kind not in "iuf" or not np.isin(labels, range(11)).all():
-        raise damaged(path, "y does not hold one label from 0 to 10 for each image", page)
-    if verify and labels.size != _SYN.get(name, labels.size):
-        raise damaged(path, f"it holds {labels.size} samples, expected {_SYN[name]}", page)
+        raise source.damaged(name, "y does not hold one label from 0 to 10 for each image")
     images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(3, 2, 0, 1)))
     return images, torch.from_numpy(labels.ravel().astype(np.int64) % 10)
 
@@ -187,17 +179,18 @@ def _matlab(root: Path, name: str, verify: bool) -> tuple[Tensor, Tensor]:
 def _usps(root: Path, verify: bool) -> Arrays:
     """Return images, `(samples, 1, 16, 16)` float32 in [-1, 1], and labels."""
     arrays: list[Tensor] = []
+    source = Source(root / "usps", _USPS_PAGE, verify)
     for file, (sha256, digest) in _USPS.items():
-        path, expected = root / "usps" / file, f"sha256 {sha256}, or the same values compressed anew"
-        content = unpacked(path, read(path, expected, _USPS_PAGE), expected, _USPS_PAGE)
+        expected = f"sha256 {sha256}, or the same values compressed anew"
+        content = source.unpacked(file, expected)
         try:
             table = np.loadtxt(io.BytesIO(content), dtype=np.float32, ndmin=2)
         except ValueError as error:
-            raise damaged(path, f"{error}; expected {expected}", _USPS_PAGE) from None
+            raise source.damaged(file, f"{error}; expected {expected}") from None
         if verify and hashlib.sha256(table.tobytes()).hexdigest() != digest:
-            raise damaged(path, f"its values are not those published; expected {expected}", _USPS_PAGE)
+            raise source.damaged(file, f"its values are not those published; expected {expected}")
         if table.shape[1] != 257:
-            raise damaged(path, f"a line holds {table.shape[1]} values, not a digit and 256", _USPS_PAGE)
+            raise source.damaged(file, f"a line holds {table.shape[1]} values, not a digit and 256")
         arrays.append(torch.from_numpy(table[:, 1:].copy()).view(-1, 1, 16, 16))
         arrays.append(torch.from_numpy(table[:, 0].astype(np.int64)))
     train, labels, test, test_labels = arrays

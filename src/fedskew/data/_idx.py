@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew.data._dataset import Arrays, Dataset, names_clients
-from fedskew.data._images import of_bytes, statistics
-from fedskew.data._published import damaged, read_checked, unpacked
+from fedskew.data._images import of_bytes
+from fedskew.data.published import Source
 from fedskew.errors import ArgumentError
 
 # For each file: the MD5 of the gzip file as published, and that of its content, for files that were unpacked.
@@ -43,7 +43,7 @@ _EMNIST = {
 _MNIST_PAGE = "http://yann.lecun.com/exdb/mnist/"
 _FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
-_DIGITS = tuple("0123456789")
+DIGITS = tuple("0123456789")
 _GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
@@ -59,12 +59,16 @@ def mnist(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    return of_bytes("mnist", mnist_arrays(root, verify), _DIGITS, (0.1307,), (0.3081,))
+    return of_bytes("mnist", mnist_arrays(root, verify), DIGITS, ((0.1307,), (0.3081,)))
 
 
 def mnist_arrays(root: Path, verify: bool = True) -> Arrays:
     """Return MNIST's images, `(samples, 1, 28, 28)` uint8, and labels as they are in its files."""
-    return _read(root / "MNIST" / "raw", _MNIST, _MNIST_PAGE, verify)
+    return _read(Source(root / "MNIST" / "raw", _MNIST_PAGE, verify), _MNIST)
+
+
+def _fashion_arrays(root: Path, verify: bool) -> Arrays:
+    return _read(Source(root / "FashionMNIST" / "raw", _FASHION_PAGE, verify), _FASHION_MNIST)
 
 
 def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
@@ -75,8 +79,7 @@ def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    arrays = _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, _FASHION_PAGE, verify)
-    return of_bytes("fashion_mnist", arrays, _GARMENTS, (0.2860,), (0.3530,))
+    return of_bytes("fashion_mnist", _fashion_arrays(root, verify), _GARMENTS, ((0.2860,), (0.3530,)))
 
 
 def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
@@ -88,12 +91,10 @@ def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: As in `mnist`.
     """
-    digits = mnist_arrays(root, verify)
-    garments = _read(root / "FashionMNIST" / "raw", _FASHION_MNIST, _FASHION_PAGE, verify)
+    digits, garments = mnist_arrays(root, verify), _fashion_arrays(root, verify)
     train, test = (torch.cat([digits[part], garments[part]]) for part in (0, 2))
-    labels, test_labels = (torch.cat([digits[part], garments[part] + len(_DIGITS)]) for part in (1, 3))
-    arrays = train, labels, test, test_labels
-    return of_bytes("mnist_and_fashion", arrays, _DIGITS + _GARMENTS, *statistics(train))
+    labels, test_labels = (torch.cat([digits[part], garments[part] + len(DIGITS)]) for part in (1, 3))
+    return of_bytes("mnist_and_fashion", (train, labels, test, test_labels), DIGITS + _GARMENTS)
 
 
 def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
@@ -107,14 +108,14 @@ def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check the files against the published sizes (single files have no published checksum).
     """
-    folder = root / "EMNIST" / "raw"
-    train, labels, test, test_labels = _read(folder, _EMNIST, _EMNIST_PAGE, verify)
+    source = Source(root / "EMNIST" / "raw", _EMNIST_PAGE, verify)
+    train, labels, test, test_labels = _read(source, _EMNIST)
     for part, found, each in (("train", labels, 2400), ("test", test_labels, 400)):
         if verify and found.bincount().tolist() != [each] * len(_CHARACTERS):
             what = f"it does not hold {each} labels of each of {len(_CHARACTERS)} classes"
-            raise damaged(folder / f"emnist-balanced-{part}-labels-idx1-ubyte", what, _EMNIST_PAGE)
+            raise source.damaged(f"emnist-balanced-{part}-labels-idx1-ubyte", what)
     arrays = train.transpose(2, 3).contiguous(), labels, test.transpose(2, 3).contiguous(), test_labels
-    return of_bytes("emnist_balanced", arrays, _CHARACTERS, *statistics(arrays[0]))
+    return of_bytes("emnist_balanced", arrays, _CHARACTERS)
 
 
 @names_clients
@@ -156,7 +157,7 @@ def fedvls_mnist(
     test = training if measured == "training" else held_out
     arrays = pixels[training], labels[training], pixels[test], labels[test]
     names = tuple(map(str, range(clients)))
-    return of_bytes("fedvls_mnist", arrays, _DIGITS, (0.5,), (0.5,), clients=owner, client_names=names)
+    return of_bytes("fedvls_mnist", arrays, DIGITS, ((0.5,), (0.5,)), clients=owner, client_names=names)
 
 
 def _owners(
@@ -167,7 +168,7 @@ def _owners(
     for _ in range(_MOST_TRIES):
         owner = np.empty(len(labels), dtype=np.int64)
         held = np.zeros(clients, dtype=np.int64)
-        for label in range(len(_DIGITS)):
+        for label in range(len(DIGITS)):
             rows = np.flatnonzero(labels == label)
             rng.shuffle(rows)
             shares = rng.dirichlet(np.full(clients, beta)) * (held < fair)
@@ -182,29 +183,27 @@ def _owners(
     )
 
 
-def _read(folder: Path, files: Mapping[str, tuple[str | None, str | None]], page: str, verify: bool) -> Arrays:
-    values = [_values(folder / file, *(md5s if verify else (None, None)), page) for file, md5s in files.items()]
-    names = list(files)
-    for file, images, labels in zip(names[1::2], values[::2], values[1::2], strict=True):
+def _read(source: Source, files: Mapping[str, tuple[str | None, str | None]]) -> Arrays:
+    values = [_values(source, file, *md5s) for file, md5s in files.items()]
+    for file, images, labels in zip(list(files)[1::2], values[::2], values[1::2], strict=True):
         if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise damaged(folder / file, f"it holds labels {labels.shape}, and the images are {images.shape}", page)
+            raise source.damaged(file, f"it holds labels {labels.shape}, and the images are {images.shape}")
     train, train_labels, test, test_labels = map(torch.from_numpy, values)
     return train.unsqueeze(1), train_labels.long(), test.unsqueeze(1), test_labels.long()
 
 
-def _values(path: Path, packed_md5: str | None, plain_md5: str | None, page: str) -> np.ndarray:
+def _values(source: Source, name: str, packed_md5: str | None, plain_md5: str | None) -> np.ndarray:
     """Return the array in an IDX file of uint8, gzipped or not."""
-    packed = path.with_name(path.name + ".gz")
-    if path.exists() and not packed.exists():
-        content = read_checked(path, plain_md5, page)
+    packed = f"{name}.gz"
+    if (source.folder / name).exists() and not (source.folder / packed).exists():
+        content = source.read(name, md5=plain_md5)
     else:
-        path, expected = packed, "an IDX file" if packed_md5 is None else f"MD5 {packed_md5}"
-        content = unpacked(packed, read_checked(packed, packed_md5, page), expected, page)
+        name, content = packed, source.unpacked(packed, "an IDX file", packed_md5)
     dimensions = content[3] if content[:3] == b"\x00\x00\x08" else 0
     start = 4 + 4 * dimensions
     if not dimensions or len(content) < start:
-        raise damaged(path, "it is no IDX file of uint8", page)
+        raise source.damaged(name, "it is no IDX file of uint8")
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
     if len(content) != start + math.prod(shape):
-        raise damaged(path, f"its header says {shape}, and {len(content) - start} values follow", page)
+        raise source.damaged(name, f"its header says {shape}, and {len(content) - start} values follow")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._published import IMAGENET, ImageFiles, check_count, class_folders, damaged, read
+from fedskew.data.published import IMAGENET, ImageFiles, Source
 from fedskew.errors import ArgumentError
 
 _CINIC_PAGE = "https://datashare.ed.ac.uk/handle/10283/3192"
@@ -32,6 +31,7 @@ _PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "pers
 _WILD_PAGE = "https://wilds.stanford.edu/datasets/#iwildcam"
 _WILD_SPLITS = {"train": 129_809, "val": 14_961, "test": 42_791, "id_val": 7_314, "id_test": 8_154}
 _WILD_CLASSES = 182
+_WILD_TABLE = "metadata.csv"
 
 
 @dataclass
@@ -97,17 +97,16 @@ def cinic10(
         packed: Decode once into one file (see `ImageFiles.pack`), 280 MB a part; else batch by batch.
         verify: Check the folders against the published numbers of images.
     """
-    folder = root / "cinic-10"
+    source = Source(root / "cinic-10", _CINIC_PAGE, verify)
 
     def part(name: str) -> _Part:
-        folders = [f"{name}/{label}" for label in _CINIC_CLASSES]
-        return _Part(*class_folders(folder, folders, _CINIC_PAGE, _CINIC_EACH if verify else None))
+        return _Part(*source.class_folders([f"{name}/{label}" for label in _CINIC_CLASSES], _CINIC_EACH))
 
     train, test = part("train"), part("test")
     held = part("valid") if valid != "unused" else _Part()
     whole = _dataset(
         "cinic10",
-        ImageFiles(folder, (), (32, 32), *_CINIC, _CINIC_PAGE),
+        ImageFiles(source, (), (32, 32), *_CINIC),
         (train, held, test),
         _CINIC_CLASSES,
         ("train" if valid == "unused" else "train+valid", "test") if packed else None,
@@ -127,24 +126,22 @@ def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Datas
         packed: Decode once into one file (see `ImageFiles.pack`), 1.2 GB; else batch by batch.
         verify: Check the folders against the published numbers of images.
     """
-    folder = root / "tiny-imagenet-200"
-    annotations = folder / "val" / "val_annotations.txt"
-    ids = sorted(_text(folder / "wnids.txt", _TINY_PAGE).split())
+    source = Source(root / "tiny-imagenet-200", _TINY_PAGE, verify)
+    annotations = "val/val_annotations.txt"
+    ids = sorted(" ".join(source.lines("wnids.txt")).split())
     if verify and len(ids) != _TINY_CLASSES:
-        raise damaged(folder / "wnids.txt", f"it names {len(ids)} classes, expected {_TINY_CLASSES}", _TINY_PAGE)
-    folders = [f"train/{wnid}/images" for wnid in ids]
-    train, test = _Part(*class_folders(folder, folders, _TINY_PAGE, _TINY_EACH if verify else None)), _Part()
+        raise source.damaged("wnids.txt", f"it names {len(ids)} classes, expected {_TINY_CLASSES}")
+    train, test = _Part(*source.class_folders([f"train/{wnid}/images" for wnid in ids], _TINY_EACH)), _Part()
     number = {wnid: index for index, wnid in enumerate(ids)}
-    for line, row in enumerate(_text(annotations, _TINY_PAGE).splitlines(), start=1):
+    for line, row in enumerate(source.lines(annotations), start=1):
         file, wnid, *_ = [*row.split("\t"), ""]  # and a box
         if wnid not in number:
-            raise damaged(annotations, f"line {line} names no image and class", _TINY_PAGE)
+            raise source.damaged(annotations, f"line {line} names no image and class")
         test.add(f"val/images/{file}", number[wnid])
-    if verify:
-        check_count(folder / "val", len(test.names), _TINY_TEST, _TINY_PAGE)
-    words = dict(row.split("\t", 1) for row in _text(folder / "words.txt", _TINY_PAGE).splitlines() if "\t" in row)
-    files = ImageFiles(folder, (), (64, 64), *IMAGENET, _TINY_PAGE)
+    source.check_count("val", len(test.names), _TINY_TEST)
+    words = dict(row.split("\t", 1) for row in source.lines("words.txt") if "\t" in row)
     classes = tuple(words.get(wnid, wnid).split(",")[0] for wnid in ids)
+    files = ImageFiles(source, (), (64, 64), *IMAGENET)
     return _dataset("tiny_imagenet", files, (train, _Part(), test), classes, ("train", "val") if packed else None)
 
 
@@ -186,16 +183,16 @@ def pacs(
         raise ArgumentError(f"leave_out: got {unknown.pop()!r}, expected class names among {', '.join(_PACS_CLASSES)}")
     if size < 1:
         raise ArgumentError(f"size: got {size}, expected a side in pixels")
-    folder = root / "PACS"
-    trained, held = _domains(folder, train, "train" if kfold else None, verify), _Part()
+    source = Source(root / "PACS", _PACS_PAGE, verify)
+    trained, held = _domains(source, train, "train" if kfold else None), _Part()
     if validation_domain is not None:
-        held = _domains(folder, [validation_domain], None, verify, leave_out)
+        held = _domains(source, [validation_domain], None, leave_out)
     elif kfold:
-        held = _domains(folder, train, "crossval", verify, leave_out)
-    tested = _domains(folder, [test], "test" if kfold else None, verify, leave_out)
+        held = _domains(source, train, "crossval", leave_out)
+    tested = _domains(source, [test], "test" if kfold else None, leave_out)
     return _dataset(
         "pacs",
-        ImageFiles(folder, (), (size, size), *IMAGENET, _PACS_PAGE),
+        ImageFiles(source, (), (size, size), *IMAGENET),
         (trained, held, tested),
         _PACS_CLASSES,
         ("train", "test") if packed else None,
@@ -206,31 +203,28 @@ def pacs(
     )
 
 
-def _domains(
-    folder: Path, domains: Sequence[str], fold: str | None, verify: bool, leave_out: Sequence[str] = ()
-) -> _Part:
+def _domains(source: Source, domains: Sequence[str], fold: str | None, leave_out: Sequence[str] = ()) -> _Part:
     """Return all images of some domains, or the images that one of the domains' fold files lists."""
     part = _Part()
     for domain in domains:
         if fold is None:
-            names, labels = class_folders(folder, [f"{domain}/{name}" for name in _PACS_CLASSES], _PACS_PAGE)
-            if verify:
-                check_count(folder / domain, len(names), _PACS_DOMAINS[domain], _PACS_PAGE)
+            names, labels = source.class_folders([f"{domain}/{name}" for name in _PACS_CLASSES])
+            source.check_count(domain, len(names), _PACS_DOMAINS[domain])
         else:
-            names, labels = _fold(folder / f"{domain}_{fold}_kfold.txt")
+            names, labels = _fold(source, f"{domain}_{fold}_kfold.txt")
         for name, label in zip(names, labels, strict=True):
             if _PACS_CLASSES[label] not in leave_out:
                 part.add(name, label, list(_PACS_DOMAINS).index(domain))
     return part
 
 
-def _fold(path: Path) -> tuple[list[str], list[int]]:
+def _fold(source: Source, file: str) -> tuple[list[str], list[int]]:
     """Read a fold file: a line is a path below the folder and a label from 1."""
     names, labels = [], []
-    for line, row in enumerate(_text(path, _PACS_PAGE).splitlines(), start=1):
+    for line, row in enumerate(source.lines(file), start=1):
         name, _, label = row.strip().rpartition(" ")
         if label not in tuple("1234567") or not name:
-            raise damaged(path, f"line {line} is no image and label from 1 to 7", _PACS_PAGE)
+            raise source.damaged(file, f"line {line} is no image and label from 1 to 7")
         names.append(name)
         labels.append(int(label) - 1)
     return names, labels
@@ -262,26 +256,23 @@ def iwildcam(
     """
     if size < 1:
         raise ArgumentError(f"size: must be a side in pixels, got {size}")
-    folder = root / "iwildcam_v2.0"
-    metadata = folder / "metadata.csv"
-    splits = _splits(metadata)
-    if verify:
-        for split, expected in _WILD_SPLITS.items():
-            check_count(folder, len(splits[split].names), expected, _WILD_PAGE)
+    source = Source(root / "iwildcam_v2.0", _WILD_PAGE, verify)
+    splits = _splits(source)
+    for split, expected in _WILD_SPLITS.items():
+        source.check_count("", len(splits[split].names), expected)
     trained, tested = splits["train"], splits[test]
     held = _Part() if validation_split is None else splits[validation_split]
     if not trained.names or not tested.names:
-        raise damaged(metadata, "it has no row of split train, or none of the test split", _WILD_PAGE)
+        raise source.damaged(_WILD_TABLE, "it has no row of split train, or none of the test split")
     cameras, owners = np.unique(trained.sources, return_inverse=True)
     classes = max(max(part.labels, default=0) for part in splits.values()) + 1
     if verify and classes != _WILD_CLASSES:
-        raise damaged(metadata, f"it has {classes} classes, expected {_WILD_CLASSES}", _WILD_PAGE)
-    categories = folder / "categories.csv"
-    rows = _table(categories) if categories.exists() else []
+        raise source.damaged(_WILD_TABLE, f"it has {classes} classes, expected {_WILD_CLASSES}")
+    rows = _table(source, "categories.csv") if (source.folder / "categories.csv").exists() else []
     names = {row.get("y"): row.get("name") for row in rows}
     return _dataset(
         "iwildcam",
-        ImageFiles(folder, (), (size, size), *IMAGENET, _WILD_PAGE),
+        ImageFiles(source, (), (size, size), *IMAGENET),
         (trained, held, tested),
         tuple(names.get(str(label)) or str(label) for label in range(classes)),
         ("train", test) if packed else None,
@@ -291,27 +282,23 @@ def iwildcam(
     )
 
 
-def _splits(path: Path) -> dict[str, _Part]:
+def _splits(source: Source) -> dict[str, _Part]:
     """Return the images of each split, with their cameras."""
     splits = {split: _Part() for split in _WILD_SPLITS}
-    for line, row in enumerate(_table(path), start=2):
+    for line, row in enumerate(_table(source, _WILD_TABLE), start=2):
         try:
             split, camera, label, file = row["split"], int(row["location_remapped"]), int(row["y"]), row["filename"]
         except (KeyError, TypeError, ValueError):
             columns = "split, location_remapped, y, filename"
-            raise damaged(path, f"line {line} lacks one of {columns}, or holds no number", _WILD_PAGE) from None
+            raise source.damaged(_WILD_TABLE, f"line {line} lacks one of {columns}, or holds no number") from None
         if label < 0 or not file:
-            raise damaged(path, f"line {line} has label {label} and file {file!r}", _WILD_PAGE)
+            raise source.damaged(_WILD_TABLE, f"line {line} has label {label} and file {file!r}")
         splits.setdefault(split, _Part()).add(f"train/{file}", label, camera)
     return splits
 
 
-def _table(path: Path) -> list[dict[str, str]]:
+def _table(source: Source, name: str) -> list[dict[str, str]]:
     try:
-        return list(csv.DictReader(io.StringIO(_text(path, _WILD_PAGE), newline="")))
+        return list(csv.DictReader(source.lines(name)))
     except csv.Error as error:
-        raise damaged(path, f"it can't be read as CSV ({error})", _WILD_PAGE) from None
-
-
-def _text(path: Path, page: str) -> str:
-    return read(path, "a text file", page).decode("utf-8", "replace")
+        raise source.damaged(name, f"it can't be read as CSV ({error})") from None

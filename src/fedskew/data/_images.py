@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedskew.data._dataset import Arrays, Dataset
+from fedskew.data._stored import Inputs
 from fedskew.errors import ArgumentError, DataError, in_one_line
 
 _GREY = {"1", "L", "LA", "La"}
@@ -83,17 +84,23 @@ def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object) ->
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Scale uint8 images, `(samples, channels, height, width)`, to [0, 1], then normalise them by channel."""
-    shift, scale = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, std))
+    shift, scale = (torch.tensor(list(values), device=pixels.device).view(-1, 1, 1) for values in (mean, std))
     return pixels.float().div_(255).sub_(shift).div_(scale)
 
 
 def of_bytes(
-    name: str, arrays: Arrays, classes: tuple[str, ...], mean: Sequence[float], std: Sequence[float], **more: Any
+    name: str,
+    arrays: Arrays,
+    classes: tuple[str, ...],
+    moments: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    held: Callable[..., Inputs] = normalised,
+    **more: Any,
 ) -> Dataset:
-    """Return a data set of uint8 images, normalised."""
+    """Return a data set of uint8 images, normalised by `moments`, means and deviations, or by their own where None."""
     pixels, labels, test_pixels, test_labels = arrays
-    inputs, test_inputs = normalised(pixels, mean, std), normalised(test_pixels, mean, std)
-    return Dataset(name, inputs, labels, test_inputs, test_labels, classes, tuple(mean), tuple(std), **more)
+    mean, std = moments or statistics(pixels)
+    inputs, test_inputs = held(pixels, mean, std), held(test_pixels, mean, std)
+    return Dataset(name, inputs, labels, test_inputs, test_labels, classes, mean, std, **more)
 
 
 def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

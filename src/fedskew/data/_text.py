@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
-from fedskew.data._published import damaged, read_checked
+from fedskew.data.published import Source
 from fedskew.errors import ArgumentError, DataError
 
 PADDING, UNKNOWN = 0, 1
@@ -45,14 +45,12 @@ def ag_news(
         length: Number of words kept of each text, from its beginning.
         verify: Check the published files against their MD5; False accepts other files in this format too.
     """
-    folder, train = root / "ag_news_csv", _SUBSET if subset else _TRAIN
-    if not subset and not (folder / _TRAIN).exists() and (folder / _SUBSET).exists():
-        raise DataError(
-            f"{folder / _TRAIN} is missing (expected MD5 {_MD5[_TRAIN]}); its authors publish it at {_PAGE}; "
-            f"set subset = true to train on {_SUBSET}"
-        )
-    texts, labels = _read(folder / train, _MD5.get(train) if verify else None)
-    test_texts, test_labels = _read(folder / _TEST, _MD5[_TEST] if verify else None)
+    source, train = Source(root / "ag_news_csv", _PAGE, verify), _SUBSET if subset else _TRAIN
+    if not (source.folder / train).exists() and (source.folder / _SUBSET).exists():
+        error = source.missing(train, f"MD5 {_MD5[train]}")
+        raise DataError(f"{error}; set subset = true to train on {_SUBSET}")
+    texts, labels = _read(source, train)
+    test_texts, test_labels = _read(source, _TEST)
     ids = vocabulary(texts, vocabulary_size)
     return Dataset(
         "AG News (8.8k-row training subset)" if subset else "ag_news",
@@ -64,21 +62,21 @@ def ag_news(
     )
 
 
-def _read(path: Path, md5: str | None) -> tuple[list[str], list[int]]:
+def _read(source: Source, name: str) -> tuple[list[str], list[int]]:
     """Return texts, and class ids from 0."""
-    content = read_checked(path, md5, _PAGE)
+    content = source.read(name, md5=_MD5.get(name))
     texts, labels = [], []
     try:
         rows = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
         for row in rows:
             if len(row) not in (2, 3) or row[0] not in ("1", "2", "3", "4"):
-                raise damaged(path, f"line {rows.line_num} is no class from 1 to 4 and one or two texts", _PAGE)
+                raise source.damaged(name, f"line {rows.line_num} is no class from 1 to 4 and one or two texts")
             labels.append(int(row[0]) - 1)
             texts.append(" ".join(row[1:]))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise damaged(path, f"it can't be read as CSV in UTF-8 ({error})", _PAGE) from None
+        raise source.damaged(name, f"it can't be read as CSV in UTF-8 ({error})") from None
     if not texts:
-        raise damaged(path, "it is empty", _PAGE)
+        raise source.damaged(name, "it is empty")
     return texts, labels
 
 

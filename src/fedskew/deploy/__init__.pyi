@@ -4,9 +4,7 @@ from ._app_files import read_app as read_app
 from ._app_files import running as running
 from ._app_files import unzip_app as unzip_app
 from ._arrays import ArraysLayout as ArraysLayout
-from ._arrays import ArraySpec as ArraySpec
 from ._arrays import ModelLayout as ModelLayout
-from ._arrays import RefusedError as RefusedError
 from ._arrays import decode as decode
 from ._book import Book as Book
 from ._book import MaskedSum as MaskedSum
@@ -16,8 +14,6 @@ from ._defaults import Draft as Draft
 from ._defaults import with_defences as with_defences
 from ._disclosures import Disclosure as Disclosure
 from ._ending import Ending as Ending
-from ._evaluations import check_cells as check_cells
-from ._evaluations import check_confusion as check_confusion
 from ._evaluations import target_line as target_line
 from ._folder import Address as Address
 from ._folder import asked_of_site as asked_of_site
@@ -51,9 +47,6 @@ from ._releases import Budget as Budget
 from ._releases import CountsRequest as CountsRequest
 from ._releases import NotAgreedError as NotAgreedError
 from ._releases import converted as converted
-from ._replies import ExpectedReply as ExpectedReply
-from ._replies import check_counts as check_counts
-from ._replies import check_only_samples as check_only_samples
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import server_app as server_app
 from ._site_data import SiteData as SiteData
@@ -66,5 +59,3 @@ from ._supernode import is_agreed as is_agreed
 from ._supernode import run_supernode as run_supernode
 from ._terms import Terms as Terms
 from ._watch import Decisions as Decisions
-from ._watch import ruined as ruined
-from ._watch import to_leave_out as to_leave_out

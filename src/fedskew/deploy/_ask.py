@@ -45,7 +45,7 @@ class Arrivals(NamedTuple):
         self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str], log: bool = True
     ) -> Replies[T]:
         """Read each reply; `read` raises RefusedError where it can't be used. Log whose are missing, and why."""
-        replies: Replies[T] = Replies({}, self.failed, {}, self.silent)
+        replies: Replies[T] = Replies({}, self.failed, {}, set(self.silent))
         for client, content in self.contents.items():
             try:
                 replies.valid[client] = read(content, client)
@@ -62,13 +62,13 @@ class Replies(NamedTuple, Generic[T]):
     valid: dict[int, T]
     failed: dict[int, str]
     refused: dict[int, str]
-    silent: tuple[int, ...]
+    silent: set[int]
 
     @property
     def missing(self) -> dict[int, str]:
         """Why there is no valid reply, by client index."""
         refused = {client: f"refused: {reason}" for client, reason in self.refused.items()}
-        return dict.fromkeys(self.silent, SILENT) | self.failed | refused
+        return dict.fromkeys(sorted(self.silent), SILENT) | self.failed | refused
 
 
 @dataclass

@@ -11,9 +11,9 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import RefusedError, short
-from fedskew.deploy._messages import CELLS, CONFUSION, EVALUATION_LOSS, OUTCOMES, ROUND
-from fedskew.deploy._replies import check_amounts, check_loss, check_size, only
+from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._messages import CELLS, CONFUSION, EVALUATION_LOSS, OUTCOMES
+from fedskew.deploy._replies import check_amounts, check_loss, check_size, figures_of
 from fedskew.experiment import Config
 from fedskew.report import SeedRun
 
@@ -69,19 +69,11 @@ class Together(NamedTuple):
     reduced: tuple[int, float] | None
 
 
-def check_confusion(content: RecordDict, classes: int, round: int) -> SiteEvaluation:
-    """Validate a site's evaluation of the model of a round.
-
-    Raises RefusedError where matrix or loss is missing or can't be, such as a loss below 0, or is of another round.
-    """
-    return check_outcomes(content, classes, 0, round)
-
-
 def check_outcomes(content: RecordDict, classes: int, bins: int, round: int) -> SiteEvaluation:
     """Validate an evaluation with test samples by true class and outcome cell, of which a predicted class has `bins`.
 
     A site that has no test samples, or for which the model's outputs are not finite, sends a confusion matrix; so do
-    all of whom no outcomes were asked (`bins` 0). Raises as `check_confusion` does.
+    all of whom no outcomes were asked (`bins` 0). RefusedError where a number can't be, or is of another round.
     """
     metrics = _evaluation(content, classes, bins, round)
     loss = metrics.get(EVALUATION_LOSS)
@@ -103,10 +95,7 @@ def check_cells(content: RecordDict, classes: int, bins: int, round: int) -> NDA
 
 def _evaluation(content: RecordDict, classes: int, bins: int, round: int) -> MetricRecord:
     check_size(content, 2**20 + 16 * classes * (classes + 1) * max(bins, 1))
-    metrics = only(MetricRecord, content)
-    if metrics.get(ROUND) != round:
-        raise RefusedError(f"the evaluation is of {ROUND} {short(metrics.get(ROUND))}, not {round}")
-    return metrics
+    return figures_of(content, round=round)
 
 
 def limit(sizes: Mapping[int, float]) -> tuple[int, float]:

@@ -21,6 +21,8 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._replies import bytes_needed, check_size
 from fedskew.deploy._sites import Sites
+from fedskew.deploy._watch import Watch
+from fedskew.engine import ServerState
 from fedskew.engine.finish import FinishedModel, check_finish, finish_model
 from fedskew.engine.target import EstimatedMix
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
@@ -154,7 +156,7 @@ class SiteFinisher:
         classes, dim = layer.weight.shape
         return classes, dim
 
-    def __call__(self, model: ModelState, server: Any) -> FinishedModel:
+    def __call__(self, model: ModelState, server: ServerState) -> FinishedModel:
         """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
 
         Where the target site does not answer, its mix is the newest estimate of the rounds; without one, the model
@@ -163,8 +165,8 @@ class SiteFinisher:
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
-        names, mix = self.sites.members.names, EstimatedMix.of(server.server)
-        asking = _Asking(self, model, server.server.round, set(server.watch.out()))
+        names, mix = self.sites.members.names, EstimatedMix.of(server)
+        asking = _Asking(self, model, server.round, set(Watch.of(server).out()))
         for _ in range(ATTEMPTS):
             asking.begin()
             known = self._known(mix, asking.is_away)

@@ -42,7 +42,7 @@ from fedskew.engine.sums import encode_update
 from fedskew.errors import RunError
 from fedskew.files import load_tensors, private_folder, save_tensors
 from fedskew.privacy import Protection, UpdateNoise
-from fedskew.sums import Key, Opening, mask
+from fedskew.sums import Key, mask
 from fedskew.sums.fixed_point import COUNTS as WHOLE
 
 PATIENCE = 60.0
@@ -214,7 +214,7 @@ class Masks:
         self._members(asked)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked))
         own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != SUM_COUNTS)
-        return opening_content(Opening(own, {}))
+        return opening_content(own)
 
     def _is_evaluated(self, round: int) -> bool:
         config = self.plan.config
@@ -288,10 +288,10 @@ class Masks:
     ) -> RecordDict:
         """Mask values, write down what opens them, and make the reply."""
         context = asked.context(f"{self.terms.app} {about}")
-        masked, pending = mask(values, self.key, self.peers, context)
+        masked, own = mask(values, self.key, self.peers, context)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked), context.digest.hex(), answer, among)
         deadline = time.time() + PATIENCE + 2 * self.plan.agreement.round_timeout
-        self.book.mask(self.terms, sum, pending.own, deadline, noisy=self._noise_of(asked.purpose) is not None)
+        self.book.mask(self.terms, sum, own, deadline, noisy=self._noise_of(asked.purpose) is not None)
         return masked_content(asked, masked, client)
 
     def _keep(self, purpose: str, round: int, answer: str, about: str, parts: Mapping[str, Tensor]) -> None:

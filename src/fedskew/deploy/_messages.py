@@ -32,7 +32,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pydantic
@@ -41,21 +41,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import ConfigDict, Field, TypeAdapter
 from torch import Tensor
 
-from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, short
+from fedskew.deploy._arrays import encode
 from fedskew.engine import Assignment
 from fedskew.errors import RunError
 from fedskew.parameters import first_mistake
-from fedskew.sums import Key, Masked, Opening, SumContext
+from fedskew.sums import Masked, SumContext
 from fedskew.sums.fixed_point import FixedPoint
 
 ANNOUNCED = "announced."
 """Beginning of the names of what is announced to all sites from sums, beside what a method sends."""
 
 ARRAYS, BROADCAST, CONFIG, METRICS, REPLY = "arrays", "broadcast", "config", "metrics", "reply"
-ROUND = "server-round"
-RUN, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA = (
-    f"fedskew-{key}" for key in ("run", "client", "epochs", "counted", "steps", "quota")
-)
+ROUND, CLIENT, STEPS = "server-round", "fedskew-client", "fedskew-steps"
 VERSION = "fedskew-version"
 """Key of the server's version of fedskew, which a site's own has to be."""
 
@@ -93,9 +90,6 @@ COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS, OUTCOMES, CELLS = (
 LAST_COUNTED = "deployed.counted"
 """Name of the state that the server keeps for a site: the last round in which the site's update was aggregated."""
 
-SESSION, ATTEMPT, MEMBERS, WEIGHTS, PURPOSE = (
-    f"fedskew-{key}" for key in ("session", "attempt", "members", "weights", "purpose")
-)
 SUMS, COMMITMENTS, OPENING = "sums", "commitments", "opening"
 UNMASK, AGAIN = "unmask", "again"
 """Flower's names of the two queries."""
@@ -117,7 +111,6 @@ OWN = "own"
 MOST_MEMBERS = 10_000
 
 Number = Annotated[int, Field(ge=0, lt=2**53)]
-Record = dict[str, Any]
 
 
 class TrainInstruction(NamedTuple):
@@ -150,16 +143,8 @@ class TrainInstruction(NamedTuple):
 
     @classmethod
     def parse(cls, config: ConfigRecord) -> TrainInstruction | None:
-        """Read the instruction from a message's config; None if the server is not fedskew's.
-
-        Raises:
-            RunError: A value is missing or of the wrong kind.
-        """
-        if CLIENT not in config:
-            return None
-        values: Record = {name: config.get(key) for name, key in _KEYS.items()}
-        instruction: TrainInstruction = _read(_INSTRUCTION, values, "instruction")
-        return instruction
+        """Read the instruction from a message's config; None of a server that is not fedskew's, RunError if invalid."""
+        return _read(cls, config) if CLIENT in config else None
 
     def assignment(self, state: Mapping[str, Tensor]) -> Assignment:
         """Make the engine's assignment, with what the site kept when it last took part."""
@@ -170,17 +155,10 @@ class TrainInstruction(NamedTuple):
         self, arrays: ArrayRecord, broadcast: Mapping[str, Tensor], config: Mapping[str, Any] | None = None
     ) -> RecordDict:
         """Make the records of a training message."""
-        entries = ConfigRecord(dict(config or {}))
-        for name, value in self._asdict().items():
-            if value is not None:
-                entries[_KEYS[name]] = list(value) if isinstance(value, tuple) else value
-        content = RecordDict({ARRAYS: arrays, CONFIG: entries})
+        content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**(config or {}), **entries_of(self)})})
         if broadcast:
             content[BROADCAST] = encode(broadcast)
         return content
-
-
-_KEYS = dict(zip(TrainInstruction._fields, (RUN, ROUND, CLIENT, EPOCHS, COUNTED, STEPS, QUOTA), strict=True))
 
 
 class SumAsked(NamedTuple):
@@ -204,35 +182,13 @@ class SumAsked(NamedTuple):
 
     @classmethod
     def parse(cls, config: ConfigRecord, purpose: str | None = None) -> SumAsked | None:
-        """Read from a message's config which sum it asks for; None if it asks for none.
+        """Read which sum a message's config asks for; None if none, RunError if it is invalid.
 
-        Raises:
-            RunError: A value is missing or of the wrong kind.
+        The purpose of a first message is told by its type, and replaces one in its config.
         """
-        if MEMBERS not in config:
+        if key_of("members") not in config:
             return None
-        values: Record = {
-            "session": config.get(SESSION),
-            "round": config.get(ROUND),
-            "attempt": config.get(ATTEMPT),
-            "purpose": config.get(PURPOSE) if purpose is None else purpose,
-            "members": config.get(MEMBERS),
-            "weights": config.get(WEIGHTS, []),
-        }
-        asked: SumAsked = _read(_SUM, values, "sum")
-        return asked
-
-    def entries(self) -> dict[str, str | int | list[str] | list[float]]:
-        """Return the entries of a message's config."""
-        weights: dict[str, list[float]] = {WEIGHTS: list(self.weights)} if self.weights else {}
-        return {
-            SESSION: self.session,
-            ROUND: self.round,
-            ATTEMPT: self.attempt,
-            PURPOSE: self.purpose,
-            MEMBERS: list(self.members),
-            **weights,
-        }
+        return _read(cls, config, **({} if purpose is None else {"purpose": purpose}))
 
     def context(self, about: str) -> SumContext:
         """Return what masks are derived from. Sites that were told another model or other weights have other masks."""
@@ -243,16 +199,37 @@ class SumAsked(NamedTuple):
 
 
 _STRICT = ConfigDict(strict=True)
-_INSTRUCTION, _SUM = TypeAdapter(TrainInstruction, config=_STRICT), TypeAdapter(SumAsked, config=_STRICT)
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {
+    kind: TypeAdapter(kind, config=_STRICT) for kind in (TrainInstruction, SumAsked)
+}
+Asked = TypeVar("Asked", TrainInstruction, SumAsked)
 
 
-def _read(adapter: TypeAdapter[Any], values: Record, what: str) -> Any:
-    """Read what a server's config says, of plain values; lists become tuples."""
+def key_of(field: str) -> str:
+    """Return the key in a message's config of a field of an instruction, or of a sum that is asked for."""
+    return ROUND if field == "round" else f"fedskew-{field}"
+
+
+def entries_of(asked: TrainInstruction | SumAsked) -> dict[str, Any]:
+    """Return the entries of a message's config that say what is asked; none of a field that is None or empty."""
+    return {
+        key_of(name): list(value) if isinstance(value, tuple) else value
+        for name, value in asked._asdict().items()
+        if value is not None and value != ()
+    }
+
+
+def _read(kind: type[Asked], config: ConfigRecord, **known: Any) -> Asked:
+    """Read what a server's config asks, of plain values; lists become tuples."""
+    values = {name: config[key_of(name)] for name in kind._fields if key_of(name) in config} | known
     try:
-        made = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return adapter.validate_python(made)
+        made: Asked = _ADAPTERS[kind].validate_python(
+            {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        )
     except pydantic.ValidationError as error:
+        what = "instruction" if kind is TrainInstruction else "sum"
         raise RunError(f"the server's config has no valid {what}: {first_mistake(error):.200}") from None
+    return made
 
 
 def config_of(content: RecordDict) -> ConfigRecord:
@@ -339,7 +316,7 @@ def why_no_sum(weights: Collection[float], least: int, limit: float | None, of: 
 
 def masked_content(asked: SumAsked, masked: Masked, client: int | None = None) -> RecordDict:
     """Make the reply with a site's masked integers."""
-    figures = MetricRecord({ROUND: asked.round, ATTEMPT: asked.attempt})
+    figures = MetricRecord({ROUND: asked.round, key_of("attempt"): asked.attempt})
     if client is not None:
         figures[CLIENT] = client
     return RecordDict(
@@ -351,51 +328,11 @@ def masked_content(asked: SumAsked, masked: Masked, client: int | None = None) -
     )
 
 
-def check_masked(content: RecordDict, asked: SumAsked, specs: Specs) -> Masked:
-    """Validate a site's masked integers; only their form can be checked, as nobody sees their values.
-
-    Raises:
-        RefusedError: The reply differs from what was asked for; the message says how.
-    """
-    metrics, sums, hashes = (content.get(key) for key in (METRICS, SUMS, COMMITMENTS))
-    if (
-        not isinstance(metrics, MetricRecord)
-        or not isinstance(sums, ArrayRecord)
-        or not isinstance(hashes, ConfigRecord)
-    ):
-        raise RefusedError(f"the reply has the records {short(sorted(content))}, not {[COMMITMENTS, METRICS, SUMS]}")
-    for key, value in ((ROUND, asked.round), (ATTEMPT, asked.attempt)):
-        if metrics.get(key) != value:
-            raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
-    return Masked(decode(sums, specs, "its array"), _seeds(hashes, asked.members, "commitments"))
-
-
 def unmask_content(asked: SumAsked) -> RecordDict:
     """Make the request to open the sum over all that were asked."""
-    return RecordDict({CONFIG: ConfigRecord({key: entry for key, entry in asked.entries().items() if key != WEIGHTS})})
+    return RecordDict({CONFIG: ConfigRecord(entries_of(asked._replace(weights=())))})
 
 
-def opening_content(opening: Opening) -> RecordDict:
+def opening_content(own: bytes) -> RecordDict:
     """Make the reply that opens a site's part."""
-    return RecordDict({OPENING: ConfigRecord({OWN: opening.own})})
-
-
-def check_opening(content: RecordDict) -> Opening:
-    """Validate what a site sent to open a sum.
-
-    Raises:
-        RefusedError: The reply differs from what was asked for; the message says how.
-    """
-    record = content.get(OPENING)
-    if not isinstance(record, ConfigRecord):
-        raise RefusedError(f"the reply has no {OPENING}")
-    return Opening(_seeds(record, [OWN], OPENING)[OWN], {})
-
-
-def _seeds(record: ConfigRecord, names: Collection[str], what: str) -> Mapping[str, bytes]:
-    if set(record) != set(names):
-        raise RefusedError(f"its {what} are of {short(sorted(record))}, not {short(sorted(names))}")
-    seeds = dict(record)
-    if not all(isinstance(seed, bytes) and len(seed) == Key.SEED for seed in seeds.values()):
-        raise RefusedError(f"its {what} are not {Key.SEED} bytes each")
-    return seeds  # type: ignore[return-value]
+    return RecordDict({OPENING: ConfigRecord({OWN: own})})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from fedskew.deploy._arrays import (
     decode,
     short,
 )
-from fedskew.deploy._messages import ARRAYS, CLIENT, COUNTS, LOSS, METRICS, REPLY, ROUND, SAMPLES, STEPS
+from fedskew.deploy._messages import COUNTS, METRICS, SAMPLES, key_of
 
 MOST = 10**12
 """Upper limit of a network's integer counters."""
@@ -43,64 +43,6 @@ ROUNDING = 1e-3
 """How far a loss may be below its least, by rounding."""
 
 AnyRecord = TypeVar("AnyRecord", ArrayRecord, MetricRecord)
-
-
-class ExpectedReply(NamedTuple):
-    """The form that the reply to a training instruction must have.
-
-    Attributes:
-        returned: Arrays that the method's components return beside the model; `idle`: of a client without a step.
-        max_bytes: Largest size of the whole reply, in bytes.
-        counters: The integers of the sent model, by name: batch norm's counters may rise, others must stay as they
-            are. Of integers without a name here only the range is checked.
-        most_counted: The most by which a local step can raise a counter.
-        least_loss: The lowest training loss that the objective can have, but for rounding.
-    """
-
-    client: int
-    round: int
-    arrays: Specs
-    returned: Specs
-    idle: Specs
-    most_steps: int
-    max_bytes: int
-    least_steps: int = 0
-    counters: Mapping[str, torch.Tensor] = {}
-    most_counted: int = 1
-    least_loss: float = 0.0
-
-    def check(self, content: RecordDict) -> Reply:
-        """Validate a fedskew site's reply to a training instruction; RefusedError says how it differs."""
-        check_size(content, self.max_bytes)
-        metrics = content.get(METRICS)
-        if not isinstance(metrics, MetricRecord):
-            raise RefusedError(f"the reply has no {METRICS}")
-        for key, value in ((CLIENT, self.client), (ROUND, self.round)):
-            if metrics.get(key) != value:
-                raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
-        steps, least, most = metrics.get(STEPS), self.least_steps, self.most_steps
-        if not isinstance(steps, int) or not least <= steps <= most:
-            numbers = str(most) if least == most else f"a whole number from {least} to {most}"
-            raise RefusedError(
-                f"its steps are {short(steps)}; expected {numbers}, by its samples, epochs and batch size"
-            )
-        loss = check_loss(metrics.get(LOSS), "training loss", self.least_loss)
-        returned = self.returned if steps else self.idle
-        known = {ARRAYS, METRICS, REPLY} if returned else {ARRAYS, METRICS}
-        if set(content) != known:
-            raise RefusedError(f"the reply has the records {short(sorted(content))}, not {sorted(known)}")
-        extra = decode(_arrays(content, REPLY), returned, "its reply") if returned else {}
-        arrays = check_arrays(_arrays(content, ARRAYS), self.arrays, self.counters, steps * self.most_counted)
-        return Reply(arrays, steps, loss, extra)
-
-
-class Reply(NamedTuple):
-    """A validated reply: the trained model, steps, mean training loss, and what is returned beside the model."""
-
-    arrays: dict[str, AnyArray]
-    steps: int
-    loss: float
-    returned: dict[str, AnyArray]
 
 
 def bytes_needed(*arrays: Specs) -> int:
@@ -174,6 +116,17 @@ def check_only_samples(content: RecordDict) -> int:
     return int(samples)
 
 
+def figures_of(content: RecordDict, **echoed: object) -> MetricRecord:
+    """Return a reply's figures, which repeat these of the message; RefusedError where they do not."""
+    metrics = content.get(METRICS)
+    if not isinstance(metrics, MetricRecord):
+        raise RefusedError(f"the reply has no {METRICS}")
+    for name, value in echoed.items():
+        if metrics.get(key := key_of(name)) != value:
+            raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
+    return metrics
+
+
 def only(kind: type[AnyRecord], content: RecordDict) -> AnyRecord:
     """Return a reply's only record of a kind, whatever its key; RefusedError where there is none, or another."""
     records = [record for record in content.values() if isinstance(record, kind)]
@@ -209,7 +162,8 @@ def check_amounts(values: object, shape: tuple[int, ...], what: str) -> NDArray[
     return np.array(values, dtype=np.int64).reshape(shape)
 
 
-def _arrays(content: RecordDict, key: str) -> ArrayRecord:
+def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
+    """Return a reply's arrays; RefusedError where there are none."""
     record = content.get(key)
     if not isinstance(record, ArrayRecord):
         raise RefusedError(f"the reply's {key!r} is no ArrayRecord")

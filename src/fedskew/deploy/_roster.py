@@ -6,46 +6,32 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import ArraySpec, RefusedError, encode
-from fedskew.deploy._ask import Members, T
+from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import (
-    ANSWER,
-    BROADCAST,
     CONFIG,
     ROUND,
-    SUM_COUNTS,
-    UNMASK,
-    SumAsked,
-    about_of,
-    check_masked,
-    check_opening,
     fingerprint,
-    unmask_content,
 )
 from fedskew.deploy._releases import NOISIEST, is_too_noisy
 from fedskew.deploy._replies import check_counts, check_only_samples, only
-from fedskew.engine.sums import decode_answers
-from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
+from fedskew.errors import EndedEarlyError, RunError
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
-from fedskew.sums import unmask
 from fedskew.tables import json_text
-from fedskew.weighting import BySums, Facts
+from fedskew.weighting import Facts
 
 FILE = "deployment.json"
-ANNOUNCED_FILE = "announced.json"
 ABOUT = "label counts"
 PAUSE = 2.0
 RETRY = 30.0
@@ -253,97 +239,6 @@ class Roster:
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self._path, json_text(content), private=True)
-
-
-@dataclass
-class Announcing:
-    """Asks all sites for sums of their label counts over all of them, until each question has its answer.
-
-    It waits `patience` seconds for sites that are away: a sum is over all sites, or is none. What came of it is
-    written to `path`, so that a server that is started again does not ask again.
-    """
-
-    members: Members
-    session: str
-    patience: float
-    path: Path
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the sites, by client index."""
-        return self.members.names[: self.members.sites]
-
-    def announce(self, weighting: BySums, target: FloatArray | None, classes: int) -> dict[str, Any]:
-        """Return the numbers that all sites get; `target` is the target mix, if there is one.
-
-        Raises:
-            ConfigError: The sums are not enough: no site holds a sample, or the target is missing.
-            EndedEarlyError: A site was away for too long.
-            RunError: The file of an earlier start can't be read.
-        """
-        if self.path.exists():
-            return self._read()
-        asked = 0
-
-        def ask(question: Facts) -> FloatArray:
-            nonlocal asked
-            asked += 1
-            spec = ArraySpec(weighting.answer(np.zeros(classes), question).shape, "int64")
-            return decode_answers(self._sum(asked, question, spec), question)
-
-        try:
-            announced: dict[str, Any] = weighting.announce(ask, target, len(self.names))
-        except ArgumentError as error:
-            raise ConfigError(f"label_counts: {error}") from None
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            content = json.dumps({name: values.tolist() for name, values in announced.items()})
-            write_text(self.path, content, private=True)
-        LOG.info("weights follow from %d sums over all %d sites", asked, len(self.names))
-        return announced
-
-    def _sum(self, number: int, question: Facts, spec: ArraySpec) -> NDArray[Any]:
-        began, attempt = time.monotonic(), 0
-        while time.monotonic() - began < self.patience or not attempt:
-            attempt += 1
-            asked = SumAsked(self.session, number, attempt, SUM_COUNTS, self.names)
-            try:
-                return self._attempt(asked, question, spec)
-            except (RefusedError, SumsError) as error:
-                LOG.warning("sum %d of label counts, attempt %d: %s", number, attempt, error)
-            time.sleep(min(PAUSE, self.members.timeout))
-        raise EndedEarlyError(
-            f"label counts were not summed within {self.patience:.0f} s, as that takes all of {', '.join(self.names)}; "
-            "start again when they can be reached"
-        )
-
-    def _attempt(self, asked: SumAsked, question: Facts, spec: ArraySpec) -> NDArray[Any]:
-        content = RecordDict({CONFIG: ConfigRecord(dict(asked.entries()))})
-        if question:
-            content[BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
-        about = about_of(content)
-        masked = self._ask(f"query.{SUM_COUNTS}", content, lambda reply, _: check_masked(reply, asked, {ANSWER: spec}))
-        openings = self._ask(f"query.{UNMASK}", unmask_content(asked), lambda reply, _: check_opening(reply))
-        total: NDArray[Any] = unmask(masked, openings, asked.context(about))[ANSWER]
-        return total
-
-    def _ask(self, kind: str, content: RecordDict, read: Callable[[RecordDict, int], T]) -> dict[str, T]:
-        """Ask all sites; return what all of their replies hold, by name."""
-        online = self.members.online()
-        if away := [name for client, name in enumerate(self.names) if client not in online]:
-            raise RefusedError(f"{', '.join(away)}: not connected")
-        replies = self.members.ask(kind, dict.fromkeys(online, content), read, ABOUT)
-        if replies.missing:
-            missing = (f"{self.names[client]}: {reason}" for client, reason in replies.missing.items())
-            raise RefusedError("; ".join(missing))
-        return {self.names[client]: value for client, value in replies.valid.items()}
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            announced = json.loads(self.path.read_text(encoding="utf-8"))
-            return {str(name): np.array(values, dtype=np.float64) for name, values in announced.items()}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise RunError(f"{self.path}: can't be read ({type(error).__name__}); restore it") from None
 
 
 def samples_of(announced: Facts, sites: int) -> float:

@@ -17,10 +17,11 @@ from fedskew.deploy._arrays import Specs
 from fedskew.deploy._evaluations import Together, in_words, tables_of, together
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import CHANGED, counted_in
+from fedskew.deploy._plausible import Sizes
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Evaluations, Sites
 from fedskew.deploy._validator import no_notes
-from fedskew.deploy._watch import Decisions, Watched, remedy, ruined, to_leave_out
+from fedskew.deploy._watch import Decisions, Watch, remedy, ruined, to_leave_out
 from fedskew.engine import (
     Assignment,
     Cohort,
@@ -44,26 +45,6 @@ STILL = 2
 """Rounds in a row that may leave the model as it was before the run is stopped."""
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class DeployedState:
-    """The state of a federation of real sites between rounds: the method's, the sizes of accepted updates (see
-    `_plausible`), and what the server's watch over its model keeps."""
-
-    server: ServerState
-    accepted: dict[str, FloatArray]
-    watch: Watched
-
-    @property
-    def round(self) -> int:
-        """Number of the last round."""
-        return self.server.round
-
-    @property
-    def model(self) -> ModelState:
-        """The model in training."""
-        return self.server.model
 
 
 @dataclass(frozen=True)
@@ -116,8 +97,8 @@ class DeployedRunner(RoundRunner):
     ) -> None:
         self._federation, self._roster, self.sites = federation, roster, sites
         self._agreement, self._folder, self._rounds = agreement, folder, rounds
+        self._estimation = federation.aim if isinstance(federation.aim, Estimation) else None
         self._evaluations: Evaluations | None = None
-        self._reduced: tuple[int, float] | None = None
         self._summed: tuple[ModelState, Together] | None = None
         self._still: list[RoundRecord] = []  # the last rounds, if they moved nothing, since this server was started
         self._began = utc_now()
@@ -130,12 +111,12 @@ class DeployedRunner(RoundRunner):
         """See `RoundRunner.close`."""
         self._federation.close()
 
-    def start(self, model: ModelState) -> DeployedState:
-        """See `RoundRunner.start`."""
-        state, accepted = self._federation.start(model), self.sites.validator.start(model)
-        return DeployedState(state, accepted, Watched.start(state, accepted, len(self.sites.members.names)))
+    def start(self, model: ModelState) -> ServerState:
+        """See `RoundRunner.start`: with the sizes of accepted updates (see `_plausible`), and the watch's own."""
+        state = _accepting(self._federation.start(model), self.sites.validator.start(model))
+        return Watch.start(state, len(self.sites.members.names))
 
-    def run_round(self, state: DeployedState) -> tuple[DeployedState, RoundRecord]:
+    def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """See `RoundRunner.run_round`."""
         seconds, warning = self._agreement.idle_timeout, f"no site is connected; waiting after round {state.round}"
         if not self.sites.members.wait(bool, seconds, f"{warning} until one is"):
@@ -144,30 +125,43 @@ class DeployedRunner(RoundRunner):
                 "there when it is started again"
             )
         self._began = utc_now()
-        watch, agreement, notes = self._readmitted(state.watch), self._agreement, self.sites.validator.notes
-        self.sites.begin(state.accepted, watch.out(), watch.skipped(state.round + 1))
-        for name, reason in notes["failed"].items():
+        watch, agreement, validator = self._readmitted(state), self._agreement, self.sites.validator
+        state, failed = watch.within(state), validator.notes["failed"]
+        accepted = {name: part.numpy() for name, part in state.of("accepted").items()}
+        self.sites.begin(accepted, watch.out(), watch.skipped(state.round + 1))
+        for name, reason in failed.items():
             if reason == CHANGED:
                 self._roster.ask_again(name)
         timeout = min(agreement.start_timeout, agreement.round_timeout)
         if self._roster.query_newcomers(timeout, self.sites.left_out | self.sites.skipped):
             self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
-        following, record = self._federation.run_round(state.server)
-        record.deployment = dict(self.sites.validator.notes)
+        following, record = self._federation.run_round(state)
+        record.deployment = dict(validator.notes)
         log_aggregation(record, self._roster.names, self._federation.weight_limit)
         if agreement.label_counts in ("withheld", "summed"):  # spread evenly over classes, so skew is unknown
             record.entropy = record.kl = record.target_distance = None
-        return self._judged_by_training(dataclasses.replace(state, watch=watch), following, record), record
+        return self._judged_by_training(state, _accepting(following, validator.accepted), record), record
 
-    def evaluated_model(self, state: DeployedState) -> ModelState:
+    def evaluated_model(self, state: ServerState) -> ModelState:
         """See `RoundRunner.evaluated_model`."""
-        return self._federation.evaluated_model(state.server)
+        return self._federation.evaluated_model(state)
 
     def evaluate(self, round: int, model: ModelState) -> tuple[Evaluation | None, None]:
         """Evaluate a model at the sites (see `Evaluator`)."""
         if not self._agreement.evaluates:
             return None, None
-        summed = self._ask_in_sums(round, model) if self.sites.masked else self._ask(round, model)
+        if self.sites.masked:
+            summed = self._ask_in_sums(round, model)
+        elif (summed := together(self._ask(round, model).valid)) is None:
+            LOG.warning("round %d: no site evaluated the model", round)
+        elif summed.reduced is not None:
+            client, factor = summed.reduced
+            LOG.warning(
+                "round %d: %s has more test samples than all other sites; they count %.3g times in the accuracy of all",
+                round,
+                self._roster.names[client],
+                factor,
+            )
         return None if summed is None else Evaluation.of(summed.confusion, summed.loss, self._federation.target), None
 
     def reported_samples(self, source: Source, round: int, model: ModelState) -> dict[int, FloatArray] | None:
@@ -183,44 +177,48 @@ class DeployedRunner(RoundRunner):
             return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
         return None
 
-    def review(self, state: DeployedState, record: RoundRecord) -> DeployedState:
+    def review(self, state: ServerState, record: RoundRecord) -> ServerState:
         """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""
-        notes = record.deployment = record.deployment if record.deployment is not None else dict(no_notes())
-        if self._evaluations is None and self._estimates(record.round):
+        notes = record.deployment = record.deployment if record.deployment is not None else no_notes()
+        is_due = self._estimation is not None and self._estimation.is_due(record.round)
+        if self._evaluations is None and is_due:
             self._ask(record.round, self.evaluated_model(state))
         evaluations = self._evaluations or Evaluations({}, {})
+        summed = together(evaluations.valid)
+        reduced = None if summed is None else summed.reduced
         losses = {client: one.loss for client, one in evaluations.valid.items() if one.samples}
         judged = bool(losses) and "undone" not in notes
-        reason = self._ruined(losses, state.watch) if judged else None
+        reason = self._ruined(losses, Watch.of(state)) if judged else None
         if reason is not None:
-            state = self._undone(state, record, reason, np.flatnonzero(state.watch.since).tolist())
-        state = self._estimated(state, record, evaluations)
+            state = self._undone(state, record, reason)
+        if is_due:
+            state = self._estimated(state, record, evaluations, reduced)
         if judged and reason is None:
-            good = state.watch.with_good(state.server, state.accepted, losses)
-            state = dataclasses.replace(state, watch=good)
-        members = self.sites.members
-        watch, names = state.watch.with_answers(record.round, members.asked, members.silent), members.names
+            state = Watch.of(state).with_good(state, state, losses)
+        watch, members = Watch.of(state), self.sites.members
+        watch.answered(record.round, members.asked, members.silent)
+        names = members.names
         notes["evaluations"] = {names[client]: one.to_dict() for client, one in evaluations.valid.items()}
         notes["unevaluated"] = {names[client]: reason for client, reason in evaluations.missing.items()}
         if self._roster.unreported:
             notes["unreported"] = dict(self._roster.unreported)
-        if self._reduced is not None:
-            notes["reduced"] = {names[self._reduced[0]]: self._reduced[1]}
+        if reduced is not None:
+            notes["reduced"] = {names[reduced[0]]: reduced[1]}
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
         notes["began"], notes["ended"] = self._began, utc_now()
-        self._evaluations, self._reduced = None, None
+        self._evaluations = None
         self._still = [*self._still, record] if why_still(record) is not None else []
-        return dataclasses.replace(state, watch=watch)
+        return watch.within(state)
 
-    def check(self, state: DeployedState) -> None:
+    def check(self, state: ServerState) -> None:
         """Stop a run whose model was ruined too often, that stands still, or whose target fits no mix.
 
         See `Watch.check`.
         """
-        estimation, mix = self._estimation, EstimatedMix.of(state.server)
-        if estimation is not None and mix is not None:
-            estimation.check(mix)
-        if state.round >= self._rounds and not (state.watch.counted.any() or state.watch.since.any()):
+        watch, mix = Watch.of(state), EstimatedMix.of(state)
+        if self._estimation is not None and mix is not None:
+            self._estimation.check(mix)
+        if state.round >= self._rounds and not (watch.counted.any() or watch.since.any()):
             raise StandstillError(
                 f"no update of any site moved the model in {state.round} rounds; fedskew deploy status {self._folder} "
                 "says why"
@@ -232,43 +230,22 @@ class DeployedRunner(RoundRunner):
                 f"{remedy(last.deployment or {}, self._folder)}; then start the run again, and it goes on after round "
                 f"{last.round}"
             )
-        undone = Decisions.read(self._folder).counting(state.watch.undone)
+        undone = Decisions.read(self._folder).counting(watch.undone)
         if len(undone) >= self._agreement.undone_limit:
             raise DivergedError(
                 f"the model was ruined in rounds {', '.join(map(str, undone))}, and is again that of round "
-                f"{state.watch.good.round}; left out: {self._named(state.watch.out())}. Look at these sites, then: "
+                f"{watch.good}; left out: {self._named(watch.out())}. Look at these sites, then: "
                 f"fedskew deploy readmit {self._folder} NAME (or --nobody), and start again"
             )
 
     def _named(self, clients: Collection[int]) -> str:
         return ", ".join(self._roster.names[client] for client in sorted(clients)) or "nobody"
 
-    def _estimates(self, round: int) -> bool:
-        """Return whether the target's mix is estimated after a round."""
-        return self._estimation is not None and self._estimation.is_due(round)
-
-    @property
-    def _estimation(self) -> Estimation | None:
-        aim = self._federation.aim
-        return aim if isinstance(aim, Estimation) else None
-
-    def _ask(self, round: int, model: ModelState) -> Together | None:
-        """Have a model evaluated at the sites; return what they say together, None without a sample."""
-        self._evaluations = self.sites.evaluate(round, model, self._roster.counts, self._estimates(round))
-        summed = together(self._evaluations.valid)
-        if summed is None:
-            LOG.warning("round %d: no site evaluated the model", round)
-            return None
-        self._reduced = summed.reduced
-        if summed.reduced is not None:
-            client, factor = summed.reduced
-            LOG.warning(
-                "round %d: %s has more test samples than all other sites; they count %.3g times in the accuracy of all",
-                round,
-                self._roster.names[client],
-                factor,
-            )
-        return summed
+    def _ask(self, round: int, model: ModelState) -> Evaluations:
+        """Have a model evaluated at the sites."""
+        is_due = self._estimation is not None and self._estimation.is_due(round)
+        self._evaluations = self.sites.evaluate(round, model, self._roster.counts, is_due)
+        return self._evaluations
 
     def _ask_in_sums(self, round: int, model: ModelState) -> Together | None:
         """Have a model evaluated at the sites, which tell the sum of their tables only, and once of each model."""
@@ -281,13 +258,15 @@ class DeployedRunner(RoundRunner):
             self._summed = model, summed
         return summed
 
-    def _estimated(self, state: DeployedState, record: RoundRecord, evaluations: Evaluations) -> DeployedState:
-        """Estimate the target's mix where that is due, and note it in the round's record."""
-        estimation, mix, target = self._estimation, EstimatedMix.of(state.server), self.sites.target
-        if estimation is None or target is None or not estimation.is_due(record.round):
-            return state
+    def _estimated(
+        self, state: ServerState, record: RoundRecord, evaluations: Evaluations, reduced: tuple[int, float] | None
+    ) -> ServerState:
+        """Estimate the target's mix, and note it in the round's record."""
+        estimation, mix, target = self._estimation, EstimatedMix.of(state), self.sites.target
+        assert estimation is not None, "by the caller"
         assert mix is not None, "as the federation starts"
-        tables = tables_of(evaluations.valid, self._reduced)
+        assert target is not None, "checked with the config"
+        tables = tables_of(evaluations.valid, reduced)
         if record.deployment is not None and "undone" in record.deployment:
             mix, note = estimation.skip(mix, "the round is undone")
         elif evaluations.cells is None:
@@ -299,65 +278,67 @@ class DeployedRunner(RoundRunner):
         record.target = note
         level = LOG.warning if note["unused"] or note["mix"] is None or note["misfit"] else LOG.info
         level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target.name))
-        return dataclasses.replace(state, server=mix.within(state.server))
+        return mix.within(state)
 
-    def _judged_by_training(self, before: DeployedState, following: ServerState, record: RoundRecord) -> DeployedState:
+    def _judged_by_training(self, before: ServerState, state: ServerState, record: RoundRecord) -> ServerState:
         """Take a round into account that is not evaluated yet.
 
         Where sites don't evaluate, their training losses judge the model that the round began with. It is undone only
         if two sites and half of the cohort reported a loss, and is good only if fewer than half of those say that it is
         ruined.
         """
-        watch, accepted = before.watch, dict(self.sites.validator.accepted)
-        state = DeployedState(following, accepted, watch)
+        watch, losses = Watch.of(state), self.sites.losses
         if record.diverged and not record.answered:
             return self._undone(state, record, "the next model would not be finite", record.diverged)
-        losses = self.sites.losses
         if not self._agreement.evaluates and losses:
             reason = self._ruined(losses, watch, evaluated=False)
             if reason is not None and 2 * len(losses) >= len(set(record.cohort) - watch.out()):
-                return self._undone(state, record, reason, np.flatnonzero(watch.since).tolist())
+                return self._undone(state, record, reason)
             if reason is None and self._ruined(losses, watch) is None:
-                watch = watch.with_good(before.server, before.accepted, losses)
-        lengths = {client: self.sites.lengths[client] for client in record.answered}
-        return DeployedState(following, accepted, watch.with_counted(record.round, lengths))
+                state = watch.with_good(state, before, losses)
+        watch.count(record.round, {client: self.sites.lengths[client] for client in record.answered})
+        return watch.within(state)
 
-    def _ruined(self, losses: Mapping[int, float], watch: Watched, evaluated: bool = True) -> str | None:
+    def _ruined(self, losses: Mapping[int, float], watch: Watch, evaluated: bool = True) -> str | None:
         chance = math.log(max(len(self._agreement.classes), 2))
         return ruined(losses, watch.best, self._agreement.loss_limit, chance, evaluated)
 
     def _undone(
-        self, state: DeployedState, record: RoundRecord, reason: str, suspects: Collection[int]
-    ) -> DeployedState:
-        """Go back to the last good state, and leave out who took part since then."""
-        watch, round, good = state.watch, record.round, state.watch.good
-        lengths = watch.lengths.copy()
+        self, state: ServerState, record: RoundRecord, reason: str, suspects: Collection[int] | None = None
+    ) -> ServerState:
+        """Go back to the last good state, and leave out suspects, by default who took part since then."""
+        watch, names = Watch.of(state), self._roster.names
+        since, lengths = np.flatnonzero(watch.since).tolist(), watch.lengths.copy()
         for client, length in self.sites.lengths.items():
             lengths[client] = max(lengths[client], length)
-        reporting = np.flatnonzero(self._roster.counts.sum(axis=1)).tolist()
-        out = to_leave_out(suspects, [client for client in reporting if client not in watch.out()], lengths)
-        for client in np.flatnonzero(watch.since).tolist():
-            self._federation.clients.put(client, round, counted_in(int(watch.counted[client])))
+        active = set(np.flatnonzero(self._roster.counts.sum(axis=1)).tolist()) - watch.out()
+        out = to_leave_out(since if suspects is None else suspects, active, lengths)
+        for client in since:
+            self._federation.clients.put(client, state.round, counted_in(int(watch.counted[client])))
         LOG.error(
             "round %d is undone: %s; the model is again that of round %d. Left out until readmitted: %s",
-            round,
+            state.round,
             reason,
-            good.round,
+            watch.good,
             self._named(out),
         )
         assert record.deployment is not None, "made by run_round"
-        names = [self._roster.names[client] for client in out]
-        record.deployment["undone"] = {"reason": reason, "back_to": good.round, "left_out": names}
-        return DeployedState(dataclasses.replace(good, round=round), watch.accepted, watch.with_undone(round, out))
+        left_out = [names[client] for client in out]
+        record.deployment["undone"] = {"reason": reason, "back_to": int(watch.good), "left_out": left_out}
+        return watch.with_undone(state, out)
 
-    def _readmitted(self, watch: Watched) -> Watched:
-        """Let those sites take part again that the operator readmitted."""
-        decisions, left_out = Decisions.read(self._folder), watch.left_out.copy()
+    def _readmitted(self, state: ServerState) -> Watch:
+        """Return a state's watch, in which those sites take part again that the operator readmitted."""
+        decisions, watch = Decisions.read(self._folder), Watch.of(state)
         for client in sorted(watch.out()):
-            if decisions.readmits(self._roster.names[client], int(left_out[client])):
+            if decisions.readmits(self._roster.names[client], int(watch.left_out[client])):
                 LOG.info("%s takes part again", self._roster.names[client])
-                left_out[client] = 0
-        return dataclasses.replace(watch, left_out=left_out)
+                watch.left_out[client] = 0
+        return watch
+
+
+def _accepting(state: ServerState, sizes: Sizes) -> ServerState:
+    return state.having("accepted", {name: torch.from_numpy(size) for name, size in sizes.items()})
 
 
 def log_aggregation(record: RoundRecord, names: Sequence[str], limit: float | None) -> None:

@@ -22,11 +22,11 @@ from fedskew.deploy._ending import recording_ending
 from fedskew.deploy._finish import SiteFinisher
 from fedskew.deploy._log import LOG, say_errors_in_one_line
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._roster import ANNOUNCED_FILE, Announcing, Roster, samples_of
+from fedskew.deploy._roster import Roster, samples_of
 from fedskew.deploy._round import DeployedRunner, SiteSums
 from fedskew.deploy._sites import Sites, TargetSite
-from fedskew.deploy._sums import MaskedSums
-from fedskew.deploy._validator import ReplyRules, ReplyValidator
+from fedskew.deploy._sums import MaskedSums, announced_from
+from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import ClientStates
 from fedskew.engine.contracts import hooked
 from fedskew.engine.sums import FixedPoint
@@ -35,6 +35,8 @@ from fedskew.experiment import Config, ModelInfo, RunFolder, TaskInfo, TrainingL
 from fedskew.files import locked
 from fedskew.report import SeedRun, still_rounds
 from fedskew.weighting import BySums
+
+ANNOUNCED_FILE = "announced.json"
 
 PATIENCE = 90.0
 """Seconds to wait for the end of another run, since a ServerApp notices late that its SuperLink was killed."""
@@ -86,6 +88,8 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
 
     # Ctrl-C at `flwr run --stream` ends only the display of the log, so a second run may be started beside the first.
     with locked(folder, PATIENCE, lambda: LOG.warning("%s: another run is writing here; waiting for its end", folder)):
+        if (folder / "summary.json").exists():  # a run that is finished is only read
+            return RunFolder.read_runs(folder)[0]
         loop = make_deployed_loop(config, agreement, grid, folder, target)
         try:
             finished = loop.run(resume=True, progress=_log_round)
@@ -169,17 +173,24 @@ def _announced(plan: Plan, roster: Roster, target: FloatArray | None, folder: Pa
         return None
     agreement, weighting = plan.agreement, plan.method.weighting
     assert isinstance(weighting, BySums), "checked with the config"
-    patience = max(agreement.idle_timeout, agreement.start_timeout)
-    asking = Announcing(roster.members, roster.session, patience, folder / ANNOUNCED_FILE)
-    announced = asking.announce(weighting, target, len(agreement.classes))
-    roster.samples = samples_of(announced, len(roster.names))
+    patience, sites = max(agreement.idle_timeout, agreement.start_timeout), len(roster.names)
+    sums = MaskedSums(roster.members, roster.session, sites, 1.0)
+    classes = len(agreement.classes)
+    announced = announced_from(sums, weighting, target, classes, patience, folder / ANNOUNCED_FILE)
+    roster.samples = samples_of(announced, sites)
     return announced
 
 
 def _sites(plan: Plan, roster: Roster, announced: Mapping[str, FloatArray] | None) -> Sites:
     """Make the sites as the backend of a federation."""
     agreement, limit, estimation = plan.agreement, plan.config.training.weight_limit, plan.estimation
-    rules = ReplyRules(
+    validator = ReplyValidator(
+        roster.names,
+        ModelLayout(plan.model),
+        plan.returned,
+        plan.returned_idle,
+        hooked(plan.method),
+        roster.members.refuse,
         norm_limit=agreement.norm_limit,
         norm_action=agreement.norm_action,
         max_reply=agreement.max_reply,
@@ -188,15 +199,6 @@ def _sites(plan: Plan, roster: Roster, announced: Mapping[str, FloatArray] | Non
         classes=len(agreement.classes),
         least_loss=least_loss(plan.method),
         counts=(lambda: roster.counts) if agreement.label_counts == "exact" else None,
-    )
-    validator = ReplyValidator(
-        roster.names,
-        ModelLayout(plan.model),
-        plan.returned,
-        plan.returned_idle,
-        rules,
-        hooked(plan.method),
-        roster.members.refuse,
     )
     target = masked = None
     if agreement.target_site is not None and estimation is not None:

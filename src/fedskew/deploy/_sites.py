@@ -150,19 +150,14 @@ class Sites(Backend):
     def _impossible(self, taken: Taken, cohort: Sequence[Assignment], sent: Sent) -> str:
         """Say why no honest sites' answers can have the sum that was opened; empty: they can."""
         assert taken.total is not None, "by the caller"
-        rules = self.validator.rules
-        assert rules.training is not None, "the server of a config knows it"
-        least = most = 0
-        for task in cohort:
-            if task.client in taken.weights:
-                slack = rules.slack(task.client)
-                least += rules.training.steps(task.epochs, math.floor(max(0.0, task.samples - slack)), task.steps)
-                most += rules.training.steps(task.epochs, math.ceil(task.samples + slack), task.steps)
+        validator = self.validator
+        ranges = [validator.steps_of(task) for task in cohort if task.client in taken.weights]
+        least, most = (sum(steps) for steps in zip(*ranges, strict=True))
         whole = whole_weight(taken.total, sum(taken.weights.values()))
         if not 0 < whole <= 1 + ROUNDING:
             return f"the sum of the sites' weights is {whole:.4g}"
-        layout, of = self.validator.layout, len(taken.weights)
-        return impossible(taken.total, whole, of, sent.model, layout, (least, most), rules.least_loss, self.noise)
+        steps, of = (least, most), len(taken.weights)
+        return impossible(taken.total, whole, of, sent.model, validator.layout, steps, validator.least_loss, self.noise)
 
     def _instructions(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> dict[int, RecordDict]:
         """Return the message to each client of a cohort that is asked in a round; note the others."""
@@ -216,7 +211,7 @@ class Sites(Backend):
             if client >= len(counts):
                 return None, cells
             evaluation = check_outcomes(reply, classes, bins, round)
-            check_plausible(evaluation, float(counts[client].sum()) + self.validator.rules.slack(client))
+            check_plausible(evaluation, float(counts[client].sum()) + self.validator.slack(client))
             return evaluation, cells
 
         contents = {client: question(client) for client in online if client not in unasked}

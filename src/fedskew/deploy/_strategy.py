@@ -39,7 +39,6 @@ from fedskew.deploy._messages import (
 )
 from fedskew.deploy._plan import returned_by
 from fedskew.deploy._replies import (
-    Reply,
     bytes_needed,
     check_counts,
     check_finite,
@@ -49,7 +48,7 @@ from fedskew.deploy._replies import (
 )
 from fedskew.deploy._round import log_aggregation
 from fedskew.deploy._site_data import SiteData
-from fedskew.deploy._validator import MOST_STEPS, ReplyRules, ReplyValidator, Trained
+from fedskew.deploy._validator import MOST_STEPS, ReplyValidator, Trained
 from fedskew.engine import Assignment, Backend, Federation, LocalTraining, LocalWork, Sent, ServerState, Update
 from fedskew.engine.contracts import hooked
 from fedskew.errors import ArgumentError, ConfigError, RunError
@@ -148,7 +147,7 @@ class MethodStrategy(FedAvg):
         if shares is not None and classes not in (None, shares.size):
             raise ConfigError(f"classes: {classes}, but the target has {shares.size} shares")
         _check_hooks(self._method, model is not None)
-        self._model, self._target, self._rules = model, shares, ReplyRules(max_reply=max_reply)
+        self._model, self._target, self._max_reply = model, shares, max_reply
         self._participation, self._epochs, self._seed = participation, epochs, seed
         self._label_counts = label_counts or ("query" if needs_label_counts(self._method) else None)
         self._query_timeout, self._patterns, self._weight_limit = query_timeout, patterns, weight_limit
@@ -265,7 +264,9 @@ class MethodStrategy(FedAvg):
         self._layout: Layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
         returned: Specs = {} if network is None else self._returned(network)
         names = [name for name, _ in nodes]
-        self._validator = ReplyValidator(names, self._layout, returned, returned, self._rules, hooked(self._method))
+        self._validator = ReplyValidator(
+            names, self._layout, returned, returned, hooked(self._method), max_reply=self._max_reply
+        )
         if self._label_counts == "query":
             self._query_counts(grid)
         try:
@@ -369,11 +370,11 @@ class MethodStrategy(FedAvg):
         if ours:
             trained = validator.read(content, client, round)
         else:
-            check_size(content, self._rules.max_reply or bytes_needed(self._layout.specs))
+            check_size(content, self._max_reply or bytes_needed(self._layout.specs))
             if validator.returned or components.has(self._method.server_update, "is_dynamic"):
                 raise RefusedError("the method needs fedskew.deploy.client_app, but this is the reply of another app")
-            figures, arrays = only(MetricRecord, content), validator.stock_arrays(only(ArrayRecord, content))
-            trained = validator.trained(Reply(arrays, _steps(figures), _loss(figures), {}), client, round)
+            figures = only(MetricRecord, content)
+            trained = validator.trained(client, round, only(ArrayRecord, content), _steps(figures), _loss(figures))
         report = RecordDict({METRICS: only(MetricRecord, content)})
         if self._label_counts is None:
             self._counts_of[client] = np.array([check_only_samples(report)], dtype=np.float64)

@@ -2,39 +2,66 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedskew.deploy._arrays import COUNTER, Layout, RefusedError, Specs
+from fedskew.deploy._arrays import (
+    COUNTER,
+    RUNNING_VARIANCE,
+    ArraySpec,
+    Layout,
+    RefusedError,
+    Specs,
+    decode,
+    encode,
+    short,
+)
 from fedskew.deploy._ask import Members, Replies, T
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     AGAIN,
+    ANSWER,
+    BROADCAST,
+    COMMITMENTS,
     CONFIG,
+    OPENING,
+    OWN,
+    SUM_COUNTS,
+    SUMS,
     TRAIN,
     UNMASK,
     SumAsked,
     about_of,
-    check_masked,
-    check_opening,
+    entries_of,
     unmask_content,
     why_no_sum,
 )
-from fedskew.engine.sums import decode_sums
-from fedskew.errors import SumsError
+from fedskew.deploy._replies import figures_of
+from fedskew.engine.sums import decode_answers, decode_sums
+from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
+from fedskew.files import write_text, writing
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
-from fedskew.sums import Masked, Opening, SumContext, unmask
+from fedskew.sums import Key, Masked, SumContext, unmask
 from fedskew.sums.fixed_point import NUMBERS, UPDATES
+from fedskew.weighting import BySums, Facts
 
 HAS_OPENED = "not agreed: opened"
 """How the error of a site begins that has opened a sum of the round already."""
+
+PAUSE = 2.0
+FloatArray = NDArray[np.float64]
 
 Weigh = Callable[[Sequence[int]], Sequence[float]]
 """From clients to the weights of their updates, in the same order, sum 1; all 0 where none holds a sample."""
@@ -42,13 +69,14 @@ Weigh = Callable[[Sequence[int]], Sequence[float]]
 
 @dataclass
 class Taken:
-    """The result of a masked sum; all but `total` and `reason` is by client, or of clients.
+    """The result of a masked sum.
 
     Attributes:
         weights: The weights of the clients in it; 0 where nothing is weighed.
         members: Clients of which the last sum was asked.
         opened: Clients that were asked to open a sum, or say that they have opened one of the round before.
         reason: Why no sum opened.
+        replies: What did not come, as of the replies to one question.
     """
 
     total: Mapping[str, NDArray[Any]] | None = None
@@ -56,14 +84,7 @@ class Taken:
     members: list[int] = field(default_factory=list)
     opened: set[int] = field(default_factory=set)
     reason: str = ""
-    refused: dict[int, str] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    silent: set[int] = field(default_factory=set)
-
-    @property
-    def replies(self) -> Replies[Any]:
-        """What did not come, as of the replies to one question."""
-        return Replies({}, self.failed, self.refused, tuple(sorted(self.silent)))
+    replies: Replies[Any] = field(default_factory=lambda: Replies({}, {}, {}, set()))
 
 
 @dataclass(frozen=True)
@@ -98,67 +119,73 @@ class MaskedSums:
             specs: Dtypes and lengths of the arrays.
             weigh: Weighs clients; None: nothing is weighed.
         """
-        names, taken, clients = self.members.names, Taken(), sorted(contents)
-        about = about_of(contents[clients[0]]) if contents else ""
-        attempt = 0
-        while True:  # each time over fewer sites
-            attempt += 1
-            taken.members = clients
+        names, taken, clients, of = self.members.names, Taken(members=sorted(contents)), sorted(contents), None
+        about, kind, questions = "", purpose, contents
+        for attempt in itertools.count(1):  # each time over fewer sites
             weights = dict.fromkeys(clients, 0.0)
             if weigh is not None and clients:
                 weights = dict(zip(clients, weigh(clients), strict=True))
-            if reason := why_no_sum(weights.values(), self.least, None if weigh is None else self.limit):
-                taken.reason = reason
-                return taken
-            asked = SumAsked(
-                self.session,
-                round,
-                attempt,
-                purpose,
-                tuple(names[client] for client in clients),
-                tuple(weights.values()) if weigh else (),
-            )
-            arrived = self._masked(asked, about, clients, contents, specs, taken)
-            if len(arrived) == len(clients):
-                break
-            of, clients = len(clients), sorted(arrived)
-            if reason := why_no_sum([0.0] * len(arrived), self.least, None, of):
+            if reason := why_no_sum(weights.values(), self.least, None if weigh is None else self.limit, of):
                 over = ", ".join(names[client] for client in sorted(taken.opened))
                 taken.reason = reason + (f"; {over} opened a sum of this round before" if over else "")
                 return taken
-        taken.opened.update(clients)
-        openings = self._open(asked, about, arrived, taken)
-        if lost := [client for client in clients if client not in openings]:
-            taken.silent.update(lost)
-            self.members.silent.update(lost)
-            said = ", ".join(names[client] for client in lost)
-            taken.reason = f"the round's sum is lost, as {said} masked and did not open it"
-            LOG.warning("round %d: %s", round, taken.reason)
-            return taken
-        masked = {names[client]: one for client, one in arrived.items()}
-        opened = {names[client]: opening for client, opening in openings.items()}
-        taken.total, taken.weights = unmask(masked, opened, asked.context(about)), weights
+            about, taken.members = about or about_of(contents[clients[0]]), clients
+            told = tuple(weights.values()) if weigh else ()
+            asked = SumAsked(self.session, round, attempt, purpose, tuple(names[client] for client in clients), told)
+            arrived = self.ask(kind, asked, about, questions, specs, taken)
+            if len(arrived) == len(clients):
+                break
+            of, clients, kind = len(clients), sorted(arrived), f"query.{AGAIN}"
+            questions = {client: RecordDict({CONFIG: ConfigRecord()}) for client in clients}
+        taken.total = self.open(asked, about, arrived, taken)
+        taken.weights = {} if taken.total is None else weights
         return taken
 
-    def _masked(
+    def ask(
         self,
+        kind: str,
         asked: SumAsked,
         about: str,
-        clients: Sequence[int],
-        contents: Mapping[int, RecordDict],
+        questions: Mapping[int, RecordDict],
         specs: Specs,
         taken: Taken,
     ) -> dict[int, Masked]:
         """Ask sites for masked integers; return the valid answers, whose masks fit each other."""
-        questions, kind = {}, asked.purpose if asked.attempt == 1 else f"query.{AGAIN}"
-        for client in clients:
-            content = contents[client] if asked.attempt == 1 else RecordDict({CONFIG: ConfigRecord()})
+        for content in questions.values():
             config = content[CONFIG]
             assert isinstance(config, ConfigRecord), "made by the caller"
-            config.update(asked.entries())
-            questions[client] = content
-        valid = self._ask(kind, questions, lambda reply, _: check_masked(reply, asked, specs), asked, taken)
+            config.update(entries_of(asked))
+        valid = self._ask(kind, questions, lambda reply, _: _check_masked(reply, asked, specs), asked, taken)
         return self._agreeing(valid, asked.context(about), asked, taken)
+
+    def open(
+        self, asked: SumAsked, about: str, arrived: Mapping[int, Masked], taken: Taken
+    ) -> dict[str, NDArray[Any]] | None:
+        """Have the sites whose answers came open their sum; None where one does not, and the sum is lost."""
+        names, context = self.members.names, asked.context(about)
+        taken.opened.update(arrived)
+
+        def read(reply: RecordDict, client: int) -> bytes:
+            opening = _check_opening(reply)
+            try:
+                context.check_opening(names[client], arrived[client], opening)
+            except SumsError as error:
+                raise RefusedError(str(error)) from None
+            return opening
+
+        openings = self._ask(f"query.{UNMASK}", dict.fromkeys(arrived, unmask_content(asked)), read, asked, taken)
+        if lost := sorted(arrived.keys() - openings.keys()):
+            taken.replies.silent.update(lost)
+            self.members.silent.update(lost)
+            said = ", ".join(names[client] for client in lost)
+            taken.reason = f"the round's sum is lost, as {said} masked and did not open it"
+            LOG.warning("%s: %s", _about(asked), taken.reason)
+            return None
+        masked = {names[client]: one for client, one in arrived.items()}
+        total: dict[str, NDArray[Any]] = unmask(
+            masked, {names[client]: opening for client, opening in openings.items()}, context
+        )
+        return total
 
     def _agreeing(
         self, masked: Mapping[int, Masked], context: SumContext, asked: SumAsked, taken: Taken
@@ -171,31 +198,16 @@ class MaskedSums:
         there, names = dict(masked), self.members.names
         while pairs := context.disagreements({names[client]: one for client, one in there.items()}):
             said = ", ".join(" and ".join(sorted(set(pair))) for pair in pairs)
-            LOG.warning("round %d: masks that don't cancel: %s", asked.round, said)
+            LOG.warning("%s: masks that don't cancel: %s", _about(asked), said)
             often = {client: sum(names[client] in pair for pair in pairs) for client in sorted(there)}
             worst = [client for client, number in often.items() if number == max(often.values())]
             for client in worst if len(there) - len(worst) >= self.least else worst[:1]:
                 del there[client]
                 why = "its masks don't cancel with the others': it has other keys, or was told other things"
-                taken.refused[client] = why
+                taken.replies.refused[client] = why
                 self.members.refuse(client, f"{_about(asked)}: {why}")
                 LOG.warning("%s: no answer of %s: refused: %s", _about(asked), names[client], why)
         return there
-
-    def _open(self, asked: SumAsked, about: str, arrived: Mapping[int, Masked], taken: Taken) -> dict[int, Opening]:
-        """Ask the sites whose answers came to open the sum; return the valid openings."""
-        names = self.members.names
-        masked, context = {names[client]: one for client, one in arrived.items()}, asked.context(about)
-
-        def read(reply: RecordDict, client: int) -> Opening:
-            opening = check_opening(reply)
-            try:
-                context.check_opening(names[client], masked, opening)
-            except SumsError as error:
-                raise RefusedError(str(error)) from None
-            return opening
-
-        return self._ask(f"query.{UNMASK}", dict.fromkeys(arrived, unmask_content(asked)), read, asked, taken)
 
     def _ask(
         self,
@@ -206,18 +218,116 @@ class MaskedSums:
         taken: Taken,
     ) -> dict[int, T]:
         replies = self.members.ask(kind, questions, read, _about(asked))
-        taken.failed.update(replies.failed)
-        taken.refused.update(replies.refused)
-        taken.silent.update(replies.silent)
+        taken.replies.failed.update(replies.failed)
+        taken.replies.refused.update(replies.refused)
+        taken.replies.silent.update(replies.silent)
         taken.opened.update(client for client, reason in replies.failed.items() if reason.startswith(HAS_OPENED))
         return replies.valid
 
 
 def _about(asked: SumAsked) -> str:
+    if asked.purpose == SUM_COUNTS:
+        return "label counts"
     return f"round {asked.round}" if asked.purpose == TRAIN else f"evaluation of round {asked.round}"
 
 
-VARIANCE = "running_var"
+def _check_masked(content: RecordDict, asked: SumAsked, specs: Specs) -> Masked:
+    """Validate a site's masked integers; only their form can be checked, as nobody sees their values."""
+    figures_of(content, round=asked.round, attempt=asked.attempt)
+    sums = content.get(SUMS)
+    if not isinstance(sums, ArrayRecord):
+        raise RefusedError(f"the reply has no {SUMS}")
+    return Masked(decode(sums, specs, "its array"), _seeds(content, COMMITMENTS, asked.members))
+
+
+def _check_opening(content: RecordDict) -> bytes:
+    """Validate what a site sent to open a sum."""
+    return _seeds(content, OPENING, [OWN])[OWN]
+
+
+def _seeds(content: RecordDict, key: str, names: Collection[str]) -> Mapping[str, bytes]:
+    record = content.get(key)
+    if not isinstance(record, ConfigRecord):
+        raise RefusedError(f"the reply has no {key}")
+    if set(record) != set(names):
+        raise RefusedError(f"its {key} are of {short(sorted(record))}, not {short(sorted(names))}")
+    seeds = dict(record)
+    if not all(isinstance(seed, bytes) and len(seed) == Key.SEED for seed in seeds.values()):
+        raise RefusedError(f"its {key} are not {Key.SEED} bytes each")
+    return seeds  # type: ignore[return-value]
+
+
+def announced_from(
+    sums: MaskedSums, weighting: BySums, target: FloatArray | None, classes: int, patience: float, path: Path
+) -> dict[str, FloatArray]:
+    """Ask all sites for sums of their label counts over all of them; return the numbers that all sites get.
+
+    What came of it is written to `path`, so that a server that is started again does not ask again.
+
+    Args:
+        sums: Takes sums over all sites.
+        weighting: Asks the questions.
+        target: The target mix, if there is one.
+        classes: Number of classes.
+        patience: Seconds to wait for sites that are away.
+        path: A file in the run folder.
+
+    Raises:
+        ConfigError: The sums are not enough: no site holds a sample, or the target is missing.
+        EndedEarlyError: A site was away for too long.
+        RunError: The file of an earlier start can't be read.
+    """
+    if path.exists():
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            return {str(name): np.array(values, dtype=np.float64) for name, values in stored.items()}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
+    numbers = itertools.count(1)
+
+    def ask(question: Facts) -> FloatArray:
+        spec = ArraySpec(weighting.answer(np.zeros(classes), question).shape, "int64")
+        return decode_answers(_sum_of_counts(sums, next(numbers), question, spec, patience), question)
+
+    try:
+        announced = weighting.announce(ask, target, sums.least)
+    except ArgumentError as error:
+        raise ConfigError(f"label_counts: {error}") from None
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({name: values.tolist() for name, values in announced.items()}), private=True)
+    LOG.info("weights follow from %d sums over all %d sites", next(numbers) - 1, sums.least)
+    return dict(announced)
+
+
+def _sum_of_counts(
+    sums: MaskedSums, number: int, question: Facts, spec: ArraySpec, patience: float
+) -> NDArray[np.int64]:
+    """Take one sum of label counts over all sites, in as many attempts as it takes."""
+    members, began = sums.members, time.monotonic()
+    names = members.names[: sums.least]
+    for attempt in itertools.count(1):
+        asked, taken, online = SumAsked(sums.session, number, attempt, SUM_COUNTS, names), Taken(), members.online()
+        content = RecordDict({CONFIG: ConfigRecord(entries_of(asked))})
+        if question:
+            content[BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
+        if len(online) == len(names):
+            about, questions = about_of(content), dict.fromkeys(online, content)
+            arrived = sums.ask(f"query.{SUM_COUNTS}", asked, about, questions, {ANSWER: spec}, taken)
+            total = sums.open(asked, about, arrived, taken) if len(arrived) == len(names) else None
+            if total is not None:
+                return total[ANSWER]
+        away = ", ".join(name for client, name in enumerate(names) if client not in online)
+        LOG.warning("sum %d of label counts, attempt %d: not opened%s", number, attempt, away and f"; away: {away}")
+        if time.monotonic() - began >= patience:
+            break
+        time.sleep(min(PAUSE, members.timeout))
+    raise EndedEarlyError(
+        f"label counts were not summed within {patience:.0f} s, as that takes all of {', '.join(names)}; start again "
+        "when they can be reached"
+    )
+
+
 DEVIATIONS = 9
 """Noise of so many standard deviations is in no coordinate of any model: once in 10^18 draws."""
 
@@ -264,7 +374,7 @@ def impossible(
     for name, values in layout.statistics(found).items():
         if values.numel() and float(values.abs().max()) > most:
             return f"the mean of {name} reaches {float(values.abs().max()):.4g}"
-        if name.endswith(VARIANCE) and values.numel() and float(values.min()) < -rounding:
+        if name.endswith(RUNNING_VARIANCE) and values.numel() and float(values.min()) < -rounding:
             return f"the mean of {name}, a variance, is below 0"
     before = layout.counters(sent)
     for name, values in layout.counters(found).items():

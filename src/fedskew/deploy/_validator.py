@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedskew.deploy._arrays import AnyArray, Layout, NotFiniteError, RefusedError, Specs
+from fedskew.deploy._arrays import AnyArray, Layout, NotFiniteError, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import SILENT, Replies
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import counted_in
+from fedskew.deploy._messages import ARRAYS, LOSS, METRICS, REPLY, STEPS, counted_in
 from fedskew.deploy._plausible import (
     DIRECTION,
     UPDATE,
@@ -31,7 +31,7 @@ from fedskew.deploy._plausible import (
     with_accepted,
 )
 from fedskew.deploy._plausible import STEPS as TAKEN
-from fedskew.deploy._replies import ExpectedReply, Reply, bytes_needed, check_arrays
+from fedskew.deploy._replies import arrays_of, bytes_needed, check_arrays, check_loss, check_size, figures_of
 from fedskew.engine import Assignment, LocalTraining, Sent, Update
 from fedskew.hooks import Hooks, Returned
 from fedskew.models import ModelState
@@ -46,23 +46,13 @@ PASSES = 4
 """Most times that a local step may show its batch to the network; no step of ours does so more than twice."""
 
 
-class RoundNotes(TypedDict):
-    """Problems of a round, by site: the value of `deployment` in a line of `rounds.jsonl`.
+RoundNotes = dict[str, Any]
+"""Problems of a round, by site: the value of `deployment` in a line of `rounds.jsonl`.
 
-    Reasons of replies that were `refused` and that `failed`; sites of the cohort that were `offline`, `silent`,
-    `skipped` (as they did not answer before) or `left_out` (as a round that they took part in was undone); how many
-    times as large as is likely an update is, if it is `out_of_line`; the mean agreement of `contrary` sites.
-    """
-
-    refused: dict[str, str]
-    failed: dict[str, str]
-    offline: list[str]
-    silent: list[str]
-    skipped: list[str]
-    left_out: list[str]
-    out_of_line: dict[str, float]
-    contrary: dict[str, float]
-
+Reasons of replies that were `refused` and that `failed`; sites of the cohort that were `offline`, `silent`, `skipped`
+(as they did not answer before) or `left_out` (as a round that they took part in was undone); how many times as large as
+is likely an update is, if it is `out_of_line`; the mean agreement of `contrary` sites.
+"""
 
 WHY_MISSING = {
     "offline": "not connected",
@@ -75,9 +65,8 @@ WHY_MISSING = {
 
 def no_notes() -> RoundNotes:
     """Return the notes of a round without problems."""
-    return RoundNotes(
-        refused={}, failed={}, offline=[], silent=[], skipped=[], left_out=[], out_of_line={}, contrary={}
-    )
+    by_name, names = ("refused", "failed", "out_of_line", "contrary"), [*WHY_MISSING]
+    return {**{what: {} for what in by_name}, **{what: [] for what in names}}
 
 
 class Trained(NamedTuple):
@@ -87,37 +76,22 @@ class Trained(NamedTuple):
     statistics: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class ReplyRules:
-    """Limits for replies; for `norm_limit`, `norm_action` and `max_reply` see `Agreement`.
-
-    Attributes:
-        training: The clients' settings of local training; None: the server doesn't know them.
-        slack: Returns the number of samples by which a client may differ from the number that it reported.
-        classes: Number of classes, as far as the server knows.
-        least_loss: See `ExpectedReply`.
-        counts: Returns the label counts that clients told, `(clients, classes)`; None: directions are not compared, as
-            these are not exact.
-    """
-
-    norm_limit: float = 10.0
-    norm_action: Literal["report", "leave_out"] = "leave_out"
-    max_reply: int | None = None
-    training: LocalTraining | None = None
-    slack: Callable[[int], float] = lambda client: 0.0
-    classes: int = 2
-    least_loss: float = 0.0
-    counts: Callable[[], FloatArray] | None = None
-
-
 @dataclass
 class ReplyValidator:
     """Turns a round's replies into updates, and notes what was refused, out of line, failed or missing.
+
+    For `norm_limit`, `norm_action` and `max_reply` see `Agreement`.
 
     Attributes:
         returned: Arrays that the method's components return beside the model; `idle`: of a client without a step.
         hooks: The method's components that check what they were returned.
         refuse: Tells a client, by its index, why its reply is not used.
+        training: The clients' settings of local training; None: the server doesn't know them.
+        slack: Returns the number of samples by which a client may differ from the number that it reported.
+        classes: Number of classes, as far as the server knows.
+        least_loss: The lowest training loss that the objective can have, but for rounding.
+        counts: Returns the label counts that clients told, `(clients, classes)`; None: directions are not compared, as
+            these are not exact.
         notes: Problems of the current round.
         accepted: Sizes of accepted updates, and agreements of all (see `_plausible`); part of the server's state
             between rounds.
@@ -128,18 +102,23 @@ class ReplyValidator:
     layout: Layout
     returned: Specs
     idle: Specs
-    rules: ReplyRules
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
     refuse: Callable[[int, str], None] = lambda client, reason: None
-    notes: RoundNotes = field(default_factory=no_notes)
-    accepted: Sizes = field(default_factory=dict)
-    not_finite: set[int] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._own_rows: dict[int, Tensor] = {}  # by client
-        self._tasks: dict[int, Assignment] = {}
-        self._sent: Sent
-        self._counters: dict[str, Tensor] = {}
+    norm_limit: float = 10.0
+    norm_action: Literal["report", "leave_out"] = "leave_out"
+    max_reply: int | None = None
+    training: LocalTraining | None = None
+    slack: Callable[[int], float] = lambda client: 0.0
+    classes: int = 2
+    least_loss: float = 0.0
+    counts: Callable[[], FloatArray] | None = None
+    notes: RoundNotes = field(default_factory=no_notes, init=False)
+    accepted: Sizes = field(default_factory=dict, init=False)
+    not_finite: set[int] = field(default_factory=set, init=False)
+    _own_rows: dict[int, Tensor] = field(default_factory=dict, init=False)  # by client
+    _tasks: dict[int, Assignment] = field(default_factory=dict, init=False)
+    _counters: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _sent: Sent = field(init=False)
 
     def start(self, model: ModelState) -> dict[str, FloatArray]:
         """Return the sizes of accepted updates before the first round: none."""
@@ -155,17 +134,15 @@ class ReplyValidator:
         self._counters = self.layout.counters(sent.model)
         self._own_rows = dict(zip(self._tasks, torch.empty(len(cohort), sent.model.parameters.numel()), strict=True))
 
-    def missing(
-        self, round: int, what: Literal["offline", "silent", "skipped", "left_out"], clients: Sequence[int]
-    ) -> None:
-        """Note clients of the cohort that sent no reply, and why."""
+    def missing(self, round: int, what: str, clients: Sequence[int]) -> None:
+        """Note clients of the cohort that sent no reply, and why: a key of `WHY_MISSING`."""
         self.notes[what] = [self.names[client] for client in clients]
-        if clients and what != "silent":  # whoever asked them has said that
+        if clients:
             LOG.warning("round %d: %s: %s", round, WHY_MISSING[what], ", ".join(self.notes[what]))
 
     def note(self, replies: Replies[Any]) -> None:
         """Note why replies of a round are not used."""
-        self.notes["silent"] = [self.names[client] for client in replies.silent]
+        self.notes["silent"] = [self.names[client] for client in sorted(replies.silent)]
         self.notes["failed"] |= {self.names[client]: reason for client, reason in replies.failed.items()}
         self.notes["refused"] |= {self.names[client]: reason for client, reason in replies.refused.items()}
 
@@ -178,18 +155,28 @@ class ReplyValidator:
     def read(self, content: RecordDict, client: int, round: int) -> Trained:
         """Read the reply of a fedskew site; raise RefusedError where it can't be used."""
         try:
-            return self.trained(self._expected(round, client).check(content), client, round)
+            return self._read(content, client, round)
         except NotFiniteError:
             self.not_finite.add(client)
             raise
 
-    def trained(self, reply: Reply, client: int, round: int) -> Trained:
+    def trained(
+        self,
+        client: int,
+        round: int,
+        record: ArrayRecord,
+        steps: int,
+        loss: float,
+        returned: Mapping[str, AnyArray] | None = None,
+        most_counted: int = MOST_STEPS,
+    ) -> Trained:
         """Return a client's update; the vector of its trained model becomes the change.
 
         Raises:
-            RefusedError: It can't be what the site says that it is.
+            RefusedError: The model is not as agreed, or can't be what the site says that it is.
         """
-        trained = self.layout.to_state(reply.arrays, self._own_rows.get(client))
+        arrays = check_arrays(record, self.layout.specs, self._counters, most_counted)
+        trained = self.layout.to_state(arrays, self._own_rows.get(client))
         statistics = self.layout.statistics(trained)
         change = trained.parameters.sub_(self._sent.model.parameters)
         update = Update(
@@ -198,45 +185,46 @@ class ReplyValidator:
             norm=torch.linalg.vector_norm(change),
             buffers=trained.buffers,
             integers=trained.integers,
-            steps=reply.steps,
-            loss=reply.loss,
-            reply={name: torch.from_numpy(array.copy()) for name, array in reply.returned.items()},
+            steps=steps,
+            loss=loss,
+            reply={name: torch.from_numpy(array.copy()) for name, array in (returned or {}).items()},
             state=counted_in(round),
         )
         self._check_truth(update, round)
         return Trained(update, statistics)
 
-    def stock_arrays(self, record: ArrayRecord) -> dict[str, AnyArray]:
-        """Validate the model of a stock client, which need not say how many steps it took."""
-        return check_arrays(record, self.layout.specs, self._counters, MOST_STEPS)
+    def steps_of(self, task: Assignment) -> tuple[int, int]:
+        """Return the fewest and the most local steps that a task can take, by the samples that its client reported."""
+        if self.training is None:
+            return 0, MOST_STEPS
+        known = task.samples if task.quota is None else int(sum(map(int, task.quota)))
+        slack = self.slack(task.client)
+        fewest, largest = math.floor(max(0.0, known - slack)), math.ceil(known + slack)
+        least, most = (self.training.steps(task.epochs, samples, task.steps) for samples in (fewest, largest))
+        return least, most
 
-    def _expected(self, round: int, client: int) -> ExpectedReply:
-        """Return the form that the reply of a client of the cohort must have."""
-        task, training = self._tasks[client], self.rules.training
-        least, most, counted = 0, MOST_STEPS, PASSES * LARGEST_BATCH
-        if training is not None:
-            known = task.samples if task.quota is None else int(sum(map(int, task.quota)))
-            slack = self.rules.slack(client)
-            fewest, largest = math.floor(max(0.0, known - slack)), math.ceil(known + slack)
-            least, most = (training.steps(task.epochs, samples, task.steps) for samples in (fewest, largest))
-            counted = PASSES * training.batch_size
-        return ExpectedReply(
-            client=task.client,
-            round=round,
-            arrays=self.layout.specs,
-            returned=self.returned,
-            idle=self.idle,
-            most_steps=most,
-            max_bytes=self.rules.max_reply or bytes_needed(self.layout.specs, self.returned),
-            least_steps=least,
-            counters=self._counters,
-            most_counted=counted,
-            least_loss=self.rules.least_loss,
-        )
+    def _read(self, content: RecordDict, client: int, round: int) -> Trained:
+        check_size(content, self.max_reply or bytes_needed(self.layout.specs, self.returned))
+        figures = figures_of(content, client=client, round=round)
+        steps, (least, most) = figures.get(STEPS), self.steps_of(self._tasks[client])
+        if not isinstance(steps, int) or not least <= steps <= most:
+            numbers = str(most) if least == most else f"a whole number from {least} to {most}"
+            raise RefusedError(
+                f"its steps are {short(steps)}; expected {numbers}, by its samples, epochs and batch size"
+            )
+        loss = check_loss(figures.get(LOSS), "training loss", self.least_loss)
+        expected = self.returned if steps else self.idle
+        known = {ARRAYS, METRICS, REPLY} if expected else {ARRAYS, METRICS}
+        if set(content) != known:
+            raise RefusedError(f"the reply has the records {short(sorted(content))}, not {sorted(known)}")
+        returned = decode(arrays_of(content, REPLY), expected, "its reply") if expected else {}
+        batch = LARGEST_BATCH if self.training is None else self.training.batch_size
+        counted = steps * PASSES * batch
+        return self.trained(client, round, arrays_of(content, ARRAYS), steps, loss, returned, counted)
 
     def _check_truth(self, update: Update, round: int) -> None:
         """Raise RefusedError if the update can't be what the site says that it is."""
-        training = self.rules.training
+        training = self.training
         if training is not None and not update.steps:
             layout, model = self.layout, self._sent.model
             sent = layout.to_state({name: array.numpy() for name, array in layout.to_record(model).items()})
@@ -267,7 +255,7 @@ class ReplyValidator:
         updates = [update._replace(steps=min(update.steps, most)) for update in updates]
         measured = {update.client: self._measured(update, statistics[update.client], round) for update in updates}
         worst = excess(measured, self.accepted)
-        out = {client: found for client, found in worst.items() if not found[1] <= self.rules.norm_limit}
+        out = {client: found for client, found in worst.items() if not found[1] <= self.norm_limit}
         for client, (what, ratio) in out.items():
             name = self.names[client]
             self.notes["out_of_line"][name] = min(ratio, 1e308)
@@ -284,14 +272,14 @@ class ReplyValidator:
         }
         self.accepted = with_accepted(self.accepted, fine)
         against = self._contrary(round, [update for update in updates if update.client not in out])
-        leaves_out = self.rules.norm_action == "leave_out"
+        leaves_out = self.norm_action == "leave_out"
         return [update for update in updates if not leaves_out or update.client not in out.keys() | against]
 
     def _contrary(self, round: int, updates: Sequence[Update]) -> set[int]:
         """Note the clients whose updates go against those of clients with their labels."""
-        if self.rules.counts is None:
+        if self.counts is None:
             return set()
-        told, mixes = self.rules.counts(), {}
+        told, mixes = self.counts(), {}
         for update in updates:
             quota = self._tasks[update.client].quota
             mixes[update.client] = told[update.client] if quota is None else quota
@@ -313,7 +301,7 @@ class ReplyValidator:
 
     def _leave_out(self, round: int, client: int, said: str) -> None:
         """Say what is wrong with an update, and to its client that it is left out, if it is."""
-        if self.rules.norm_action == "leave_out":
+        if self.norm_action == "leave_out":
             LOG.warning("round %d: %s; its update is left out", round, said)
             self.refuse(client, f"round {round}: {said}, and is left out")
         else:
@@ -321,19 +309,19 @@ class ReplyValidator:
 
     def _measured(self, update: Update, statistics: Mapping[str, Tensor], round: int) -> dict[str, Measured]:
         """Measure an update; of one without a step, whose model is the one that was sent, only what came beside it."""
-        rules, sent = self.rules, self._sent
+        sent = self._sent
         of_server = self.layout.statistics(sent.model)
         bounded = {name for component in self.hooks.values() for name in component.bounded_returns}
         beside = {
-            name: returned(values, sent.broadcast.values(), rules.classes)
+            name: returned(values, sent.broadcast.values(), self.classes)
             for name, values in update.reply.items()
             if name not in bounded
         }
-        if rules.training is not None and not update.steps:
+        if self.training is not None and not update.steps:
             return beside
         norm, parameters = float(update.norm), sent.model.parameters
         return {
-            UPDATE: length(norm, update.steps, parameters, rules.training, round, rules.classes),
+            UPDATE: length(norm, update.steps, parameters, self.training, round, self.classes),
             **{name: statistic(name, values, of_server[name]) for name, values in statistics.items()},
             **beside,
         }

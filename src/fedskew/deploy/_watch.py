@@ -7,36 +7,40 @@ it is half of those that evaluate.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedskew.engine import ServerState
 from fedskew.errors import RunError
 from fedskew.files import write_text, writing
 
+IntArray = NDArray[np.int64]
+
 FILE = "operator.json"
 LONGEST_SKIP = 64
 """Most rounds for which a site that does not answer is skipped."""
 
 
-@dataclass(frozen=True)
-class Watched:
-    """The watch's state between rounds; arrays are by client index, `(clients,)`.
+@dataclass
+class Watch:
+    """What the watch keeps between rounds, as tensors of its own in the server's state; methods change it in place.
+
+    The last state whose model was judged to be fine stands beside it, under "good". Arrays are by client index,
+    `(clients,)`, but for two.
 
     Attributes:
-        good: The last state whose model was judged to be fine.
-        accepted: Sizes of the updates that were accepted up to then (see `_plausible`).
+        good: The round of that state, `()`.
+        undone: Rounds that were undone, `(rounds,)`.
         best: The lowest loss of each site so far; infinite if none is known.
-        undone: Rounds that were undone.
         left_out: The round for which a site is left out; 0 if it takes part.
         since: The last round after `good` in which a site's update was aggregated; 0 if none was. `counted`: up to it.
         lengths: Norm of the longest update of a site after `good`.
@@ -44,23 +48,32 @@ class Watched:
         resumes: The round from which a site that did not answer is asked again.
     """
 
-    good: ServerState
-    accepted: dict[str, NDArray[np.float64]]
+    good: IntArray
+    undone: IntArray
     best: NDArray[np.float64]
-    undone: list[int]
-    left_out: NDArray[np.int64]
-    since: NDArray[np.int64]
-    counted: NDArray[np.int64]
+    left_out: IntArray
+    since: IntArray
+    counted: IntArray
     lengths: NDArray[np.float64]
-    misses: NDArray[np.int64]
-    resumes: NDArray[np.int64]
+    misses: IntArray
+    resumes: IntArray
+
+    @staticmethod
+    def start(state: ServerState, clients: int) -> ServerState:
+        """Return a state before the first round, as watched."""
+        none = np.zeros(clients, dtype=np.int64)
+        best, empty = np.full(clients, math.inf), np.zeros(0, dtype=np.int64)
+        watch = Watch(np.zeros((), dtype=np.int64), empty, best, none, none, none, np.zeros(clients), none, none)
+        return watch.with_good(state, state, {})
 
     @classmethod
-    def start(cls, state: ServerState, accepted: dict[str, NDArray[np.float64]], clients: int) -> Watched:
-        """Return what is kept before the first round."""
-        none = np.zeros(clients, dtype=np.int64)
-        best = np.full(clients, math.inf)
-        return cls(state, accepted, best, [], none, none, none, np.zeros(clients), none, none)
+    def of(cls, state: ServerState) -> Watch:
+        """Return what a state holds of the watch."""
+        return cls(**{name: part.numpy().copy() for name, part in state.of("watch").items()})
+
+    def within(self, state: ServerState) -> ServerState:
+        """Return a state with this watch."""
+        return state.having("watch", {name: torch.from_numpy(array) for name, array in vars(self).items()})
 
     def skipped(self, round: int) -> frozenset[int]:
         """Return the sites that are not asked in a round, as they did not answer before."""
@@ -70,52 +83,41 @@ class Watched:
         """Return the sites that are left out after a round that was undone."""
         return frozenset(np.flatnonzero(self.left_out).tolist())
 
-    def with_counted(self, round: int, lengths: Mapping[int, float]) -> Watched:
+    def count(self, round: int, lengths: Mapping[int, float]) -> None:
         """Record whose updates moved the model in a round, and their norms."""
-        since, longest = self.since.copy(), self.lengths.copy()
+        self.since[[*lengths]] = round
         for client, length in lengths.items():
-            since[client] = round
-            longest[client] = max(longest[client], length)
-        return dataclasses.replace(self, since=since, lengths=longest)
+            self.lengths[client] = max(self.lengths[client], length)
 
-    def with_good(
-        self, state: ServerState, accepted: dict[str, NDArray[np.float64]], losses: Mapping[int, float]
-    ) -> Watched:
-        """Take a state as the one to go back to, with its model's losses by client index."""
-        best = self.best.copy()
+    def with_good(self, state: ServerState, good: ServerState, losses: Mapping[int, float]) -> ServerState:
+        """Return a state that goes back to another, with that one's losses by client index."""
         for client, loss in losses.items():
-            best[client] = min(best[client], loss)
-        counted = np.where(self.since > 0, self.since, self.counted)
-        none = np.zeros_like(self.since)
-        lengths = np.zeros_like(self.lengths)
-        return dataclasses.replace(
-            self,
-            good=state,
-            accepted=accepted,
-            best=best,
-            counted=counted,
-            since=none,
-            lengths=lengths,
-        )
+            self.best[client] = min(self.best[client], loss)
+        self.counted = np.where(self.since > 0, self.since, self.counted)
+        self.good[...] = good.round
+        self._begin()
+        own = {name: part for name, part in good.tensors.items() if not name.startswith(("good/", "watch/"))}
+        return self.within(state.having("good", own))
 
-    def with_undone(self, round: int, sites: Collection[int]) -> Watched:
-        """Record that a round was undone, and which sites are left out for it."""
-        out = self.left_out.copy()
-        out[list(sites)] = round
-        none = np.zeros_like(self.since)
-        lengths = np.zeros_like(self.lengths)
-        return dataclasses.replace(self, undone=[*self.undone, round], left_out=out, since=none, lengths=lengths)
+    def with_undone(self, state: ServerState, sites: Collection[int]) -> ServerState:
+        """Return the good state in place of another, whose round is undone, and for which these sites are left out."""
+        self.left_out[list(sites)] = state.round
+        self.undone = np.append(self.undone, state.round)
+        self._begin()
+        good = state.of("good")
+        return self.within(ServerState(state.round, good).having("good", good))
 
-    def with_answers(self, round: int, asked: Collection[int], silent: Collection[int]) -> Watched:
+    def _begin(self) -> None:
+        self.since[:], self.lengths[:] = 0, 0.0
+
+    def answered(self, round: int, asked: Collection[int], silent: Collection[int]) -> None:
         """Record who answered: after k misses in a row a site is skipped for 2^(k - 1) rounds."""
-        misses, resumes = self.misses.copy(), self.resumes.copy()
         for client in asked:
             if client in silent:
-                misses[client] += 1
-                resumes[client] = round + 1 + min(2 ** min(int(misses[client]) - 1, 32), LONGEST_SKIP)
+                self.misses[client] += 1
+                self.resumes[client] = round + 1 + min(2 ** min(int(self.misses[client]) - 1, 32), LONGEST_SKIP)
             else:
-                misses[client] = resumes[client] = 0
-        return dataclasses.replace(self, misses=misses, resumes=resumes)
+                self.misses[client] = self.resumes[client] = 0
 
 
 def ruined(
@@ -209,6 +211,6 @@ class Decisions:
         """Return whether a site that is left out for a round may take part again."""
         return self.readmitted.get(name, 0) >= left_out > 0
 
-    def counting(self, undone: Sequence[int]) -> list[int]:
+    def counting(self, undone: IntArray) -> list[int]:
         """Return the undone rounds since the operator's last look."""
-        return [round for round in undone if round > self.looked]
+        return [round for round in undone.tolist() if round > self.looked]

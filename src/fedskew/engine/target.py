@@ -22,7 +22,7 @@ from fedskew import labels
 from fedskew.data import Inputs
 from fedskew.engine._states import Named, ServerState, packed, unpacked
 from fedskew.errors import ArgumentError, RunError
-from fedskew.labels import EDGES, MixMethod, outcome_cells_of_logits
+from fedskew.labels import EDGES, MixMethod, outcome_cells
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -112,7 +112,7 @@ class Estimation:
 
     def outcomes(self, logits: FloatArray) -> IntArray:
         """Find the outcome cell of each sample."""
-        return outcome_cells_of_logits(logits, self.edges)
+        return outcome_cells(logits, self.edges, logits=True)
 
     def update(
         self, known: EstimatedMix, round: int, tables: Mapping[int, FloatArray | IntArray], cells: FloatArray | IntArray

@@ -162,7 +162,7 @@ class Adaptation:
         bins = len(EDGES) + 1
         # Cells are of calibrated probabilities, as a model that is never sure has all its samples in one bin.
         held, new = calibration.apply(ours), calibration.apply(theirs)
-        held_cells, cells = (outcome_cells(shares.argmax(axis=1), shares.max(axis=1)) for shares in (held, new))
+        held_cells, cells = (outcome_cells(shares) for shares in (held, new))
         tables = outcome_table(labels, held_cells, classes, bins)
         outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
         estimate = estimate_mix(tables, outcomes, method)

@@ -22,7 +22,7 @@ from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
 from fedskew.errors import ArgumentError, ConfigError, FedskewError
-from fedskew.experiment._given import with_names
+from fedskew.experiment._own import with_names
 from fedskew.experiment._sections import (
     ConditionsSection,
     DataSection,
@@ -59,9 +59,7 @@ class Origin:
     @classmethod
     def of_folder(cls, folder: Path) -> Origin | None:
         """Return the origin that a run folder names; None if it is none, or of a federation of real sites."""
-        for path in sorted(
-            path for pattern in ("", "seed-*/", "seed-*/*/") for path in folder.glob(f"{pattern}{IDENTITY}")
-        ):
+        for path in (folder / IDENTITY, *sorted(folder.glob(f"seed-*/{IDENTITY}"))):
             try:
                 return cls.of_notes(json.loads(path.read_text(encoding="utf-8")))
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -142,6 +140,17 @@ class Config(Section):
         if self.tune is None:
             return self
         return self.model_copy(update={"tune": None}).with_value(self.tune.key, value)
+
+    def parts(self) -> dict[str, Config]:
+        """Return the config of each single run by its folder's name in the run folder; "" where there is one alone."""
+        if self.tune is None and len(self.seeds) == 1:
+            return {"": self}
+        if self.tune is None:
+            return {f"seed-{seed}": self.for_seed(seed) for seed in self.seeds}
+        key, values = self.tune.key.rpartition(".")[2], self.tune.values
+        return {
+            f"seed-{seed}-{key}-{value}": self.for_seed(seed).tuned(value) for seed in self.seeds for value in values
+        }
 
     def with_method(self, preset: str) -> Config:
         """Return this config with another method, whose name is added to the config's own.

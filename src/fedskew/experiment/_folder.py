@@ -11,16 +11,14 @@
     summary.json        final figures, versions, machine, seconds
     report.html
 
-A folder of several seeds (or of several values that are tried) holds one such folder for each, and its own config,
-summary and report.
+A folder of several seeds holds one such folder for each (of values that are tried for each, `seed-0-ess-0.5`), and its
+own config, summary and report.
 
-The server's state is a tree of frozen dataclasses, named tuples, tensors, arrays and plain values, in one safetensors
-file: tensors and arrays become its tensors, plain values a JSON text in its header.
+A checkpoint is one safetensors file: the tensors of a `RunState`, and its numbers in the header.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tomllib
@@ -35,12 +33,13 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.engine import RoundRecord
-from fedskew.errors import ComponentError, FedskewError, RunError
+from fedskew.engine import RoundRecord, ServerState
+from fedskew.errors import FedskewError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import ANEW, Identity, Present
+from fedskew.experiment._identity import ANEW, Identity, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
+from fedskew.models import ModelState
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
 from fedskew.tables import json_text
@@ -75,6 +74,49 @@ class TaskInfo:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run between rounds, without its records; the contents of a checkpoint.
+
+    Attributes:
+        server: The server's state.
+        best: The best model by validation so far; the untrained one before the first validation.
+        best_score: Its score; -1 before the first validation.
+        best_round: Its round; -1 before the first validation.
+        stale: Validations since then.
+        clients: The round that each client's stored state is of, `(clients that took part, 2)`.
+    """
+
+    server: ServerState
+    best: ModelState
+    best_score: float
+    best_round: int
+    stale: int
+    clients: NDArray[np.int64]
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what is no tensor."""
+        return {
+            "round": self.server.round,
+            "best_score": self.best_score,
+            "best_round": self.best_round,
+            "stale": self.stale,
+        }
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return all tensors by name: the server's, and those of two more owners."""
+        whole = self.server.having("best", self.best._asdict())
+        return whole.having("clients", {"rounds": torch.from_numpy(self.clients)}).tensors
+
+    def restored(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> RunState:
+        """Return the state of which these are, whose tensors are named, and on the devices, as here."""
+        own = {name: numbers[name] for name in self.numbers()}
+        parts = {name: tensors[name].to(like.device) for name, like in self.tensors().items()}
+        whole = ServerState(own.pop("round"), parts)
+        best, clients = ModelState(**whole.of("best")), whole.of("clients")["rounds"].numpy()
+        return RunState(whole.having("best", {}).having("clients", {}), best, clients=clients, **own)
+
+
 class RunFolder:
     """The files of one seed's run.
 
@@ -93,19 +135,8 @@ class RunFolder:
         self._size = 0
         self._marks: dict[int, Mark] = {}
 
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a run that is finished; None while it isn't. RunError where it can't be read."""
-        path = self.path / "summary.json"
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise RunError(f"{path}: damaged ({error}); {ANEW}") from None
-
     def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
-        """Make the folder, or check that the run in it is of this config, code and data.
-
-        Nothing is written where the run is finished.
+        """Make the folder, or check that the run in it is of this code and data.
 
         Raises:
             RunError: There is a run already and it is not to be resumed, or it was made of something else; or the
@@ -115,9 +146,7 @@ class RunFolder:
         if not resume:
             check_empty(path)
         elif self._rounds.exists() and self._identity is not None:
-            self._check(config, self._identity)
-        if self.summary is not None:
-            return
+            self._check(self._identity)
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             if self._partition is not None:
@@ -137,7 +166,7 @@ class RunFolder:
             append(self._rounds, line)
         self._mark(record.round, line)
 
-    def resume(self, template: Any) -> tuple[Any, list[RoundRecord]] | None:
+    def resume(self, template: RunState) -> tuple[RunState, list[RoundRecord]] | None:
         """Read the checkpoint and the records up to it; what is later is removed, as it was cut short by a kill.
 
         Args:
@@ -152,7 +181,7 @@ class RunFolder:
         read = _load_checkpoint(self.path / CHECKPOINT, template)
         content = self._rounds.read_bytes() if self._rounds.exists() else b""
         if read is None:
-            if self.summary is not None or content.count(b"\n") > 1:  # the untrained model's, at most
+            if content.count(b"\n") > 1:  # the untrained model's, at most
                 raise RunError(
                     f"{self.path}: its checkpoint is missing, so it can't be gone on with; fedskew report shows what "
                     f"is there; {ANEW}"
@@ -169,47 +198,34 @@ class RunFolder:
         self._mark(records[-1].round, content[: mark.size])
         return state, records
 
-    def save_checkpoint(self, state: Any, round: int) -> None:
+    def save_checkpoint(self, state: RunState) -> None:
         """Replace the checkpoint by a state, of a round whose record has been added."""
-        tensors: dict[str, Tensor] = {}
-        values: dict[str, Any] = {}
-        _flatten("", state, tensors, values)
+        # safetensors writes no memory twice
+        tensors = {
+            name: part.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for name, part in state.tensors().items()
+        }
         path = self.path / CHECKPOINT
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        save_tensors(path, tensors, {"values": json.dumps(values), "records": json.dumps(self._marks[round])})
+        save_tensors(path, tensors, {"numbers": state.numbers(), "records": self._marks[state.server.round]})
 
     def save_model(self, name: str, tensors: Mapping[str, Tensor], info: ModelInfo) -> None:
         """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
-
-    def check_model(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Check that a model that was written is still this state dict; RunError if it is missing or another."""
-        there = self.read_model(name)
-        if there.keys() != tensors.keys() or not all(there[key].equal(value.cpu()) for key, value in tensors.items()):
-            raise RunError(f"{self.path / name}: is not the model of the checkpoint beside it; {ANEW}")
-
-    def read_model(self, name: str) -> dict[str, Tensor]:
-        """Read the state dict of a model that was written; RunError if it is missing or damaged."""
-        path = self.path / name
-        try:
-            return load_tensors(path)[0]
-        except RunError as error:
-            raise RunError(f"{path}: can't be read ({error}); {ANEW}") from None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, in plain values."""
         with writing(self.path / "summary.json"):
             write_text(self.path / "summary.json", json_text(summary))
 
-    def _check(self, config: Config, identity: Identity) -> None:
+    def _check(self, identity: Identity) -> None:
         """Raise RunError where the run in the folder was made of something else."""
-        found = Identity.read(self.path).changes(config, lambda: identity.content.checksum, Present())
+        found = Identity.read(self.path).changes(identity)
         stored = self.path / "partition.npz"
         if not found and self._partition is not None and Partition.load(stored).hash != self._partition.hash:
             found = [f"{stored} is not the partition that this config makes now"]
-        if found:
-            raise RunError(f"{self.path}: since this run, {' and '.join(found)}; {ANEW}, or write elsewhere with --out")
+        refuse_changes(self.path, found)
 
     def _mark(self, round: int, content: bytes) -> None:
         self._content.update(content)
@@ -219,9 +235,8 @@ class RunFolder:
     @staticmethod
     def notes(folder: Path, seed: int) -> list[str]:
         """Return the notes of a seed's run, from its run folder, of one seed or several."""
-        places = [folder / "task.json", *sorted((folder / f"seed-{seed}").rglob("task.json"))]
-        for path in places:
-            if path.exists():
+        for name in ("", f"seed-{seed}", f"seed-{seed}-*"):
+            for path in sorted(folder.glob(f"{name}/task.json" if name else "task.json")):
                 return list(json.loads(path.read_text(encoding="utf-8")).get("notes", []))
         return []
 
@@ -261,7 +276,7 @@ class RunFolder:
                     f"{path}: the run is not finished; go on with: fedskew run {path / 'config.toml'} --resume"
                 )
             parts = json.loads((path / "summary.json").read_text(encoding="utf-8"))["parts"]
-            return [run for part in parts for run in RunFolder.read_runs(path / part, label)]
+            return [_read_run(path / part, label) for part in parts]
         except FedskewError:
             raise
         except Exception as error:  # what is damaged can raise almost anything
@@ -329,14 +344,13 @@ def _check_content(path: Path, content: bytes, mark: Mark) -> None:
         raise RunError(f"{path}: {what} since its checkpoint was written; put the file back, or {ANEW}")
 
 
-def _load_checkpoint(path: Path, template: Any) -> tuple[Any, Mark] | None:
+def _load_checkpoint(path: Path, template: RunState) -> tuple[RunState, Mark] | None:
     """Read a checkpoint in the shape of a template, on its devices; None if there is none yet."""
     if not path.exists():
         return None
     try:
         tensors, notes = load_tensors(path)
-        state = _restore("", template, tensors, json.loads(notes["values"]))
-        return state, Mark(*json.loads(notes["records"]))
+        return template.restored(tensors, notes["numbers"]), Mark(*notes["records"])
     except (RunError, KeyError, ValueError, TypeError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise RunError(f"{path}: the checkpoint can't be read ({said}); {ANEW}") from None
@@ -347,51 +361,6 @@ def _mark_of(path: Path) -> Mark | None:
     if not path.exists():
         return None
     try:
-        return Mark(*json.loads(read_notes(path)["records"]))
+        return Mark(*read_notes(path)["records"])
     except (RunError, KeyError, ValueError, TypeError) as error:
         raise RunError(f"{path}: the checkpoint can't be read ({error})") from None
-
-
-def _flatten(name: str, value: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    elif isinstance(value, np.ndarray):
-        tensors[name] = torch.from_numpy(value.copy())  # safetensors writes no memory twice
-    elif (parts := _parts(value)) is not None:
-        for key, part in parts.items():
-            _flatten(f"{name}.{key}" if name else key, part, tensors, values)
-    elif _is_plain(value):
-        values[name] = value
-    else:
-        raise ComponentError(
-            f"{name} in the run's state is a {type(value).__name__} that can't be saved; what a component keeps "
-            "between rounds is a frozen dataclass of tensors, arrays and plain values, or None"
-        )
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether JSON holds it."""
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _restore(name: str, template: Any, tensors: dict[str, Tensor], values: dict[str, Any]) -> Any:
-    if isinstance(template, Tensor):
-        return tensors[name].to(template.device)
-    if isinstance(template, np.ndarray):
-        return tensors[name].numpy()
-    if (parts := _parts(template)) is not None:
-        made = {key: _restore(f"{name}.{key}" if name else key, part, tensors, values) for key, part in parts.items()}
-        return made if isinstance(template, dict) else type(template)(**made)
-    return values[name]
-
-
-def _parts(value: Any) -> dict[str, Any] | None:
-    """Return the named parts of a dataclass, a named tuple or a dict; None for a leaf."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        parts: dict[str, Any] = value._asdict()
-        return parts
-    return value if isinstance(value, dict) else None

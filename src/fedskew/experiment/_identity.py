@@ -11,37 +11,34 @@ in a sweep's table, only while both are the same.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
+from fedskew import components, data
 from fedskew.data import OWN, ByteImages, Dataset
-from fedskew.errors import RunError
+from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment._config import IDENTITY, Config, Origin
-from fedskew.experiment._sources import changed_sources, own_sources
+from fedskew.experiment._own import changed_sources, own_sources
 from fedskew.files import write_text, writing
-from fedskew.own_code import CODE
-
-ANEW = "start over with --fresh, which keeps the old folder"
-"""What a message about a run that can't be gone on with advises."""
+from fedskew.own_code import CODE, names_in
+from fedskew.randomness import Purpose, generator
 
 _ROWS = 256
 """How many rows stand for the inputs of a data set that is read from files batch by batch."""
-
-
-@cache  # of the code that this process runs; read from a file
-def _version() -> str:
-    return version("fedskew")
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Content:
     """The content of a run's data.
 
     Attributes:
-        checksum: Checksum of the data set.
+        checksum: Checksum of the data set, and of what else is read from files.
         files: Size and time of the user's files that the data were read from, by path; while these are the same, so are
             the data. None where it isn't known which files these are.
     """
@@ -58,28 +55,185 @@ class Content:
     files: Mapping[str, str] | None
 
 
-class Present:
-    """Code and data as they are now; what several configs name is read once."""
+@dataclass
+class Loaded:
+    """A data set that was loaded, what it is of, and the user's files as they were before they were read."""
 
-    def __init__(self) -> None:
-        self._sources: dict[str, dict[str, str]] = {}
-        self._files: dict[str, dict[str, str] | None] = {}
+    key: str
+    files: Mapping[str, str] | None
+    dataset: Dataset
 
-    def sources(self, config: Config) -> Mapping[str, str]:
-        """Return the source of a config's own components (see `own_sources`)."""
-        tree = config.tree()
-        key = json.dumps(_names(tree))
-        if key not in self._sources:
-            self._sources[key] = own_sources(tree)
-        return self._sources[key]
+    @cached_property
+    def checksum(self) -> str:
+        """Checksum of the content; of inputs that are read from files batch by batch, shape and 256 rows count."""
+        found = xxhash.xxh3_128()
+        for field in dataclasses.fields(self.dataset):
+            value = getattr(self.dataset, field.name)
+            found.update(f"{field.name}:".encode())
+            if type(value) is ByteImages:  # in memory, unlike those of its subclasses
+                value = value.pixels
+            if field.name in ("inputs", "test_inputs") and not isinstance(value, Tensor):
+                found.update(str(tuple(value.shape)).encode())
+                value = value.index_select(0, torch.linspace(0, len(value) - 1, min(_ROWS, len(value))).long())
+            if isinstance(value, Tensor):
+                value = value.detach().cpu().contiguous().numpy()
+            if isinstance(value, np.ndarray):
+                found.update(f"{value.dtype}{value.shape}".encode())
+                found.update(np.ascontiguousarray(value).data)
+            else:
+                found.update(repr(value).encode())
+        return str(found.hexdigest())
 
-    def files(self, config: Config) -> Mapping[str, str] | None:
-        """Return size and time of the user's files that a config's data are read from (see `Content`)."""
-        tree = config.tree()
-        key = json.dumps([tree["data"], tree["partition"], tree["target"], str(config.origin)])
-        if key not in self._files:
-            self._files[key] = files_of(config)
-        return self._files[key]
+    def content(self, config: Config) -> Content:
+        """Return the content of the data of a run, the partition's file and unlabelled samples included."""
+        checksum = self.checksum
+        if places := _beside(config):
+            found = xxhash.xxh3_128(checksum.encode())
+            for place in places:
+                for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                    if file.is_file():
+                        found.update(f"{file.relative_to(place)}:".encode())
+                        found.update(file.read_bytes())
+            checksum = str(found.hexdigest())
+        return Content(checksum, None if self.files is None else {**self.files, **_listed(places)})
+
+
+_kept: ContextVar[list[Loaded] | None] = ContextVar("_kept", default=None)
+"""The data set that was loaded last, for the next run that needs the same one; None: nothing is kept."""
+
+
+@contextmanager
+def shared_data() -> Iterator[None]:
+    """Keep the data set that was loaded last while the block runs, for the next that needs the same one."""
+    token = _kept.set([] if (kept := _kept.get()) is None else kept)
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def keep_data() -> None:
+    """Keep the data set that was loaded last from now on, in a process that only works through runs."""
+    if _kept.get() is None:
+        _kept.set([])
+
+
+def data_seed(config: Config, seed: int) -> int:
+    """Return the seed of data set and partition: the config's `partition.seed`, else that of the run."""
+    return seed if config.partition.seed is None else config.partition.seed
+
+
+def loaded(config: Config, seed: int) -> Loaded:
+    """Load the data set of a config with a seed (see `data_seed`)."""
+    kept, key = _kept.get(), _key(config, seed)
+    if kept and kept[0].key == key:
+        return kept[0]
+    if kept:
+        kept.clear()  # only one in memory
+    found = Loaded(key, _own_files(config), _load(config, seed))  # files as they are before: a change meanwhile shows
+    if kept is not None:
+        kept.append(found)
+    return found
+
+
+def load_dataset(config: Config, seed: int) -> Dataset:
+    """Load the data set of a config, with a seed for those that are drawn at random (see `data_seed`).
+
+    Raises:
+        DataError: The data can't be loaded.
+        ConfigError: The config names no such data set, or a function that returns no `data.Dataset`.
+    """
+    return loaded(config, seed).dataset
+
+
+def files_of(config: Config) -> dict[str, str] | None:
+    """Return size and time of the user's files that a config's data are read from (see `Content`)."""
+    own = _own_files(config)
+    return None if own is None else own | _listed(_beside(config))
+
+
+def _own_files(config: Config) -> dict[str, str] | None:
+    """Return size and time of the user's files that the data set is read from; None where these are not known."""
+    if ":" in config.data.name:
+        return None
+    root = config.data.root or os.environ.get("FEDSKEW_DATA")
+    if config.data.name not in OWN or root is None:  # fedskew's, or published: their reader checks
+        return {}
+    place = Path(config.place(root)).expanduser().absolute()
+    test = config.data.parameters.get("test")
+    return _listed([place, *([place.parent / str(test)] if test else [])])
+
+
+def _beside(config: Config) -> list[Path]:
+    """Return the partition's file and the target's unlabelled samples, where a config names these."""
+    own = [config.partition.parameters["path"]] if config.partition.rule == "file" else []
+    if config.target.is_estimated and isinstance(config.target.unlabelled, str):
+        own.append(config.target.unlabelled)
+    return [Path(config.place(path)).expanduser().absolute() for path in own]
+
+
+def _listed(paths: list[Path]) -> dict[str, str]:
+    """Return size and time of each file, or a checksum of those of all files below a folder."""
+    found = {}
+    for path in paths:
+        try:
+            about = path.stat()
+            found[str(path)] = f"{about.st_size} {about.st_mtime_ns}" if not path.is_dir() else _times(path)
+        except OSError as error:
+            found[str(path)] = str(error.strerror)
+    return found
+
+
+def _times(path: Path) -> str:
+    found = xxhash.xxh3_128()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        for name in sorted(files):
+            about = os.stat(os.path.join(folder, name))
+            found.update(f"{os.path.relpath(folder, path)}/{name} {about.st_size} {about.st_mtime_ns}\n".encode())
+    return str(found.hexdigest())
+
+
+def _key(config: Config, seed: int) -> str:
+    """Everything that a data set depends on, as one text."""
+    name = config.data.name
+    drawn = ":" in name or name not in data.INDEX or "rng" in inspect.signature(data.INDEX[name]).parameters
+    places = [config.data.root, str(config.origin), os.environ.get("FEDSKEW_DATA"), os.getcwd()]
+    return json.dumps([name, config.data.parameters, *places, seed if drawn else None])
+
+
+def _load(config: Config, seed: int) -> Dataset:
+    load = components.find(data.INDEX, config.data.name, "data.name")
+    options, rng = config.data.parameters, generator(seed, Purpose.DATA)
+    if ":" not in config.data.name:
+        try:
+            return data.load(config.data.name, _data_root(config), rng=rng, **options)
+        except ArgumentError as error:
+            raise ConfigError(f"data.{error}") from None
+    dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
+    if not isinstance(dataset, Dataset):
+        raise ConfigError(
+            f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"
+        )
+    return dataset
+
+
+def _data_root(config: Config) -> str | None:
+    if config.data.root is not None:
+        return config.place(config.data.root)
+    recorded = None if config.origin is None else config.origin.data
+    return None if recorded is None or os.environ.get("FEDSKEW_DATA") else str(recorded)
+
+
+T = TypeVar("T")
+
+ANEW = "start over with --fresh, which keeps the old folder"
+"""What a message about a run that can't be gone on with advises."""
+
+
+@cache  # of the code that this process runs; read from a file
+def _version() -> str:
+    return version("fedskew")
 
 
 @dataclass(frozen=True)
@@ -103,21 +257,14 @@ class Identity:
         """Return the identity that a run of this config has now, whose data are loaded."""
         return cls(_version(), own_sources(config.tree()), content, _origin(config))
 
-    def changes(self, config: Config, data: Callable[[], str], present: Present) -> list[str]:
-        """List what has changed since, in words; empty if nothing has.
-
-        Args:
-            config: The run's config.
-            data: Computes the checksum of the data now; called only where that may have changed.
-            present: What there is now.
-        """
+    def changes(self, now: Identity) -> list[str]:
+        """List what has changed since, in words; empty if nothing has."""
         found = []
-        if (now := _version()) != self.version:
-            found.append(f"fedskew was {self.version} and is {now}")
-        if code := changed_sources(self.sources, present.sources(config)):
+        if now.version != self.version:
+            found.append(f"fedskew was {self.version} and is {now.version}")
+        if code := changed_sources(self.sources, now.sources):
             found.append(f"your code changed ({', '.join(code)})")
-        before = self.content
-        if (before.files is None or before.files != present.files(config)) and data() != before.checksum:
+        if now.content.checksum != self.content.checksum:
             found.append("your data changed")
         return found
 
@@ -155,13 +302,54 @@ class Identity:
             raise RunError(f"{folder / IDENTITY}: damaged ({type(error).__name__}: {error}); {ANEW}") from None
 
 
-def changed_since(folder: Path, config: Config, data: Callable[[], str], present: Present) -> list[str]:
-    """List what has changed since the runs in a seed's folder were made, in words (see `Identity.changes`)."""
-    try:  # one for each `rounds.jsonl`, of which there are several where a key is tuned
-        made = [Identity.read(path.parent) for path in sorted(folder.rglob("rounds.jsonl"))]
-    except RunError as error:
-        return [str(error).partition(";")[0]]
-    return list(dict.fromkeys(change for each in made for change in each.changes(config, data, present)))
+class Present:
+    """Code and data as they are now, to be compared with those of runs; what several configs name is read once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Any] = {}
+
+    def changes(self, folder: Path, config: Config) -> list[str]:
+        """List what has changed since the runs in a config's run folder were made, in words, each once.
+
+        The config's components have been imported.
+        """
+        found: dict[str, None] = {}
+        for name, part in config.parts().items():
+            if (folder / name / "rounds.jsonl").exists():
+                try:
+                    before = Identity.read(folder / name)
+                except RunError as error:
+                    return [str(error).partition(";")[0]]
+                now = Identity(_version(), self._sources(part), self._content(part, before.content), before.origin)
+                found |= dict.fromkeys(before.changes(now))
+        return list(found)
+
+    def _sources(self, config: Config) -> Mapping[str, str]:
+        tree = config.tree()
+        return self._once(lambda: own_sources(tree), names_in(tree))
+
+    def _content(self, config: Config, before: Content) -> Content:
+        """Return the content of a config's data; that of before while the files are those of before."""
+        tree = config.tree()
+        parts = [tree["data"], tree["partition"], tree["target"], str(config.origin)]
+        files = self._once(lambda: files_of(config), parts)
+        if files is not None and files == before.files:
+            return before
+        seed = data_seed(config, config.seeds[0])
+        return self._once(lambda: loaded(config, seed).content(config), [*parts, seed])
+
+    def _once(self, make: Callable[[], T], parts: Any) -> T:
+        key = json.dumps(parts)
+        if key not in self._seen:
+            self._seen[key] = make()
+        found: T = self._seen[key]
+        return found
+
+
+def refuse_changes(folder: Path, changes: Sequence[str]) -> None:
+    """Raise RunError where something has changed since the run in a folder was made."""
+    if changes:
+        raise RunError(f"{folder}: since this run, {' and '.join(changes)}; {ANEW}, or write elsewhere with --out")
 
 
 def set_aside(folder: Path) -> Path | None:
@@ -178,93 +366,12 @@ def set_aside(folder: Path) -> Path | None:
     return place
 
 
-def checksum(config: Config, dataset: Dataset) -> str:
-    """Checksum of a data set's content, and of the partition's file and unlabelled samples that the config names.
-
-    Of inputs that are read batch by batch from files, shape and 256 rows count, evenly spread.
-    """
-    found = xxhash.xxh3_128()
-    if config.partition.rule == "file":
-        found.update(Path(config.place(config.partition.parameters["path"])).read_bytes())
-    if (own := own_target(config)) is not None:
-        for file in sorted(own.rglob("*")) if own.is_dir() else [own]:
-            if file.is_file():
-                found.update(f"{file.relative_to(own)}:".encode())
-                found.update(file.read_bytes())
-    for field in dataclasses.fields(dataset):
-        value = getattr(dataset, field.name)
-        found.update(f"{field.name}:".encode())
-        if type(value) is ByteImages:  # in memory, unlike those of its subclasses
-            value = value.pixels
-        if field.name in ("inputs", "test_inputs") and not isinstance(value, Tensor):
-            found.update(str(tuple(value.shape)).encode())
-            value = value.index_select(0, torch.linspace(0, len(value) - 1, min(_ROWS, len(value))).long())
-        if isinstance(value, Tensor):
-            value = value.detach().cpu().contiguous().numpy()
-        if isinstance(value, np.ndarray):
-            found.update(f"{value.dtype}{value.shape}".encode())
-            found.update(np.ascontiguousarray(value).data)
-        else:
-            found.update(repr(value).encode())
-    return str(found.hexdigest())
-
-
-def files_of(config: Config) -> dict[str, str] | None:
-    """Return size and time of the user's files that a config's data are read from (see `Content`)."""
-    if ":" in config.data.name:
-        return None
-    paths = []
-    root = config.data.root or os.environ.get("FEDSKEW_DATA")
-    if config.data.name in OWN and root is not None:  # others are fedskew's, or published: their reader checks
-        paths.append(place := Path(config.place(root)).expanduser().absolute())
-        if test := config.data.parameters.get("test"):
-            paths.append(place.parent / str(test))
-    if config.partition.rule == "file":
-        paths.append(Path(config.place(config.partition.parameters["path"])).absolute())
-    if (own := own_target(config)) is not None:
-        paths.append(own)
-    return {str(path): _listed(path) for path in paths}
-
-
-def own_target(config: Config) -> Path | None:
-    """Return where the target's unlabelled samples are, if these are the user's own."""
-    given = config.target.unlabelled
-    own = config.target.is_estimated and isinstance(given, str)
-    return Path(config.place(str(given))).expanduser().absolute() if own else None
-
-
 def _within(folder: Path, name: str) -> Path:
     """Return a file of a folder; ValueError if its name leads out of it."""
     path = (folder / name).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise ValueError(f"{name!r} is outside {CODE}/")
     return path
-
-
-def _names(tree: Any) -> list[str]:
-    """Return every text of a config that may name something of the user's own."""
-    if isinstance(tree, Mapping):
-        return [name for part in tree.values() for name in _names(part)]
-    if isinstance(tree, list | tuple):
-        return [name for part in tree for name in _names(part)]
-    return [tree] if isinstance(tree, str) and ":" in tree else []
-
-
-def _listed(path: Path) -> str:
-    """Size and time of a file, or a checksum of those of all files below a folder."""
-    try:
-        if not path.is_dir():
-            about = path.stat()
-            return f"{about.st_size} {about.st_mtime_ns}"
-        found = xxhash.xxh3_128()
-        for folder, folders, files in os.walk(path):
-            folders.sort()
-            for name in sorted(files):
-                about = os.stat(os.path.join(folder, name))
-                found.update(f"{os.path.relpath(folder, path)}/{name} {about.st_size} {about.st_mtime_ns}\n".encode())
-        return str(found.hexdigest())
-    except OSError as error:
-        return str(error.strerror)
 
 
 def _origin(config: Config) -> Origin:

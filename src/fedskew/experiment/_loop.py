@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fedskew import engine, methods, torchrun
@@ -19,10 +18,10 @@ from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._folder import FINISHED, RunFolder, TaskInfo, check_summary
+from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.experiment._summary import headline, summarise, surroundings
-from fedskew.experiment._trackers import Tracker, make_trackers
+from fedskew.experiment._progress import TRACKERS, Tracker
+from fedskew.experiment._summary import summarise, surroundings
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
 
@@ -57,27 +56,6 @@ class Watch(Protocol):
 
     def check(self, server: Any, /) -> None:
         """Raise RunError where the run must not go on from a state, which is saved."""
-
-
-@dataclass(frozen=True)
-class RunState:
-    """The state of a run between rounds, without its records; the contents of a checkpoint.
-
-    Attributes:
-        server: The server's state.
-        best: The best model by validation so far; the untrained one before the first validation.
-        best_score: Its score; -1 before the first validation.
-        best_round: Its round; -1 before the first validation.
-        stale: Validations since then.
-        clients: The round that each client's stored state is of, `(clients that took part, 2)`.
-    """
-
-    server: engine.ServerState
-    best: ModelState
-    best_score: float
-    best_round: int
-    stale: int
-    clients: NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -121,7 +99,6 @@ class TrainingLoop:
     finished: ModelState | None = field(default=None, init=False)
     _progress: Progress | None = field(default=None, init=False)
     _trackers: list[Tracker] = field(default_factory=list, init=False)
-    _summary: dict[str, Any] | None = field(default=None, init=False)  # of a run that was finished before
     _state: RunState = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,12 +140,11 @@ class TrainingLoop:
         else:
             self._state, self.records = found
             self.clients.restore(self._state.clients)
-            self._summary = self._finished_before()
         if progress is not None:
             for record in self.records:
                 progress(record.to_dict())
-        if self.folder is not None and self._summary is None:
-            self._trackers = make_trackers(self.config.output.trackers, self.folder.path)
+        if self.folder is not None:
+            self._trackers = [TRACKERS[name](self.folder.path) for name in self.config.output.trackers]
         for tracker in self._trackers:
             tracker.start(self.config.tree())
         self._check()
@@ -190,21 +166,13 @@ class TrainingLoop:
         Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
         """
         if self.folder is not None and self.clients.newest <= self.server.round:
-            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save()), self.server.round)
+            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save()))
             self.clients.drop_stale()
 
     def finish(self) -> SeedRun:
-        """Write the summary and the models; the final one is then in `model`. A finished run is only read."""
+        """Write the summary and the models; the final one is then in `model`."""
         state, folder = self._state, self.folder
         self._hold_final()  # first: the best of a head goes with the encoders that this puts in place
-        if self._summary is not None:
-            assert folder is not None, "only a folder's run was finished before"
-            folder.check_model("model.safetensors", self.model.state_dict())
-            if self.finisher is not None and "failed" not in self._summary["finished"]:
-                with self._kept():
-                    self.model.load_state_dict(folder.read_model(FINISHED))
-                    self.finished = self.model.read_state()
-            return self._run(self._summary | headline(self._summary, self.config.evaluation.summary))
         best_round = state.best_round if state.best_round >= 0 else None
         summary = summarise(self.records, best_round, self.config.evaluation.summary)
         summary |= surroundings(self.config.engine.threads, self.model.vector.device)
@@ -287,19 +255,8 @@ class TrainingLoop:
             summary=summary,
         )
 
-    def _finished_before(self) -> dict[str, Any] | None:
-        """Return the summary of a folder whose run is finished, which must be of the records and the checkpoint."""
-        assert self.folder is not None, "only a folder is resumed"
-        summary = self.folder.summary
-        if summary is not None:
-            path = self.folder.path / "summary.json"
-            check_summary(path, summary, self.records)
-            if not self.is_over:
-                raise RunError(f"{path}: of a finished run, and the checkpoint is of round {self.server.round}")
-        return summary
-
     def _check(self) -> None:
-        if self.watch is not None and self._summary is None:
+        if self.watch is not None:
             self.watch.check(self.server)
 
     def _evaluated(self, state: RunState, record: engine.RoundRecord) -> RunState:

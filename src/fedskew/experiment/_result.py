@@ -12,10 +12,10 @@ import numpy as np
 from torch import nn
 
 from fedskew import report
-from fedskew.engine import Evaluation, RoundRecord
+from fedskew.engine import RoundRecord
 from fedskew.errors import ArgumentError, MissingPackageError, nearest
 from fedskew.experiment._config import Config
-from fedskew.experiment._summary import FIGURES, figures, over_seeds
+from fedskew.experiment._summary import FIGURES, numbers, over_seeds
 from fedskew.report import SeedRun
 from fedskew.tables import Spread, counted
 
@@ -57,22 +57,16 @@ class Result:
         """The records of all seeds as plain dicts, like the lines of `rounds.jsonl` (see `engine.RoundRecord`)."""
         return [record.to_dict() for run in self.runs for record in run.rounds]
 
-    def headline(self) -> dict[str, Spread]:
+    def headline(self, of: str | None = None) -> dict[str, Spread]:
         """Return the figures that a reader looks for first, as shares over the seeds.
 
-        They are accuracy, worst class and, with a target, accuracy on its mix, of what `evaluation.summary` names.
+        They are accuracy, worst class and, with a target, accuracy on its mix.
+
+        Args:
+            of: "final": of the last round's model alone; "finished": of the finished model, empty where there is none;
+                None: of what `evaluation.summary` names.
         """
-        return self._headline(SeedRun.MOMENTS[self.config.evaluation.summary])
-
-    def last_round(self) -> dict[str, Spread]:
-        """Return the same figures of the last round's model alone, as it was trained."""
-        return self._headline("final")
-
-    def after_finish(self) -> dict[str, Spread]:
-        """Return the same figures of the finished model; empty where the method has no finish."""
-        return self._headline("finished")
-
-    def _headline(self, kind: str) -> dict[str, Spread]:
+        kind = of or SeedRun.MOMENTS[self.config.evaluation.summary]
         found = over_seeds([run.summary for run in self.runs]).get(kind) or {}
         return {
             heading: Spread(**found[name])
@@ -90,7 +84,7 @@ class Result:
         It needs pandas.
         """
         rows = [
-            {"run": self.config.name, "seed": record.seed, **_numbers(record)}
+            {"run": self.config.name, "seed": run.seed, "round": record.round, **numbers(record)}
             for run in self.runs
             for record in run.rounds
         ]
@@ -197,7 +191,7 @@ class Result:
                 name.removeprefix("evaluation.")
                 for run in self.runs
                 for record in run.rounds
-                for name in _numbers(record)
+                for name in numbers(record)
             }
             raise ArgumentError(f"figure: no round has {figure!r}{nearest(figure, known)}")
         if ax is None:
@@ -216,12 +210,9 @@ class Result:
 
     def __repr__(self) -> str:
         found = [f"{heading} {value.text(scale=100)} %" for heading, value in self.headline().items()]
-        basis = (
-            [f"{SeedRun.headline_in_words(self.runs)}, {counted(len(self.runs), 'seed')}"]
-            if found
-            else [counted(len(self.runs), "seed")]
-        )
-        after = [f"{heading} {value.text(scale=100)} %" for heading, value in self.after_finish().items()]
+        of = f"{SeedRun.headline_in_words(self.runs)}, " if found else ""
+        basis = [f"{of}{counted(len(self.runs), 'seed')}"]
+        after = [f"{heading} {value.text(scale=100)} %" for heading, value in self.headline("finished").items()]
         if after:
             basis.append(f"after {self.config.method['finish']['name']}: {', '.join(after)}")
         where = [] if self.folder is None else [str(self.folder)]
@@ -232,7 +223,7 @@ class Result:
         first = self.runs[0]
         after = {
             f"{heading} after {self.config.method['finish']['name']}": value
-            for heading, value in self.after_finish().items()
+            for heading, value in self.headline("finished").items()
         }
         cells = "".join(
             f"<tr><th style='text-align: left'>{heading}</th><td>{value.text(scale=100)} %</td></tr>"
@@ -250,26 +241,12 @@ class Result:
         return f"<div><b>{escape(self.config.name)}</b><table>{cells}</table>{notes}</div>"
 
 
-def _numbers(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers of a record, and of its evaluations with `evaluation.` and `validation.` before their names.
-
-    NaN where undefined.
-    """
-    found = record.numbers() | {"diverged": len(record.diverged)}
-    parts: dict[str, Evaluation | None] = {"evaluation": record.evaluation, "validation": record.validation}
-    for name, part in parts.items():
-        if part is not None:
-            found |= {f"{name}.{key}": value for key, value in figures(part).items()}
-    return {name: math.nan if value is None else value for name, value in found.items()}
-
-
 def _series(run: SeedRun, figure: str) -> dict[int, float]:
     """Return a number by round; `loss` is the one on the test set, as in a summary."""
     points = {}
     for record in run.rounds:
-        numbers = _numbers(record)
-        value = numbers.get(f"evaluation.{figure}") if figure in FIGURES else numbers.get(figure)
-        if value is not None and not math.isnan(value):
+        value = numbers(record).get(f"evaluation.{figure}" if figure in FIGURES else figure, math.nan)
+        if not math.isnan(value):
             points[record.round] = float(value)
     return points
 

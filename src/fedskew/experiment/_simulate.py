@@ -7,6 +7,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,21 +21,18 @@ from fedskew.engine.cohort import run_round_together
 from fedskew.engine.workers import from_the_first
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, read, resolve
-from fedskew.experiment._dataset import shared_data
-from fedskew.experiment._folder import check_empty, is_begun
-from fedskew.experiment._identity import set_aside
+from fedskew.experiment._folder import FINISHED, RunFolder, check_empty, is_begun
+from fedskew.experiment._identity import Present, refuse_changes, set_aside, shared_data
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result
 from fedskew.experiment._sections import OutputSection
 from fedskew.experiment._setup import make_training_loop, try_out
-from fedskew.experiment._summary import over_seeds
+from fedskew.experiment._summary import headline, over_seeds
+from fedskew.experiment._trained import load
 from fedskew.files import locked, write_text, writing
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import counted, flatten, json_text
-
-Trained = tuple[SeedRun, nn.Module, nn.Module | None]
-"""A run, the network with its final model, and the one with its finished model, if its method has a finish."""
 
 DIFFERENCES = 3
 """How many are shown of the nearest run, where there is none to go on with."""
@@ -193,37 +191,84 @@ def run_config(
 
 
 def _try_out(config: Config, folder: Path) -> None:
-    """Set up a config's first seed, and the first value that is tried, without writing."""
-    first = config if config.tune is None else config.tuned(config.tune.values[0])
-    try_out(first, config.seeds[0], folder.with_name(f"{folder.name}.new"))
+    """Set up a config's first run without writing."""
+    first = next(iter(config.parts().values()))
+    try_out(first, first.seeds[0], folder.with_name(f"{folder.name}.new"))
 
 
 def _simulate(
     resolved: Config, folder: Path | None, resume: bool, progress: Progress | None, scripts: Path | None
 ) -> Result:
-    trained: list[Trained] = []
-    single = len(resolved.seeds) == 1 and resolved.tune is None
+    best: dict[int, tuple[float, str, SeedRun]] = {}
+    scores: dict[str, float] = {}
+    model, finished = None, None
+    single = list(resolved.parts()) == [""]
     with _of_this_rank(resolved, folder, resume) as (own, place):
-        parts = {seed: place if single or place is None else place / f"seed-{seed}" for seed in own.seeds}
         begin = partial(_begin_whole, resolved, None if single else place)
-        if own.engine.seeds_together and not torchrun.launched():
-            loops = [make_training_loop(own, seed, part) for seed, part in parts.items()]
-            begin()
-            runs = run_in_step(loops, _rounds_together, resume, progress)
-            trained = [(run, loops[0].model.module, loops[0].finished_network()) for run in runs]
-        else:
-            for seed, part in parts.items():
-                found = _run_seed(own, seed, part, resume, progress, begin)
-                trained.append(found if not trained else (found[0], *trained[0][1:]))  # one network is kept
-    runs = [run for run, _, _ in trained]
-    _, model, finished = trained[0]
+        for name, run, *networks in _trained(own, place, begin, resume, progress):
+            scores[name] = max((record.validation.score for record in run.rounds if record.validation), default=-1.0)
+            if run.seed not in best or scores[name] > best[run.seed][0]:
+                best[run.seed] = scores[name], name, run
+                if run.seed == resolved.seeds[0]:  # one network is kept
+                    model, finished = networks
+            del networks
+    assert model is not None, "there are seeds and values"
+    runs = [run for _, _, run in best.values()]
     summary = runs[0].summary if single else over_seeds([run.summary for run in runs])
     result = Result(resolved, tuple(runs), model, summary, folder, finished)
     if folder is not None and torchrun.rank() == 0 and not (resume and is_finished(folder)):
         if not single:
-            _write_whole(folder, resolved, summary | {"parts": [f"seed-{seed}" for seed in resolved.seeds]})
+            parts = {"parts": [name for _, name, _ in best.values()]}
+            with writing(folder):
+                tried = {} if resolved.tune is None else {"validation": scores}
+                resolved.write(folder / "config.toml")
+                write_text(folder / "summary.json", json_text(summary | parts | tried))
         write_report(runs, folder / "report.html", resolved.name, scripts=scripts)
     return result
+
+
+def _trained(
+    config: Config, folder: Path | None, begin: Callable[[], None], resume: bool, progress: Progress | None
+) -> Iterator[tuple[str, SeedRun, nn.Module, nn.Module | None]]:
+    """Train every seed and value of a config; yield name, run, model and finished model of each part.
+
+    A part that is finished is only read. `begin` is called when a part is set up, before it is trained.
+    """
+    parts = config.parts()
+    places = {name: None if folder is None else folder / name for name in parts}
+    done = {name: place for name, place in places.items() if resume and place and (place / "summary.json").exists()}
+    left = {name: part for name, part in parts.items() if name not in done}
+    together: Iterator[tuple[TrainingLoop, SeedRun]] = iter(())
+    if left and config.engine.seeds_together and not torchrun.launched():
+        loops = [make_training_loop(part, part.seeds[0], places[name]) for name, part in left.items()]
+        begin()
+        together = zip(loops, run_in_step(loops, _rounds_together, resume, progress), strict=True)
+    for name, part in parts.items():
+        if name in done:
+            yield name, *_read_finished(part, done[name], progress)
+            continue
+        if (trained := next(together, None)) is None:
+            loop = make_training_loop(part, part.seeds[0], places[name])
+            begin()
+            trained = loop, loop.run(resume, progress)
+        loop, run = trained
+        yield name, run, loop.model.module, loop.finished_network()
+        del loop, trained  # before the next is made
+
+
+def _read_finished(
+    config: Config, folder: Path, progress: Progress | None
+) -> tuple[SeedRun, nn.Module, nn.Module | None]:
+    """Read a run that is finished, which must be of the code and data that there are now."""
+    refuse_changes(folder, Present().changes(folder, config))
+    (run,) = RunFolder.read_runs(folder)
+    if progress is not None:
+        for record in run.rounds:
+            progress(record.to_dict())
+    summary = run.summary | headline(run.summary, config.evaluation.summary)
+    run = replace(run, label=config.name, config=config.tree(), summary=summary)
+    finished = load(folder, finished=True).network if (folder / FINISHED).exists() else None
+    return run, load(folder).network, finished
 
 
 def run_folder(config: Config, out: Path) -> Path:
@@ -244,55 +289,12 @@ def _resolve(config: Config | Mapping[str, Any] | str | Path | None, tables: Map
     return resolve({**(config or {}), **tables})
 
 
-def _run_seed(
-    config: Config,
-    seed: int,
-    folder: Path | None,
-    resume: bool,
-    progress: Progress | None,
-    begin: Callable[[], None],
-) -> Trained:
-    """Run one seed; where a key is tuned, run every value and choose the one with the best validation score.
-
-    `begin` is called when all is set up, before anything is trained.
-    """
-
-    def run(config: Config, folder: Path | None) -> Trained:
-        loop = make_training_loop(config, seed, folder)
-        begin()
-        return loop.run(resume, progress), loop.model.module, loop.finished_network()
-
-    if config.tune is None:
-        return run(config, folder)
-    scores: dict[str, float] = {}
-    best: tuple[str, Trained] | None = None
-    for value in config.tune.values:
-        name = f"{config.tune.key.rpartition('.')[2]}-{value}"
-        trained = run(config.tuned(value), None if folder is None else folder / name)
-        scores[name] = max(record.validation.score for record in trained[0].rounds if record.validation is not None)
-        if best is None or scores[name] > scores[best[0]]:
-            best = name, trained
-        del trained  # only the best is kept
-    assert best is not None, "there are values"
-    if folder is not None and not (folder / "summary.json").exists():
-        notes = {"parts": [best[0]], "validation": scores, "chosen": best[0]}
-        _write_whole(folder, config.for_seed(seed), notes)
-    return best[1]
-
-
 def _begin_whole(config: Config, folder: Path | None) -> None:
     """Write the config of a folder that is going to hold several runs, so that it can be gone on with."""
     if folder is not None and not (folder / "config.toml").exists():
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             config.write(folder / "config.toml")
-
-
-def _write_whole(folder: Path, config: Config, summary: Mapping[str, Any]) -> None:
-    """Write the config and the summary of a folder that holds several runs."""
-    with writing(folder):
-        config.write(folder / "config.toml")
-        write_text(folder / "summary.json", json_text(summary))
 
 
 @contextmanager

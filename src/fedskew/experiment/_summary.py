@@ -30,6 +30,19 @@ def figures(evaluation: Evaluation) -> dict[str, float | None]:
     return {name: getattr(evaluation, name) for name in FIGURES}
 
 
+def numbers(record: RoundRecord) -> dict[str, float]:
+    """Return the numbers of a record, and of its evaluations as `evaluation.accuracy` and `validation.accuracy`.
+
+    NaN where one is undefined.
+    """
+    found = record.numbers() | {"diverged": len(record.diverged)}
+    del found["seed"], found["round"]
+    for name, part in (("evaluation", record.evaluation), ("validation", record.validation)):
+        if part is not None:
+            found |= {f"{name}.{key}": value for key, value in figures(part).items()}
+    return {name: math.nan if value is None else value for name, value in found.items()}
+
+
 def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: str) -> dict[str, Any]:
     """Summarise a run's records.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -17,10 +17,9 @@ from fedskew import executors
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
 from fedskew.executors import cores
 from fedskew.experiment._config import Config, resolve
-from fedskew.experiment._dataset import content_of, data_seed, keep_data, load_dataset, shared_data
 from fedskew.experiment._folder import RunFolder
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._identity import Present, changed_since, set_aside
+from fedskew.experiment._identity import Present, keep_data, set_aside, shared_data
 from fedskew.experiment._setup import choose_device, try_out
 from fedskew.experiment._simulate import is_finished, run_config, run_folder
 from fedskew.experiment._sweep_tables import SweepResult, refused_cells
@@ -279,18 +278,8 @@ def _set_aside(jobs: Sequence[Job], out: Path) -> list[Path]:
 
 def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job, list[str]]]:
     """Return the runs in the folders that were made of something else than now (or are damaged), and what changed."""
-    checksums: dict[str, str] = {}
     present = Present()
-
-    def data_of(job: Job) -> str:
-        tree = job.config.tree()
-        seed = data_seed(job.config, job.seed)
-        key = json.dumps([tree["data"], tree["partition"], seed])
-        if key not in checksums:
-            checksums[key] = content_of(job.config, load_dataset(job.config, seed)).checksum
-        return checksums[key]
-
-    found = [(job, changed_since(job.folder(out), job.config, partial(data_of, job), present)) for job in jobs]
+    found = [(job, present.changes(job.folder(out), job.config)) for job in jobs]
     return [(job, changes) for job, changes in found if changes or (damaged_too and _is_damaged(job.folder(out)))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +33,24 @@ Reasons = Mapping[tuple[str, int], str]
 
 @dataclass(frozen=True)
 class CellResult:
-    """The numbers of one cell of a sweep by name, for each seed; why other seeds failed, or were not begun.
+    """A row of a sweep's table: its label on each axis, the seeds asked for, and each finished seed's numbers by name.
 
-    `accuracy`, `worst_class` and `target_accuracy` are shares, of what the cell's `evaluation.summary` names, in words
-    `shown`. `last_tenth` is the mean over the last tenth of the rounds, of `target_accuracy` where that is known, else
-    of `accuracy`. `rounds_to_accuracy` is the first evaluated round with the sweep's accuracy; `megabytes` (10**6)
-    are up and down together. `again`: the same runs have an earlier row, so that what failed has been said.
+    `failed` and `refused` say why other seeds failed, or were not begun. `accuracy`, `worst_class` and
+    `target_accuracy` are shares, of what the cell's `evaluation.summary` names, in words `shown`. `last_tenth` is the
+    mean over the last tenth of the rounds, of `target_accuracy` where that is known, else of `accuracy`.
+    `rounds_to_accuracy` is the first evaluated round with the sweep's accuracy; `megabytes` (10**6) are up and down
+    together. `again`: the same runs have an earlier row, so that what failed has been said. `config`: None where the
+    combination makes no sense.
     """
 
-    cell: Cell
-    seeds: dict[int, dict[str, float | None]]
-    failures: Mapping[int, str]
-    refused: Mapping[int, str]
-    shown: str
+    label: str
+    labels: tuple[str, ...]
+    asked: tuple[int, ...]
+    config: Config | None = None
+    seeds: Mapping[int, dict[str, float | None]] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+    shown: str = ""
     again: bool = False
 
     def values(self, figure: str) -> list[float]:
@@ -56,16 +61,28 @@ class CellResult:
         """Return mean and standard deviation of one number."""
         return Spread.of(self.values(figure))
 
-    @property
-    def name(self) -> str:
-        """Label of the cell, in messages."""
-        return self.cell.label.removesuffix(SeedRun.as_trained(""))
+    def cells(self, figures: Sequence[str]) -> list[str]:
+        """Return the row as a person reads it: labels, how many seeds, numbers."""
+        finished = "refused" if len(self.refused) == len(self.asked) else str(len(self.seeds))
+        if finished != "refused" and len(self.seeds) < len(self.asked):
+            finished += f" of {len(self.asked)}"
+        cells = [*self.labels, finished]
+        for figure in figures:
+            text, known = self.spread(figure).text(scale=100 if figure in _SHARES else 1), len(self.values(figure))
+            cells.append(text if known in (0, len(self.seeds)) else f"{text} ({known}/{len(self.seeds)})")
+        return cells
 
-    def text(self, figure: str) -> str:
-        """Return one number as a person reads it."""
-        text = self.spread(figure).text(scale=100 if figure in _SHARES else 1)
-        known = len(self.values(figure))
-        return text if known in (0, len(self.seeds)) else f"{text} ({known}/{len(self.seeds)})"
+    def reasons(self) -> Iterator[str]:
+        """Yield which seeds are missing, and why."""
+        name = self.label.removesuffix(SeedRun.as_trained(""))
+        for seed in self.asked:
+            if seed not in self.seeds and seed not in self.refused:
+                because = f": {self.failed[seed]}" if seed in self.failed else "."
+                yield f"Missing, as it failed: {name}, seed {seed}{because}"
+        for reason in dict.fromkeys(self.refused.values()):
+            seeds = [str(seed) for seed, own in self.refused.items() if own == reason]
+            of = "" if len(seeds) == len(self.asked) else f", seed {', '.join(seeds)}"
+            yield f"Refused: {name}{of}: {reason}"
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,11 @@ class SweepResult:
         """Read the result of a sweep from its finished runs, whose labels are those of the cells."""
         failed, refused = failed or {}, refused or {}
         rows = [row for cell in sweep.cells for row in _rows(cell, runs, sweep.accuracy, failed, refused)]
+        seeds = rows[0].asked  # the same for all cells
+        rows += [
+            CellResult(cell.label, (*cell.values.values(),), seeds, refused=dict.fromkeys(seeds, cell.reason))
+            for cell in sweep.refused
+        ]
         failures = (f"{label}, seed {seed}: {reason}" for (label, seed), reason in failed.items())
         left_out = (f"{label}: {reason}" for label, reason in refused_cells(sweep, refused).items())
         return cls(sweep, tuple(rows), tuple(runs), sweep.folder(out), tuple(failures), tuple(left_out))
@@ -113,9 +135,8 @@ class SweepResult:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headings and cells as a person reads them: axes, number of seeds, numbers (shares in percent)."""
         shown, accuracy = self.columns, 100 * (self.sweep.accuracy or 0)
-        body = [[*row.cell.values.values(), _seeds(row), *map(row.text, shown)] for row in self.rows]
-        body += [[*cell.values.values(), "refused", *("-" for _ in shown)] for cell in self.sweep.refused]
-        return [*self.sweep.axes, "seeds", *(HEADINGS[figure].format(accuracy) for figure in shown)], body
+        headings = [*self.sweep.axes, "seeds", *(HEADINGS[figure].format(accuracy) for figure in shown)]
+        return headings, [row.cells(shown) for row in self.rows]
 
     def notes(self) -> list[str]:
         """Return how to read the table, and which runs are missing from it."""
@@ -139,23 +160,13 @@ class SweepResult:
             "MB: 10⁶ bytes, up and down, of all rounds. Seconds: all rounds without their evaluation; they depend on "
             "the machine and on how many runs share it."
         )
-        if any("finish" in row.cell.config.method for row in self.rows):
+        configs = [row.config for row in self.rows if row.config is not None]
+        if any("finish" in config.method for config in configs):
             lines.append(
                 "As trained, after a finish: the last round's model alone, on one evaluation, not a mean over rounds."
             )
-        lines += SweepResult.model_notes(row.cell.config for row in self.rows)
-        rows = [row for row in self.rows if not row.again]
-        for row in rows:
-            for seed in row.cell.config.seeds:
-                if seed not in row.seeds and seed not in row.refused:
-                    because = f": {row.failures[seed]}" if seed in row.failures else "."
-                    lines.append(f"Missing, as it failed: {row.name}, seed {seed}{because}")
-        for row in rows:
-            for reason in dict.fromkeys(row.refused.values()):
-                seeds = [seed for seed, own in row.refused.items() if own == reason]
-                of = "" if len(seeds) == len(row.cell.config.seeds) else f", seed {', '.join(map(str, seeds))}"
-                lines.append(f"Refused: {row.name}{of}: {reason}")
-        return [*lines, *(f"Refused: {cell.label}: {cell.reason}" for cell in self.sweep.refused)]
+        lines += SweepResult.model_notes(configs)
+        return [*lines, *(reason for row in self.rows if not row.again for reason in row.reasons())]
 
     def write_tables(self) -> None:
         """Write `table.csv` and `table.md`, and `runs.csv`, a line for each run with the name of its folder.
@@ -181,7 +192,8 @@ class SweepResult:
     def write_report(self) -> None:
         """Write the page that compares all runs, if there are any."""
         if self.runs:
-            axes, accuracy = {row.cell.label: row.cell.values for row in self.rows}, self.sweep.accuracy
+            axes = {row.label: dict(zip(self.sweep.axes, row.labels, strict=True)) for row in self.rows if row.config}
+            accuracy = self.sweep.accuracy
             name, notes = self.sweep.name, self._file_notes()
             write_report(self.runs, self.report, name, axes=axes, accuracy=accuracy, notes=notes)
 
@@ -201,28 +213,22 @@ class SweepResult:
             heading += [f"{figure}_mean", f"{figure}_std", *(["reached"] if figure == "rounds_to_accuracy" else [])]
         yield heading
         for row in self.rows:
-            line: list[Any] = [*row.cell.values.values(), len(row.seeds), len(row.cell.config.seeds) - len(row.seeds)]
+            line: list[Any] = [*row.labels, len(row.seeds), len(row.asked) - len(row.seeds)]
             for figure in self.columns:
                 spread = row.spread(figure)
                 line += [spread.mean, spread.std]
                 line += [len(row.values(figure))] if figure == "rounds_to_accuracy" else []
             yield line
-        seeds = len(self.sweep.cells[0].config.seeds)  # the same for all cells
-        for cell in self.sweep.refused:
-            values = len(heading) - len(cell.values) - 2
-            yield [*cell.values.values(), 0, seeds, *(None for _ in range(values))]
 
     def _run_lines(self) -> Iterator[list[Any]]:
         shown = self.columns
         yield [*self.sweep.axes, "seed", "folder", *shown, "failure"]
         for row in self.rows:
-            reasons = {**row.failures, **{seed: f"refused: {why}" for seed, why in row.refused.items()}}
+            reasons = {**row.failed, **{seed: f"refused: {why}" for seed, why in row.refused.items()}}
             for seed in (*row.seeds, *reasons):
-                folder = run_folder(row.cell.config.for_seed(seed), self.folder).name
+                folder = "" if row.config is None else run_folder(row.config.for_seed(seed), self.folder).name
                 figures = [row.seeds[seed][figure] if seed in row.seeds else None for figure in shown]
-                yield [*row.cell.values.values(), seed, folder, *figures, reasons.get(seed, "")]
-        for cell in self.sweep.refused:
-            yield [*cell.values.values(), "", "", *(None for _ in shown), f"refused: {cell.reason}"]
+                yield [*row.labels, seed, folder, *figures, reasons.get(seed, "")]
 
     @staticmethod
     def model_notes(configs: Iterable[Config]) -> list[str]:
@@ -245,14 +251,14 @@ def _rows(
         by_label.setdefault(run.label, []).append(run)
     if len(by_label) < 2:
         by_label = {cell.label: own}
-    axis = next(iter(cell.values), None)
     found: list[CellResult] = []
     for label, seeds in by_label.items():
-        said = label.removeprefix(cell.label)
-        values = {name: f"{value}{said}" if name == axis else value for name, value in cell.values.items()}
+        first, *others = cell.values.values()
+        labels = (f"{first}{label.removeprefix(cell.label)}", *others)
         figures = {run.seed: _figures(run, accuracy) for run in seeds}
-        row = replace(cell, label=label, values=values)
-        found.append(CellResult(row, figures, why, why_not, SeedRun.headline_in_words(seeds), again=bool(found)))
+        shown = SeedRun.headline_in_words(seeds)
+        asked = tuple(cell.config.seeds)
+        found.append(CellResult(label, labels, asked, cell.config, figures, why, why_not, shown, again=bool(found)))
     return found
 
 
@@ -274,10 +280,3 @@ def refused_cells(sweep: Sweep, refused: Reasons) -> dict[str, str]:
     for (label, _), reason in refused.items():
         found.setdefault(label, reason)
     return found
-
-
-def _seeds(row: CellResult) -> str:
-    finished, asked = len(row.seeds), len(row.cell.config.seeds)
-    if len(row.refused) == asked:
-        return "refused"
-    return str(finished) if finished == asked else f"{finished} of {asked}"

@@ -234,7 +234,7 @@ class LocalFinisher:
             raise ConfigError(str(error)) from None
 
     def _known(self, server: Any) -> Known:
-        estimated = EstimatedMix.of(server) if isinstance(server, engine.ServerState) else None
+        estimated = None if server is None else EstimatedMix.of(server)
         mix = self.target if estimated is None else estimated.used
         sources = frozenset(source for source, held in self.holders.items() if held)
         return Known(sources, mix, self.is_estimated, generator(self.seed, Purpose.FINISH))

@@ -18,7 +18,7 @@ from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import PartitionedData
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config, target_mix
-from fedskew.experiment._dataset import data_seed, load_dataset
+from fedskew.experiment._identity import Loaded, data_seed, loaded
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._sections import TargetSection
 from fedskew.partition import Partition
@@ -41,7 +41,7 @@ class Task:
     """The partitioned data of one run, which do not depend on the method.
 
     Attributes:
-        dataset: The data set.
+        loaded: The data set.
         partition: The rows of every client; a target client is the last.
         counts: Label counts of the clients that train, `(clients, classes)`.
         client_names: Their names.
@@ -52,7 +52,7 @@ class Task:
         unlabelled: The target's samples, whose labels nobody knows; None where its mix is not estimated.
     """
 
-    dataset: Dataset
+    loaded: Loaded
     partition: Partition
     counts: FloatArray
     client_names: tuple[str, ...]
@@ -61,6 +61,11 @@ class Task:
     validation: IntArray
     held_out: tuple[IntArray, ...]
     unlabelled: Inputs | None
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set."""
+        return self.loaded.dataset
 
 
 def make_task(config: Config, seed: int) -> Task:
@@ -72,7 +77,8 @@ def make_task(config: Config, seed: int) -> Task:
         ConfigError: The config does not fit the data.
     """
     seed = data_seed(config, seed)
-    dataset = load_dataset(config, seed)
+    source = loaded(config, seed)
+    dataset = source.dataset
     labels = dataset.targets.numpy()
     usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
     kept, validation = _hold_out(dataset, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
@@ -91,7 +97,7 @@ def make_task(config: Config, seed: int) -> Task:
         _check_held_out(config.data.held_out, held_out)
         last = divided.indices[-1] if has_target_client else None
         unlabelled = _unlabelled(config, dataset, last, validation, target, generator(seed, Purpose.UNLABELLED))
-    return Task(dataset, divided, counts, names, target, server_target, validation, held_out, unlabelled)
+    return Task(source, divided, counts, names, target, server_target, validation, held_out, unlabelled)
 
 
 def model_info(dataset: Dataset) -> ModelInfo:

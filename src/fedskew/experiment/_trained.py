@@ -194,7 +194,8 @@ def load(
             raise RunError(f"{path}: there is only the model as it was trained, as its finish failed: {failed}")
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
-        raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")
+        if not (folder / "summary.json").exists():
+            raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")
     try:
         state, notes = load_tensors(path)
         info = ModelInfo.of_plain(notes)
@@ -234,17 +235,16 @@ def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
         parts: list[Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))["parts"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise RunError(f"{run}: no model yet; finish the run: {_command(run)} --resume") from None
-    chosen = str(parts[0 if seed is None or len(parts) == 1 else seeds.index(seed)])
+    chosen = str(parts[0 if seed is None else seeds.index(seed)])
     if chosen != Path(chosen).name or chosen == "..":
         raise RunError(f"{run / 'summary.json'}: damaged: parts names {chosen!r}, which is no folder of this run")
-    return _of_seed(run / chosen, seed, trust_code)
+    return run / chosen
 
 
 def _command(folder: Path) -> str:
     """Return the command that the run of a folder belongs to: that of all its seeds, where it is one of several."""
-    while (folder.parent / "config.toml").exists():
-        folder = folder.parent
-    return f"fedskew run {folder / 'config.toml'}"
+    whole = folder.parent if (folder.parent / "config.toml").exists() else folder
+    return f"fedskew run {whole / 'config.toml'}"
 
 
 def _network(config: Config, info: ModelInfo) -> nn.Module:

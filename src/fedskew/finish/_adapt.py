@@ -39,7 +39,7 @@ from fedskew.finish._protocol import (
     Source,
     not_counts,
 )
-from fedskew.labels import EDGES, outcome_cells_of_logits, outcome_table
+from fedskew.labels import EDGES, outcome_cells, outcome_table
 from fedskew.parameters import component
 
 BINS = len(EDGES) + 1
@@ -105,7 +105,7 @@ class Adapt(Finish):
                 "gradient": _tensor(sums.gradient),
                 "curvature": _tensor(sums.curvature),
             }
-        cells = outcome_cells_of_logits(slope * logits + biases)
+        cells = outcome_cells(slope * logits + biases, logits=True)
         if true is None:
             return {"cells": _tensor(np.bincount(cells, minlength=classes * BINS))}
         return {"tables": _tensor(outcome_table(true, cells, classes, BINS))}

@@ -21,7 +21,6 @@ from ._measures import projection_distance as projection_distance
 from ._outcomes import EDGES as EDGES
 from ._outcomes import MixMethod as MixMethod
 from ._outcomes import outcome_cells as outcome_cells
-from ._outcomes import outcome_cells_of_logits as outcome_cells_of_logits
 from ._outcomes import outcome_table as outcome_table
 from ._predictions import Outcomes as Outcomes
 from ._release import SENSITIVITY as SENSITIVITY
@@ -29,6 +28,5 @@ from ._release import privatize as privatize
 from ._report import SkewReport as SkewReport
 from ._report import describe as describe
 from ._sites import site_p_value as site_p_value
-from ._skew import unheld_classes as unheld_classes
 from ._target_mix import MixEstimate as MixEstimate
 from ._target_mix import estimate_mix as estimate_mix

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import FloatArray, as_floats, as_target, check_amounts
+from fedskew.labels._counts import FloatArray, as_amounts, as_floats, as_target
 
 _STEPS = 100
 _TOLERANCE = 1e-12
@@ -84,25 +84,17 @@ def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None =
         [1.0, 1.0, 1.0, 1.0, 1.0]
     """
     raw = _logits(logits, "logits")
-    wanted = as_floats(targets, "targets")
+    wanted = as_amounts(targets, "targets", (len(raw),), "a class for each sample")
     classes = raw.shape[1]
-    if wanted.shape != (len(raw),):
-        raise ArgumentError(f"targets: must have the shape ({len(raw)},), a class for each sample, not {wanted.shape}")
-    if not np.isin(wanted, np.arange(classes)).all():
-        odd = wanted[~np.isin(wanted, np.arange(classes))][0]
-        raise ArgumentError(f"targets: must be classes from 0 to {classes - 1}, not {odd:g}")
-    sizes = np.bincount(wanted.astype(int), minlength=classes)
+    if (odd := wanted[~np.isin(wanted, np.arange(classes))]).size:
+        raise ArgumentError(f"targets: must be classes from 0 to {classes - 1}, not {odd[0]:g}")
+    labels = wanted.astype(int)
     if weights is None:
-        amounts = 1 / sizes[wanted.astype(int)]
+        amounts = 1 / np.bincount(labels, minlength=classes)[labels]
     else:
-        amounts = as_floats(weights, "weights")
-        if amounts.shape != wanted.shape:
-            raise ArgumentError(
-                f"weights: must have the shape {wanted.shape}, one for each sample, not {amounts.shape}"
-            )
-        check_amounts(amounts, "weights")
+        amounts = as_amounts(weights, "weights", wanted.shape, "one for each sample")
     kept = amounts > 0
-    some, labels, shares = raw[kept], wanted[kept].astype(int), amounts[kept] / amounts.sum()
+    some, labels, shares = raw[kept], labels[kept], amounts[kept] / amounts.sum()
     by_class = np.bincount(labels, shares, minlength=classes)
 
     def sums(slope: float, biases: FloatArray) -> CalibrationSums:
@@ -204,10 +196,7 @@ def adapt(probabilities: ArrayLike, prior: ArrayLike, mix: ArrayLike) -> FloatAr
         >>> adapt([[0.5, 0.5]], prior=[0.5, 0.5], mix=[0.9, 0.1]).round(2).tolist()
         [[0.9, 0.1]]
     """
-    shares = as_floats(probabilities, "probabilities")
-    if shares.ndim != 2 or not shares.shape[1]:
-        raise ArgumentError(f"probabilities: must have the shape (samples, classes), not {shares.shape}")
-    check_amounts(shares, "probabilities")
+    shares = as_amounts(probabilities, "probabilities", ("samples", "classes"))
     before, after = as_target(prior, shares.shape[1], "prior"), as_target(mix, shares.shape[1], "mix")
     lacking = np.flatnonzero((before == 0) & (after > 0))
     if len(lacking):

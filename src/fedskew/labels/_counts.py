@@ -176,10 +176,7 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
 
 def as_target(target: ArrayLike, classes: int, name: str = "target") -> FloatArray:
     """Return a checked label mix, `(classes,)`, as float64 of sum 1; ArgumentError names it."""
-    array = as_floats(target, name)
-    if array.shape != (classes,):
-        raise ArgumentError(f"{name}: must have the shape ({classes},), one share for each class, not {array.shape}")
-    check_amounts(array, name)
+    array = as_amounts(target, name, (classes,), "one share for each class")
     total = array.sum()
     if not 0 < total < np.inf:
         raise ArgumentError(f"{name}: its shares must have a positive sum, not {total}")
@@ -192,13 +189,7 @@ def as_sizes(sizes: ArrayLike | None, counts: FloatArray) -> FloatArray:
     if sizes is None:
         summed: FloatArray = counts.sum(axis=1)
         return summed
-    array = as_floats(sizes, "sizes")
-    if array.shape != (len(counts),):
-        raise ArgumentError(
-            f"sizes: must have the shape ({len(counts)},), one number for each client, not {array.shape}"
-        )
-    check_amounts(array, "sizes")
-    return array
+    return as_amounts(sizes, "sizes", (len(counts),), "one number for each client")
 
 
 def as_floats(values: ArrayLike | LabelCounts, name: str) -> FloatArray:
@@ -207,6 +198,18 @@ def as_floats(values: ArrayLike | LabelCounts, name: str) -> FloatArray:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise ArgumentError(f"{name}: must be an array of numbers, every row of the same length") from None
+
+
+def as_amounts(values: ArrayLike, name: str, shape: tuple[int | str, ...], what: str = "") -> FloatArray:
+    """Return numbers that are finite and >= 0, as float64 of a shape, in which a word stands for any size above 0."""
+    array = as_floats(values, name)
+    if array.ndim != len(shape) or any(
+        not size if isinstance(wanted, str) else size != wanted for wanted, size in zip(shape, array.shape, strict=True)
+    ):
+        expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+        raise ArgumentError(f"{name}: must have the shape {expected}{what and f', {what}'}, not {array.shape}")
+    check_amounts(array, name)
+    return array
 
 
 def check_amounts(array: FloatArray, name: str) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal, TextIO, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, DataWarning, nearest
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, COUNT_WORDS, plain, warn_of_look_alikes
@@ -118,8 +117,7 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
     else:
         rows = sheet.amounts(range(len(words)))
         if len(rows) > 1:
-            line = [line for line, _ in sheet][1]
-            sheet.fail(line, f"a second row of shares (expected {sheet.expected})")
+            sheet.fail_row(1, f"a second row of shares (expected {sheet.expected})")
         named, amounts, lines = sheet.header, rows[0], [sheet.line] * len(words)
     shares: dict[str, float] = {}
     for name, amount, line in zip(named, amounts.tolist(), lines, strict=True):
@@ -227,46 +225,38 @@ def _without_totals(
     One that is called a total and is not the sum of the others is refused where `totals` is None; one of another name
     that is the sum of all others stays then.
     """
-    if totals == "keep":
+    rows, columns = (np.array([bool(_TOTAL.fullmatch(name)) for name in names]) for names in (clients, classes))
+    if totals == "keep" or rows.all() or columns.all():  # there would be nothing else
         return counts, clients, classes
-    rows, columns = (np.array([_TOTAL.fullmatch(name) is None for name in names]) for names in (clients, classes))
-    if not rows.any() or not columns.any():  # there would be nothing else
-        return counts, clients, classes
-    inner = counts[rows][:, columns]
-    _check_totals(path, "client", list(compress(clients, ~rows)), counts[~rows][:, columns], inner, totals)
-    _check_totals(path, "class", list(compress(classes, ~columns)), counts[rows][:, ~columns].T, inner.T, totals)
-    clients, classes = list(compress(clients, rows)), list(compress(classes, columns))
-    rows, columns = _no_sums(path, "row", clients, inner, totals), _no_sums(path, "column", classes, inner.T, totals)
-    return inner[rows][:, columns], list(compress(clients, rows)), list(compress(classes, columns))
-
-
-def _check_totals(
-    path: Path, what: str, names: list[str], lines: FloatArray, inner: FloatArray, totals: Totals | None
-) -> None:
-    """Compare each line that is called a total with the sum of the others."""
-    expected, place = inner.sum(axis=0), "row" if what == "client" else "column"
-    for name, line in zip(names, lines, strict=True):
-        if totals is None and not np.allclose(line, expected, rtol=1e-6, atol=1e-9):
-            where = int(np.argmax(np.abs(line - expected)))
-            raise ArgumentError(
-                f"{path}: the {place} {name!r} is called a total and is not the sum of the others ({line[where]:.10g} "
-                f"where they have {expected[where]:.10g}); say by totals (--totals) whether to 'drop' it or to 'keep' "
-                f"it as a {what}"
-            )
-        _warn(f"{path}: the {place} {name!r} is a total, and was left out (--totals keep counts it as a {what})")
-
-
-def _no_sums(path: Path, place: str, names: list[str], lines: FloatArray, totals: Totals | None) -> NDArray[np.bool_]:
-    """Return the lines to leave in: all, or all but those that are the sum of all others without being called so."""
-    everything = lines.sum(axis=0)
-    sums = (np.abs(2 * lines - everything) <= 1e-9 * everything).all(axis=1) & (everything > 0).any()
-    if (lines.sum(axis=1) > 0).sum() < 3 or (everything > 0).sum() < 2:  # too few to be more than chance
-        sums[:] = False
-    for name in compress(names, sums):
-        left = "and was left out" if totals == "drop" else "and is counted; if it is a total, add --totals drop"
-        _warn(f"{path}: the {place} {name!r} is the sum of all others {left}")
-    return ~sums if totals == "drop" else np.ones(len(lines), dtype=bool)
+    kept = []
+    for table, names, totalled, others, place, what in (
+        (counts, clients, rows, columns, "row", "client"),
+        (counts.T, classes, columns, rows, "column", "class"),
+    ):
+        lines = table[:, ~others]
+        inner = lines[~totalled]
+        expected = inner.sum(axis=0)
+        sums = (np.abs(2 * lines - expected) <= 1e-9 * expected).all(axis=1) & ~totalled
+        # of fewer lines, or of fewer cells, it may be chance
+        sums &= (inner.sum(axis=1) > 0).sum() > 2 and (expected > 0).sum() > 1
+        for name, line, is_total, is_sum in zip(names, lines, totalled, sums, strict=True):
+            if is_total and totals is None and not np.allclose(line, expected, rtol=1e-6, atol=1e-9):
+                where = int(np.argmax(np.abs(line - expected)))
+                raise ArgumentError(
+                    f"{path}: the {place} {name!r} is called a total and is not the sum of the others "
+                    f"({line[where]:.10g} where they have {expected[where]:.10g}); say by totals (--totals) whether to "
+                    f"'drop' it or to 'keep' it as a {what}"
+                )
+            if is_total:
+                _warn(
+                    f"{path}: the {place} {name!r} is a total, and was left out (--totals keep counts it as a {what})"
+                )
+            elif is_sum:
+                left = "was left out" if totals == "drop" else "is counted; if it is a total, add --totals drop"
+                _warn(f"{path}: the {place} {name!r} is the sum of all others and {left}")
+        kept.append(~(totalled | (sums & (totals == "drop"))))
+    return counts[np.ix_(*kept)], list(compress(clients, kept[0])), list(compress(classes, kept[1]))
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, DataWarning, stacklevel=6)
+    warnings.warn(text, DataWarning, stacklevel=5)

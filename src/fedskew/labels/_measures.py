@@ -8,15 +8,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError
 from fedskew.labels._counts import (
     CountsLike,
     FloatArray,
     LabelCounts,
+    as_amounts,
     as_counts,
     as_floats,
     as_target,
-    check_amounts,
     row_blocks,
 )
 from fedskew.mixing import Programme
@@ -54,13 +53,8 @@ def effective_sample_size(weights: ArrayLike, sizes: ArrayLike) -> float:
 
     It is at most the number of samples, which FedAvg's weights reach.
     """
-    weighed, held = as_floats(weights, "weights"), as_floats(sizes, "sizes")
-    if weighed.ndim != 1 or not len(weighed):
-        raise ArgumentError(f"weights: must have the shape (clients,), not {weighed.shape}")
-    if held.shape != weighed.shape:
-        raise ArgumentError(f"sizes: must have the shape {weighed.shape} of the weights, not {held.shape}")
-    check_amounts(weighed, "weights")
-    check_amounts(held, "sizes")
+    weighed = as_amounts(weights, "weights", ("clients",))
+    held = as_amounts(sizes, "sizes", weighed.shape, "that of the weights")
     present = held > 0
     spread = float(np.sum(weighed[present] ** 2 / held[present]))
     return 1 / spread if spread > 0 else 0.0

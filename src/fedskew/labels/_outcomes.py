@@ -15,20 +15,21 @@ EDGES = (0.5, 0.8, 0.95)
 """Where a predicted class's cells are divided by the largest probability."""
 
 
-def outcome_cells(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike = EDGES) -> NDArray[np.int64]:
-    """Return the outcome cell of each sample, from its predicted class and the probability of that, `(samples,)`.
+def outcome_cells(outputs: FloatArray, edges: ArrayLike = EDGES, logits: bool = False) -> NDArray[np.int64]:
+    """Return the outcome cell of each sample from its probability of each class, or logit, `(samples, classes)`.
 
     `edges` divide a predicted class's cells by its probability; its bins stand side by side.
     """
+    most = outputs.max(axis=1)
+    sure = 1 / np.exp(outputs - most[:, None]).sum(axis=1) if logits else most
+    return cells_of(outputs.argmax(axis=1), sure, edges)
+
+
+def cells_of(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike) -> NDArray[np.int64]:
+    """Return the outcome cell of each sample from its predicted class and the probability of that, `(samples,)`."""
     cuts = np.asarray(edges, dtype=np.float64)
     cells: NDArray[np.int64] = predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
     return cells
-
-
-def outcome_cells_of_logits(logits: FloatArray, edges: ArrayLike = EDGES) -> NDArray[np.int64]:
-    """Return the outcome cell of each sample, from its logits, `(samples, classes)`."""
-    sure = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
-    return outcome_cells(logits.argmax(axis=1), sure, edges)
 
 
 def outcome_table(labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int) -> FloatArray:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedskew.errors import ArgumentError
 from fedskew.labels._calibration import calibrate
 from fedskew.labels._counts import FloatArray
-from fedskew.labels._outcomes import EDGES, MixMethod, outcome_cells, outcome_table
+from fedskew.labels._outcomes import EDGES, MixMethod, cells_of, outcome_cells, outcome_table
 from fedskew.labels._target_mix import MixEstimate, estimate_mix
 from fedskew.names import CLASS_WORDS
 from fedskew.sheets import Decimal, Sheet
@@ -80,82 +80,69 @@ class Outcomes:
         cuts = np.asarray(edges, dtype=float)
         if cuts.ndim != 1 or not ((cuts > 0) & (cuts < 1)).all() or (np.diff(cuts) <= 0).any():
             raise ArgumentError(f"bins: must rise and lie between 0 and 1, such as 0.5,0.8,0.95, not {list(edges)}")
-        held_out, target = (_sheet(Path(path), decimal) for path in (tables, predictions))
-        label = held_out.column("label", CLASS_WORDS)
-        if label is None:
-            held_out.fail(held_out.line, "no column 'label' in the header: the true class of each held-out sample")
+        held_out, target = sheets = [
+            Sheet(Path(path), "a header, such as predicted,confidence, and a row for each sample", decimal)
+            for path in (tables, predictions)
+        ]
+        for sheet in sheets:
+            sheet.check_header()
+        label = _needed(held_out, "label", CLASS_WORDS, ": the true class of each held-out sample")
         labels = held_out.texts(label, "class")
         if held_out.column("predicted", _PREDICTED) is not None:
-            return _from_predicted(held_out, target, labels, cuts)
+            return _from_predicted(sheets, labels, cuts)
         names = [name for column, name in enumerate(held_out.header) if column != label]
-        values = held_out.amounts([held_out.header.index(name) for name in names])
         for name in names:
             if name not in target.header:
                 target.fail(target.line, f"no column {name!r}, which {held_out.path} has")
-        new = target.amounts([target.header.index(name) for name in names])
+        values, new = (sheet.amounts([sheet.header.index(name) for name in names]) for sheet in sheets)
         sums = values.sum(axis=1)
         odd = np.abs(sums - 1) > _ROUNDING
         if not odd.any():
-            return _from_probabilities(held_out, target, names, values, new, labels, cuts)
+            return _from_probabilities(sheets, names, values, new, labels, cuts)
         if len(set(labels)) < len(labels):
             row = int(np.argmax(odd))
             twice = next(name for place, name in enumerate(labels) if name in labels[:place])
-            held_out.fail(
-                _line(held_out, row),
+            held_out.fail_row(
+                row,
                 f"the row sums to {sums[row]:.6g}, so it holds no probabilities of all classes; and {twice!r} "
                 "occurs in two rows, so they are no counts of a class each",
             )
         if len(new) > 1:
-            wrong = "a second row (expected one row of counts, as the other file holds counts)"
-            target.fail(_line(target, 1), wrong)
+            target.fail_row(1, "a second row (expected one row of counts, as the other file holds counts)")
         return Outcomes(tuple(labels), values, new[0])
 
 
-def _sheet(path: Path, decimal: Decimal | None) -> Sheet:
-    sheet = Sheet(path, "a header, such as predicted,confidence, and a row for each sample", decimal)
-    sheet.check_header()
-    return sheet
+def _needed(sheet: Sheet, what: str, words: frozenset[str], why: str) -> int:
+    column = sheet.column(what, words)
+    return sheet.fail(sheet.line, f"no column {what!r} in the header{why}") if column is None else column
 
 
-def _line(sheet: Sheet, row: int) -> int:
-    return [line for line, _ in sheet][row]
-
-
-def _from_predicted(held_out: Sheet, target: Sheet, labels: list[str], cuts: FloatArray) -> Outcomes:
-    sheets = held_out, target
-    columns = [sheet.column("predicted", _PREDICTED) for sheet in sheets]
-    if columns[1] is None:
-        target.fail(target.line, f"no column 'predicted' in the header, which {held_out.path} has")
-    predicted = [sheet.texts(column or 0, "class") for sheet, column in zip(sheets, columns, strict=True)]
+def _from_predicted(sheets: Sequence[Sheet], labels: list[str], cuts: FloatArray) -> Outcomes:
+    why = f", which {sheets[0].path} has"
+    predicted = [sheet.texts(_needed(sheet, "predicted", _PREDICTED, why), "class") for sheet in sheets]
     names = {*labels, *predicted[0], *predicted[1]}
     classes = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
-    confidences = [_confidences(sheet) for sheet in sheets]
-    for sheet, own, other in zip(sheets, confidences, reversed(confidences), strict=True):
-        if own is None and other is not None:
-            sheet.fail(sheet.line, "no column 'confidence' in the header, which the other file has")
+    if all(sheet.column("confidence", _CONFIDENCE) is None for sheet in sheets):
+        confidences, cuts = [np.zeros(len(column)) for column in predicted], cuts[:0]
+    else:
+        confidences = [_confidences(sheet) for sheet in sheets]
     places = {name: place for place, name in enumerate(classes)}
-    cells = [np.array([places[name] for name in column]) for column in predicted]
-    bins = 1
-    for place, sure in enumerate(confidences):
-        if sure is not None:
-            cells[place], bins = outcome_cells(cells[place], sure, cuts), len(cuts) + 1
-    return _outcomes(classes, np.array([places[name] for name in labels]), cells, bins)
+    true, *found = (np.array([places[name] for name in column]) for column in (labels, *predicted))
+    cells = [cells_of(column, sure, cuts) for column, sure in zip(found, confidences, strict=True)]
+    return _outcomes(classes, true, cells, len(cuts) + 1)
 
 
-def _confidences(sheet: Sheet) -> FloatArray | None:
-    column = sheet.column("confidence", _CONFIDENCE)
-    if column is None:
-        return None
+def _confidences(sheet: Sheet) -> FloatArray:
+    column = _needed(sheet, "confidence", _CONFIDENCE, ", which the other file has")
     values = sheet.amounts([column])[:, 0]
-    if values.max() > 1:
-        row = int(values.argmax())
-        sheet.fail(_line(sheet, row), f"{values[row]:.6g}, expected a probability from 0 to 1", sheet.header[column])
+    if (most := values.max()) > 1:
+        wrong = f"{most:.6g}, expected a probability from 0 to 1"
+        sheet.fail_row(int(values.argmax()), wrong, sheet.header[column])
     return values
 
 
 def _from_probabilities(
-    held_out: Sheet,
-    target: Sheet,
+    sheets: Sequence[Sheet],
     classes: list[str],
     values: FloatArray,
     new: FloatArray,
@@ -166,13 +153,13 @@ def _from_probabilities(
     for row, name in enumerate(labels):
         if name not in places:
             wrong = f"the label {name!r} has no column of probabilities; columns: {', '.join(classes)}"
-            held_out.fail(_line(held_out, row), wrong)
+            sheets[0].fail_row(row, wrong)
     off = np.abs(new.sum(axis=1) - 1) > _ROUNDING
     if off.any():
         row = int(np.argmax(off))
-        target.fail(_line(target, row), f"the probabilities sum to {new[row].sum():.6g}, not to 1")
+        sheets[1].fail_row(row, f"the probabilities sum to {new[row].sum():.6g}, not to 1")
     true = np.array([places[name] for name in labels])
-    cells = [outcome_cells(each.argmax(axis=1), each.max(axis=1), cuts) for each in (values, new)]
+    cells = [outcome_cells(each, cuts) for each in (values, new)]
     return _outcomes(classes, true, cells, len(cuts) + 1, (values, true.astype(float)), new)
 
 

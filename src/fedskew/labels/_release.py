@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts
+from fedskew.labels._counts import FloatArray, LabelCounts, as_counts
 from fedskew.privacy import secure_noise
+
+Counts = TypeVar("Counts", LabelCounts, FloatArray)
 
 SENSITIVITY = {"add-remove": 1.0, "replace": 2.0}
 """How much a client's counts can change in L1 norm when one sample is added or removed, or replaced by another."""
 
 
-@overload
 def privatize(
-    counts: LabelCounts,
+    counts: Counts,
     epsilon: float,
     rng: np.random.Generator | None = None,
     neighbours: Literal["add-remove", "replace"] = "add-remove",
-) -> LabelCounts: ...
-@overload
-def privatize(
-    counts: ArrayLike,
-    epsilon: float,
-    rng: np.random.Generator | None = None,
-    neighbours: Literal["add-remove", "replace"] = "add-remove",
-) -> FloatArray: ...
-def privatize(
-    counts: CountsLike,
-    epsilon: float,
-    rng: np.random.Generator | None = None,
-    neighbours: Literal["add-remove", "replace"] = "add-remove",
-) -> LabelCounts | FloatArray:
+) -> Counts:
     """Add Laplace noise to label counts and clamp them at 0: an epsilon-differentially private release.
 
     The scale is sensitivity / epsilon; the sensitivity is 1 where neighbouring data sets differ by one sample more or
@@ -51,7 +38,7 @@ def privatize(
         neighbours: Which data sets count as neighbours.
     """
     held = as_counts(counts)
-    if not _is_positive(epsilon):
+    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not 0 < float(epsilon) < np.inf:
         raise ArgumentError(f"epsilon: must be a positive number, not {epsilon!r}")
     if neighbours not in SENSITIVITY:
         raise ArgumentError(f"neighbours: must be 'add-remove' or 'replace', not {neighbours!r}")
@@ -74,7 +61,3 @@ def _secure_laplace(held: FloatArray, scale: float) -> FloatArray:
     domain = dp.vector_domain(dp.atom_domain(T=float, nan=False))
     mechanism: Any = dp.m.make_laplace(domain, dp.l1_distance(T=float), scale=scale)
     return np.array(mechanism(held.ravel().tolist())).reshape(held.shape)
-
-
-def _is_positive(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and 0 < float(value) < np.inf

@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_target
+from fedskew.labels._counts import CountsLike, LabelCounts, as_counts, as_target
 from fedskew.labels._measures import GROUPS, ClassPairs, class_group_matrix, entropy
 from fedskew.labels._skew import (
     ClientConsistency,
+    ClientPairs,
     InterClientDistribution,
     LabelDistribution,
     QuantitySkew,
     TargetCoverage,
-    client_consistency,
-    client_pairs,
-    inter_client_distribution,
-    label_distribution,
-    quantity_skew,
-    target_coverage,
-    unheld_classes,
 )
 from fedskew.tables import amount, counted
 
@@ -45,7 +38,6 @@ EVEN_ENOUGH = 0.95
 """Below this part of the entropy of all clients, that of a random cohort is worth a sentence."""
 
 
-@dataclass(frozen=True)
 class SkewReport:
     """The result of `describe`: `print` it as a page to read, or take plain values from `to_dict`.
 
@@ -59,33 +51,26 @@ class SkewReport:
         kl_to_uniform: Divergence of each client's mix from the uniform one in bits, shape `(clients,)`.
         pairs: Which pairs of classes some client can tell apart.
         target: How near weighted clients come to the target mix; None where none was given.
+        rare: Ids of classes that occur, but whose share of all samples is below a fifth of an even share.
+        single_holder: Ids of classes that only one client holds; empty if there is only one client.
+        absent: Ids of classes that no client holds.
     """
 
-    counts: LabelCounts = field(repr=False)
-    label_distribution: LabelDistribution
-    client_consistency: ClientConsistency
-    inter_client: InterClientDistribution
-    quantity: QuantitySkew
-    groups: NDArray[np.int8] = field(repr=False)
-    kl_to_uniform: FloatArray = field(repr=False)
-    pairs: ClassPairs = field(repr=False)
-    target: TargetCoverage | None = None
-
-    @property
-    def rare(self) -> NDArray[np.int64]:
-        """Ids of classes that occur, but whose share of all samples is below a fifth of an even share."""
-        histogram = self.label_distribution.histogram
-        return np.flatnonzero((histogram > 0) & (histogram < RARE / len(histogram)))
-
-    @property
-    def single_holder(self) -> NDArray[np.int64]:
-        """Ids of classes that only one client holds; empty if there is only one client."""
-        return np.flatnonzero(self.inter_client.holders == 1) if len(self.counts) > 1 else np.zeros(0, np.int64)
-
-    @property
-    def absent(self) -> NDArray[np.int64]:
-        """Ids of classes that no client holds."""
-        return np.flatnonzero(self.inter_client.holders == 0)
+    def __init__(self, counts: LabelCounts, target: ArrayLike | None = None) -> None:
+        bits, pairs = np.asarray(entropy(counts)), ClientPairs(counts)
+        self.counts = counts
+        self.label_distribution = LabelDistribution(counts, bits)
+        self.client_consistency = ClientConsistency(counts, pairs)
+        self.inter_client = InterClientDistribution(counts, pairs)
+        self.quantity = QuantitySkew(counts.sizes)
+        self.groups = class_group_matrix(counts)
+        self.kl_to_uniform = np.maximum(math.log2(len(counts.classes)) - bits, 0.0)
+        self.pairs = ClassPairs.of(counts)
+        self.target = None if target is None else TargetCoverage(counts, target)
+        histogram, holders = self.label_distribution.histogram, self.inter_client.holders
+        self.rare = np.flatnonzero((histogram > 0) & (histogram < RARE / len(histogram)))
+        self.single_holder = np.flatnonzero((holders == 1) & (len(counts) > 1))
+        self.absent = np.flatnonzero(holders == 0)
 
     def group_sizes(self) -> dict[str, NDArray[np.int64]]:
         """Return the numbers of vacant, minority and majority classes of each client, shape `(clients,)` each."""
@@ -93,112 +78,110 @@ class SkewReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`, clients and classes by name; an undefined number is None."""
-        clients, classes = self.counts.clients, self.counts.classes
-        names = np.array(classes, dtype=object)
+        classes, labels = self.counts.classes, self.label_distribution
+        few = self.pairs.under(ClassPairs.few)
 
-        def by_class(values: NDArray[Any]) -> dict[str, Any]:
-            return dict(zip(classes, values.tolist(), strict=True))
+        def names(ids: NDArray[Any]) -> list[str]:
+            return [classes[label] for label in ids]
 
-        sizes = self.counts.sizes.tolist()
-        labels, few = self.label_distribution, self.pairs.under(ClassPairs.few)
-        report: dict[str, Any] = {
-            "clients": len(clients),
+        def plain(part: Any, *by_class: str) -> dict[str, Any]:
+            """Return the numbers of a part, NaN as None, and of its arrays those that have a value for each class."""
+            numbers = {name: value for name, value in vars(part).items() if not isinstance(value, np.ndarray)}
+            arrays = {name: dict(zip(classes, getattr(part, name).tolist(), strict=True)) for name in by_class}
+            return {name: None if value != value else value for name, value in numbers.items()} | arrays
+
+        per_client = zip(
+            self.counts.clients,
+            self.counts.sizes.tolist(),
+            labels.client_richness.tolist(),
+            labels.client_evenness.tolist(),
+            self.kl_to_uniform.tolist(),
+            self.groups,
+            strict=True,
+        )
+        target = self.target
+        return {
+            "clients": len(self.counts),
             "classes": list(classes),
             "samples": float(self.counts.counts.sum()),
-            "label_distribution": {"histogram": by_class(labels.histogram), **_plain(labels)},
-            "client_consistency": _plain(self.client_consistency),
-            "inter_client": _plain(self.inter_client)
-            | {name: by_class(getattr(self.inter_client, name)) for name in ("holders", "largest_holding")},
-            "quantity": _plain(self.quantity),
-            "rare": names[self.rare].tolist(),
-            "single_holder": names[self.single_holder].tolist(),
-            "absent": names[self.absent].tolist(),
+            "label_distribution": plain(labels, "histogram"),
+            "client_consistency": plain(self.client_consistency),
+            "inter_client": plain(self.inter_client, "holders", "largest_holding"),
+            "quantity": plain(self.quantity),
+            "rare": names(self.rare),
+            "single_holder": names(self.single_holder),
+            "absent": names(self.absent),
             "class_pairs": {
                 "pairs": self.pairs.number,
                 f"under_{ClassPairs.hardly}": len(self.pairs.under(ClassPairs.hardly)),
                 f"under_{ClassPairs.few}": len(few),
                 "fewest": [
-                    {"classes": [classes[one], classes[other]], "together": float(self.pairs.together[one, other])}
-                    for one, other in few.tolist()
+                    {"classes": names(pair), "together": together}
+                    for pair, together in zip(few, self.pairs.together[tuple(few.T)].tolist(), strict=True)
                 ],
             },
             "by_client": {
-                client: {
-                    "samples": sizes[row],
-                    "richness": int(labels.client_richness[row]),
-                    "evenness": float(labels.client_evenness[row]),
-                    "kl_to_uniform": float(self.kl_to_uniform[row]),
-                    **{name: names[self.groups[row] == group].tolist() for group, name in enumerate(GROUPS)},
-                }
-                for row, client in enumerate(clients)
+                client: {"samples": samples, "richness": richness, "evenness": even, "kl_to_uniform": divergence}
+                | {name: names(np.flatnonzero(own == group)) for group, name in enumerate(GROUPS)}
+                for client, samples, richness, even, divergence, own in per_client
             },
-            "target": None,
+            "target": target
+            and {
+                **plain(target, "mix", "nearest"),
+                "short": {classes[label]: float(target.short[label]) for label in np.flatnonzero(target.short)},
+                "unheld": names(target.unheld),
+            },
         }
-        if self.target is not None:
-            found = self.target
-            report["target"] = {
-                **_plain(found),
-                "mix": by_class(found.mix),
-                "nearest": by_class(found.nearest),
-                "short": {classes[label]: float(found.short[label]) for label in np.flatnonzero(found.short)},
-                "unheld": names[found.unheld].tolist(),
-                "ceiling": found.ceiling,
-            }
-        return report
 
     def sentences(self) -> list[str]:
         """Return the report in sentences: in each a finding and its consequence."""
-        found = [_overview(self), _skew(self)]
-        for part in (_vacant, _few_holders, _pairs, _cohorts, _sizes, _target):
-            found += part(self)
-        return found
+        parts = (_overview, _skew, _vacant, _few_holders, _pairs, _cohorts, _sizes, _target)
+        return [sentence for part in parts for sentence in part(self)]
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return the report's numbers as rows of name and value; a heading has an empty value."""
         labels, alike = self.label_distribution, self.client_consistency
-        inter, sizes = self.inter_client, self.quantity
+        inter, sizes, target, pairs = self.inter_client, self.quantity, self.target, self.pairs
         held = self.counts.sizes > 0
         richness, even = labels.client_richness[held], labels.client_evenness[held]
         groups = ", ".join(f"{numbers[held].mean():.1f} {name}" for name, numbers in self.group_sizes().items())
         note = f" (over {alike.pairs:,} sampled pairs)" if alike.sampled else ""
-        rows = [
-            ("label distribution", ""),
-            ("  labels that occur", f"{labels.richness} of {len(labels.histogram)}"),
-            ("  entropy of all samples", f"{labels.entropy:.3f} bits, {labels.evenness:.1%} of even"),
-            ("  labels of a client", f"{richness.mean():.1f} on average, {richness.min()} to {richness.max()}"),
-            (
-                "  evenness of a client",
-                f"{even.mean():.1%} on average, {even.min():.1%} to {even.max():.1%}",
-            ),
-            (
-                "  skew",
-                f"the client explains {labels.skew:.1%} of the label's entropy, by chance {labels.skew_by_chance:.1%}",
-            ),
-            ("  classes of a client", f"{groups} on average"),
-            ("client consistency (mixes sorted)", ""),
-            ("  Hellinger distance", _decimal(alike.hellinger) + note),
-            ("  earth mover's distance", f"{_decimal(alike.emd)} ranks"),
-            ("between clients", ""),
-            ("  samples whose label others hold", f"{inter.shared:.1%}"),
-            ("  Jaccard similarity of label sets", _decimal(inter.jaccard) + note),
-            (
-                "  pairs of classes held together",
-                f"{len(self.pairs.under(ClassPairs.hardly)):,} of {self.pairs.number:,} by under {ClassPairs.hardly} "
-                f"samples, {len(self.pairs.under(ClassPairs.few)):,} by under {ClassPairs.few}",
-            ),
-            ("samples of a client", ""),
-            ("  smallest, median, largest", " / ".join(map(amount, (sizes.smallest, sizes.median, sizes.largest)))),
-            ("  inequality", f"Gini {sizes.gini:.3f}, standard deviation / mean {sizes.variation:.2f}"),
+        by_chance = f"by chance {labels.skew_by_chance:.1%}"
+        parts = {
+            "label distribution": {
+                "labels that occur": f"{labels.richness} of {len(labels.histogram)}",
+                "entropy of all samples": f"{labels.entropy:.3f} bits, {labels.evenness:.1%} of even",
+                "labels of a client": f"{richness.mean():.1f} on average, {richness.min()} to {richness.max()}",
+                "evenness of a client": f"{even.mean():.1%} on average, {even.min():.1%} to {even.max():.1%}",
+                "skew": f"the client explains {labels.skew:.1%} of the label's entropy, {by_chance}",
+                "classes of a client": f"{groups} on average",
+            },
+            "client consistency (mixes sorted)": {
+                "Hellinger distance": _decimal(alike.hellinger) + note,
+                "earth mover's distance": f"{_decimal(alike.emd)} ranks",
+            },
+            "between clients": {
+                "samples whose label others hold": f"{inter.shared:.1%}",
+                "Jaccard similarity of label sets": _decimal(inter.jaccard) + note,
+                "pairs of classes held together": f"{len(pairs.under(pairs.hardly)):,} of {pairs.number:,} by under "
+                f"{pairs.hardly} samples, {len(pairs.under(pairs.few)):,} by under {pairs.few}",
+            },
+            "samples of a client": {
+                "smallest, median, largest": " / ".join(map(amount, (sizes.smallest, sizes.median, sizes.largest))),
+                "inequality": f"Gini {sizes.gini:.3f}, standard deviation / mean {sizes.variation:.2f}",
+            },
+        }
+        if target is not None:
+            parts["target"] = {
+                "nearest mix by weights": f"squared distance {target.distance:.3g}, {target.covered:.1%} in common",
+                "FedAvg's mix": f"squared distance {target.fedavg_distance:.3g}",
+                "held by some client": f"{target.ceiling:.1%} of the target",
+            }
+        return [
+            row
+            for heading, values in parts.items()
+            for row in [(heading, ""), *((f"  {name}", value) for name, value in values.items())]
         ]
-        if self.target is not None:
-            target = self.target
-            rows += [
-                ("target", ""),
-                ("  nearest mix by weights", f"squared distance {target.distance:.3g}, {target.covered:.1%} in common"),
-                ("  FedAvg's mix", f"squared distance {target.fedavg_distance:.3g}"),
-                ("  held by some client", f"{target.ceiling:.1%} of the target"),
-            ]
-        return rows
 
     def __str__(self) -> str:
         rows = self.statistics()
@@ -211,7 +194,8 @@ class SkewReport:
         counts: CountsLike, target: ArrayLike, class_names: tuple[str, ...], where: str = "target"
     ) -> str:
         """Say what it means that no client holds some of a target's classes; empty where there are none."""
-        missing, mix = unheld_classes(counts, target), as_target(target, len(class_names))
+        mix = as_target(target, len(class_names))
+        missing = np.flatnonzero((mix > 0) & ~as_counts(counts).any(axis=0))
         if not len(missing):
             return ""
         share = float(mix[missing].sum())
@@ -234,41 +218,33 @@ def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
     record = counts if isinstance(counts, LabelCounts) else LabelCounts(counts)
     if not record.counts.max() > 0:
         raise ArgumentError("counts: no client holds a sample")
-    present = np.flatnonzero(record.sizes)
-    pairs, sampled = client_pairs(len(present))
-    bits = np.asarray(entropy(record))
-    return SkewReport(
-        counts=record,
-        label_distribution=label_distribution(record, bits),
-        client_consistency=client_consistency(record, present, pairs, sampled),
-        inter_client=inter_client_distribution(record, present, pairs, sampled),
-        quantity=quantity_skew(record.sizes),
-        groups=class_group_matrix(record),
-        kl_to_uniform=np.maximum(math.log2(record.counts.shape[1]) - bits, 0.0),
-        pairs=ClassPairs.of(record),
-        target=None if target is None else target_coverage(record, target),
-    )
+    return SkewReport(record, target)
 
 
-def _overview(report: SkewReport) -> str:
+def _overview(report: SkewReport) -> Iterator[str]:
     clients, classes, samples = len(report.counts), len(report.counts.classes), float(report.counts.sizes.sum())
     empty = f" ({report.quantity.empty} empty)" if report.quantity.empty else ""
     held = f"{amount(samples)} {'sample' if samples == 1 else 'samples'} of {counted(classes, 'class', 'classes')}"
-    return f"{counted(clients, 'client holds', f'clients{empty} hold')} {held}."
+    yield f"{counted(clients, 'client holds', f'clients{empty} hold')} {held}."
 
 
-def _skew(report: SkewReport) -> str:
+def _skew(report: SkewReport) -> Iterator[str]:
     labels = report.label_distribution
     if len(report.counts) == 1:
-        return "One client alone has no skew between clients."
-    explained = f"the client explains {_percent(labels.skew)} of the entropy of a sample's label"
-    chance = f"in a random division of as many samples it would explain {_percent(labels.skew_by_chance)}"
-    if labels.skew <= 2 * labels.skew_by_chance:
-        return f"The labels are hardly skewed: {explained}; {chance}. Methods for label skew have little to gain here."
+        yield "One client alone has no skew between clients."
+        return
+    hardly = labels.skew <= 2 * labels.skew_by_chance
     degree = "strongly" if labels.skew >= STRONG else "clearly" if labels.skew >= CLEAR else "mildly"
-    return (
-        f"The labels are {degree} skewed: {explained}; {chance}. The more skewed, the further local training pulls the "
-        "clients' models apart, and the more accuracy plain averaging (FedAvg) loses."
+    consequence = (
+        "Methods for label skew have little to gain here."
+        if hardly
+        else "The more skewed, the further local training pulls the clients' models apart, and the more accuracy plain "
+        "averaging (FedAvg) loses."
+    )
+    yield (
+        f"The labels are {'hardly' if hardly else degree} skewed: the client explains {_percent(labels.skew)} of the "
+        "entropy of a sample's label; in a random division of as many samples it would explain "
+        f"{_percent(labels.skew_by_chance)}. {consequence}"
     )
 
 
@@ -389,13 +365,3 @@ def _percent(share: float) -> str:
 
 def _decimal(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _plain(part: Any) -> dict[str, Any]:
-    """Return the numbers of a part of the report, without its arrays; NaN as None."""
-    values = ((entry.name, getattr(part, entry.name)) for entry in fields(part))
-    return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
-        for name, value in values
-        if not isinstance(value, np.ndarray)
-    }

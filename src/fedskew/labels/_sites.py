@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from scipy.special import chdtrc
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import FloatArray, as_floats, check_amounts
+from fedskew.labels._counts import FloatArray, as_amounts
 
 _LEAST_EXPECTED = 5.0
 
@@ -36,11 +36,7 @@ def site_p_value(own: ArrayLike, pooled: ArrayLike) -> float:
         >>> round(site_p_value([[30, 10], [10, 30]], [[70, 30], [40, 120]]), 4)
         0.6725
     """
-    mine, whole = as_floats(own, "own"), as_floats(pooled, "pooled")
-    for name, table in (("own", mine), ("pooled", whole)):
-        if table.ndim != 2:
-            raise ArgumentError(f"{name}: must have the shape (classes, cells), not {table.shape}")
-        check_amounts(table, name)
+    mine, whole = (as_amounts(table, name, ("classes", "cells")) for table, name in ((own, "own"), (pooled, "pooled")))
     if mine.shape != whole.shape:
         raise ArgumentError(f"own: must have the shape of pooled, {whole.shape}, not {mine.shape}")
     others = whole - mine

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.labels._counts import CountsLike, FloatArray, LabelCounts, as_counts, as_target, row_blocks
+from fedskew.labels._counts import FloatArray, LabelCounts, as_target, row_blocks
 from fedskew.labels._measures import entropy
 from fedskew.mixing import Programme
-
-Pairs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 EXACT_PAIRS = 500_000
 """Up to this many pairs of clients a mean over pairs is exact; beyond, it is over a sample."""
@@ -28,7 +24,6 @@ DRAWS_SEED = 20230
 PAIRS_AT_ONCE = 10_000
 
 
-@dataclass(frozen=True)
 class LabelDistribution:
     """FedLA's first property: how many labels there are, and how evenly they occur.
 
@@ -44,18 +39,64 @@ class LabelDistribution:
             with a fixed generator; NaN for fewer than ten clients.
     """
 
-    histogram: FloatArray
-    richness: int
-    entropy: float
-    evenness: float
-    client_richness: NDArray[np.int64]
-    client_evenness: FloatArray
-    skew: float
-    skew_by_chance: float
-    cohort_entropy: float
+    def __init__(self, record: LabelCounts, client_bits: FloatArray) -> None:
+        pooled, sizes = record.pooled, record.sizes
+        classes, samples = len(pooled), float(sizes.sum())
+        self.histogram = pooled / samples
+        self.richness = int(np.count_nonzero(pooled))
+        self.entropy = bits = float(entropy(pooled))
+        most = math.log2(classes) if classes > 1 else 1.0
+        self.evenness = bits / most
+        self.client_richness = np.count_nonzero(record.counts, axis=1)
+        self.client_evenness = client_bits / most
+        information = max(bits - float(sizes @ client_bits) / samples, 0.0)
+        # In a random division it is chi-square to first order: (clients - 1)(labels - 1) / (2 n ln 2) bits.
+        freedom = (np.count_nonzero(sizes) - 1) * (self.richness - 1)
+        chance = float(freedom / (2 * samples * math.log(2)))
+        self.skew = min(information / bits, 1.0) if bits else 0.0
+        self.skew_by_chance = min(chance / bits, 1.0) if bits else 0.0
+        self.cohort_entropy = _cohort_entropy(record)
 
 
-@dataclass(frozen=True)
+def _cohort_entropy(record: LabelCounts) -> float:
+    clients = len(record)
+    if clients < 10:
+        return math.nan
+    rng = np.random.Generator(np.random.Philox(DRAWS_SEED))
+    cohorts = max(10, min(500, 100_000 // (clients // 10)))
+    drawn = [record.counts[rng.choice(clients, clients // 10, replace=False)].sum(axis=0) for _ in range(cohorts)]
+    return float(np.mean(entropy(np.array(drawn))))
+
+
+class ClientPairs:
+    """All pairs of different clients with samples, or a fixed sample of many pairs.
+
+    `counts` are those of the clients that occur in a pair, and `one` and `other` their places among these.
+    """
+
+    def __init__(self, record: LabelCounts) -> None:
+        present = np.flatnonzero(record.sizes)
+        clients = len(present)
+        self.sampled = clients * (clients - 1) // 2 > EXACT_PAIRS
+        one, other = (np.zeros(0, np.int64),) * 2 if self.sampled else np.triu_indices(clients, 1)
+        if self.sampled:
+            rng = np.random.Generator(np.random.Philox(DRAWS_SEED))
+            one = rng.integers(clients, size=SAMPLED_PAIRS)
+            other = (one + rng.integers(1, clients, size=SAMPLED_PAIRS)) % clients
+        members, places = np.unique(np.stack([one, other]), return_inverse=True)
+        self.one, self.other = places.reshape(2, -1)
+        self.counts = record.counts[present[members]]
+
+    def __len__(self) -> int:
+        return len(self.one)
+
+    def mean(self, measure: Callable[[NDArray[np.int64], NDArray[np.int64]], FloatArray]) -> float:
+        """Return the mean of a measure over pairs, block by block: memory does not grow with pairs times classes."""
+        blocks = [slice(at, at + PAIRS_AT_ONCE) for at in range(0, len(self), PAIRS_AT_ONCE)]
+        found = [measure(self.one[block], self.other[block]) for block in blocks]
+        return float(np.concatenate(found).mean()) if found else math.nan
+
+
 class ClientConsistency:
     """FedLA's second property: do clients have equally uneven mixes, whichever labels they hold?
 
@@ -70,13 +111,39 @@ class ClientConsistency:
         sampled: Whether they are a sample of all pairs.
     """
 
-    hellinger: float
-    emd: float
-    pairs: int
-    sampled: bool
+    def __init__(self, record: LabelCounts, pairs: ClientPairs) -> None:
+        roots = np.empty(pairs.counts.shape)
+        for part in row_blocks(roots):
+            np.sqrt(_sorted_mixes(pairs.counts[part]), out=roots[part])
+
+        def distance(one: NDArray[np.int64], other: NDArray[np.int64]) -> FloatArray:
+            apart: FloatArray = np.sqrt(np.maximum(1 - np.einsum("ij,ij->i", roots[one], roots[other]), 0))
+            return apart
+
+        self.hellinger = pairs.mean(distance)
+        self.emd = _mean_earth_movers_distance(record.counts[record.sizes > 0])
+        self.pairs, self.sampled = len(pairs), pairs.sampled
 
 
-@dataclass(frozen=True)
+def _mean_earth_movers_distance(counts: FloatArray) -> float:
+    clients, classes = counts.shape
+    if clients < 2:
+        return math.nan
+    cumulated = np.empty((classes, clients))
+    for part in row_blocks(counts):
+        cumulated[:, part] = np.cumsum(_sorted_mixes(counts[part]), axis=1).T
+    # The mean of |x_i - x_j| over pairs follows from the sorted x: the k-th smallest is the larger of k pairs.
+    signs = 2 * np.arange(clients) - clients + 1
+    emd = float(sum(signs @ np.sort(shares) for shares in cumulated) / (clients * (clients - 1) / 2))
+    return max(emd, 0.0)
+
+
+def _sorted_mixes(rows: FloatArray) -> FloatArray:
+    """Label mixes of the clients with samples, each sorted from its largest share to its smallest."""
+    mixes: FloatArray = np.sort(rows, axis=1)[:, ::-1] / rows.sum(axis=1, keepdims=True)
+    return mixes
+
+
 class InterClientDistribution:
     """FedLA's third property: do clients hold the same labels?
 
@@ -90,15 +157,23 @@ class InterClientDistribution:
             without samples.
     """
 
-    shared: float
-    jaccard: float
-    pairs: int
-    sampled: bool
-    holders: NDArray[np.int64]
-    largest_holding: FloatArray
+    def __init__(self, record: LabelCounts, pairs: ClientPairs) -> None:
+        counts, sizes, pooled = record.counts, record.sizes, record.pooled
+        self.holders = np.count_nonzero(counts, axis=0)
+        elsewhere = counts @ (self.holders > 1).astype(np.float64)
+        self.shared = float((elsewhere[sizes > 0] / sizes[sizes > 0]).mean())
+        held = pairs.counts > 0
+
+        def similarity(one: NDArray[np.int64], other: NDArray[np.int64]) -> FloatArray:
+            both = np.count_nonzero(held[one] & held[other], axis=1)
+            either: FloatArray = both / np.count_nonzero(held[one] | held[other], axis=1)
+            return either
+
+        self.jaccard = pairs.mean(similarity)
+        self.pairs, self.sampled = len(pairs), pairs.sampled
+        self.largest_holding = np.divide(counts.max(axis=0), pooled, out=np.zeros_like(pooled), where=pooled > 0)
 
 
-@dataclass(frozen=True)
 class QuantitySkew:
     """How unevenly samples are spread over clients, whatever their labels.
 
@@ -110,17 +185,17 @@ class QuantitySkew:
         empty: Number of clients without samples.
     """
 
-    smallest: float
-    median: float
-    mean: float
-    largest: float
-    variation: float
-    gini: float
-    largest_tenth: float
-    empty: int
+    def __init__(self, sizes: FloatArray) -> None:
+        clients, ordered = len(sizes), np.sort(sizes)
+        ranks = 2 * np.arange(1, clients + 1) - clients - 1
+        self.smallest, self.largest = float(ordered[0]), float(ordered[-1])
+        self.median, self.mean = float(np.median(ordered)), float(sizes.mean())
+        self.variation = float(sizes.std()) / self.mean
+        self.gini = float(ranks @ ordered) / (clients * float(ordered.sum()))
+        self.largest_tenth = float(ordered[-max(1, clients // 10) :].sum() / ordered.sum())
+        self.empty = int(np.count_nonzero(sizes == 0))
 
 
-@dataclass(frozen=True)
 class TargetCoverage:
     """How near the federation can come to a target label mix by weighing clients.
 
@@ -132,167 +207,18 @@ class TargetCoverage:
         covered: Sum of min(target, nearest): what the nearest mix has in common with the target. Not the most that
             weights can have in common with it: another mix, at a larger distance, may have more.
         short: Target minus nearest where that is positive, shape `(classes,)`.
-        unheld: Ids of the target's classes that no client holds.
+        unheld: Ids of the target's classes that no client holds: no method can learn them.
+        ceiling: The share of the target's mix whose classes some client holds.
     """
 
-    mix: FloatArray
-    nearest: FloatArray
-    distance: float
-    fedavg_distance: float
-    covered: float
-    short: FloatArray
-    unheld: NDArray[np.int64]
-
-    @property
-    def ceiling(self) -> float:
-        """The share of the target's mix whose classes some client holds; the others are never learned."""
-        return 1.0 - float(self.mix[self.unheld].sum())
-
-
-def label_distribution(record: LabelCounts, client_bits: FloatArray) -> LabelDistribution:
-    """FedLA's first property; `client_bits`: each client's entropy."""
-    pooled, sizes = record.pooled, record.sizes
-    classes, samples = len(pooled), float(sizes.sum())
-    bits = float(entropy(pooled))
-    most = math.log2(classes) if classes > 1 else 1.0
-    information = max(bits - float(sizes @ client_bits) / samples, 0.0)
-    # For a random division the information is chi-square to first order: (clients - 1)(labels - 1) / (2 n ln 2) bits.
-    freedom = (np.count_nonzero(sizes) - 1) * (np.count_nonzero(pooled) - 1)
-    chance = freedom / (2 * samples * math.log(2))
-    return LabelDistribution(
-        histogram=pooled / samples,
-        richness=int(np.count_nonzero(pooled)),
-        entropy=bits,
-        evenness=bits / most,
-        client_richness=np.count_nonzero(record.counts, axis=1),
-        client_evenness=client_bits / most,
-        skew=min(information / bits, 1.0) if bits else 0.0,
-        skew_by_chance=min(chance / bits, 1.0) if bits else 0.0,
-        cohort_entropy=_cohort_entropy(record),
-    )
-
-
-def _cohort_entropy(record: LabelCounts) -> float:
-    clients = len(record)
-    if clients < 10:
-        return math.nan
-    rng = np.random.Generator(np.random.Philox(DRAWS_SEED))
-    cohorts = max(10, min(500, 100_000 // (clients // 10)))
-    drawn = [record.counts[rng.choice(clients, clients // 10, replace=False)].sum(axis=0) for _ in range(cohorts)]
-    return float(np.mean(entropy(np.array(drawn))))
-
-
-def client_consistency(
-    record: LabelCounts, present: NDArray[np.int64], pairs: Pairs, sampled: bool
-) -> ClientConsistency:
-    """FedLA's second property, over pairs of the clients with samples, `present`."""
-    clients, drawn = len(present), len(pairs[0])
-    if clients < 2:
-        return ClientConsistency(math.nan, math.nan, 0, False)
-    counts, (members, among) = record.counts, _members(pairs)
-    roots = np.empty((len(members), counts.shape[1]))
-    for part in row_blocks(roots):
-        np.sqrt(_sorted_mixes(counts[present[members[part]]]), out=roots[part])
-    overlap = _over_pairs(among, lambda one, other: np.einsum("ij,ij->i", roots[one], roots[other]))
-    hellinger = float(np.sqrt(np.maximum(1 - overlap, 0)).mean())
-    cumulated = np.empty((counts.shape[1], clients))
-    for part in row_blocks(counts):
-        cumulated[:, part] = np.cumsum(_sorted_mixes(counts[present[part]]), axis=1).T
-    # The mean of |x_i - x_j| over pairs follows from the sorted x: the k-th smallest is the larger of k pairs.
-    signs = 2 * np.arange(clients) - clients + 1
-    emd = float(sum(signs @ np.sort(shares) for shares in cumulated) / (clients * (clients - 1) / 2))
-    return ClientConsistency(hellinger, max(emd, 0.0), drawn, sampled)
-
-
-def _sorted_mixes(rows: FloatArray) -> FloatArray:
-    """Label mixes of the clients with samples, each sorted from its largest share to its smallest."""
-    mixes: FloatArray = np.sort(rows, axis=1)[:, ::-1] / rows.sum(axis=1, keepdims=True)
-    return mixes
-
-
-def inter_client_distribution(
-    record: LabelCounts, present: NDArray[np.int64], pairs: Pairs, sampled: bool
-) -> InterClientDistribution:
-    """FedLA's third property, over pairs of the clients with samples, `present`."""
-    counts, sizes, pooled = record.counts, record.sizes, record.pooled
-    holders = np.count_nonzero(counts, axis=0)
-    shared = float(((counts @ (holders > 1).astype(np.float64))[present] / sizes[present]).mean())
-    jaccard = math.nan
-    if len(present) > 1:
-        members, among = _members(pairs)
-        held = counts[present[members]] > 0
-
-        def similarity(one: NDArray[np.int64], other: NDArray[np.int64]) -> FloatArray:
-            both = np.count_nonzero(held[one] & held[other], axis=1)
-            either: FloatArray = both / np.count_nonzero(held[one] | held[other], axis=1)
-            return either
-
-        jaccard = float(_over_pairs(among, similarity).mean())
-    largest = np.divide(counts.max(axis=0), pooled, out=np.zeros_like(pooled), where=pooled > 0)
-    return InterClientDistribution(shared, jaccard, len(pairs[0]), sampled, holders, largest)
-
-
-def quantity_skew(sizes: FloatArray) -> QuantitySkew:
-    """Return how unevenly these client sizes are spread."""
-    clients, mean = len(sizes), float(sizes.mean())
-    ordered = np.sort(sizes)
-    ranks = 2 * np.arange(1, clients + 1) - clients - 1
-    return QuantitySkew(
-        smallest=float(ordered[0]),
-        median=float(np.median(ordered)),
-        mean=mean,
-        largest=float(ordered[-1]),
-        variation=float(sizes.std()) / mean,
-        gini=float(ranks @ ordered) / (clients * float(ordered.sum())),
-        largest_tenth=float(ordered[-max(1, clients // 10) :].sum() / ordered.sum()),
-        empty=int(np.count_nonzero(sizes == 0)),
-    )
-
-
-def target_coverage(record: LabelCounts, target: ArrayLike) -> TargetCoverage:
-    """Return how near the clients come to a target mix."""
-    mix = as_target(target, record.counts.shape[1])
-    residual = Programme(record.counts, mix).projection.residual
-    # A difference up to rounding is not a shortage.
-    short = np.where(residual > 1e-9, residual, 0.0)
-    histogram = record.pooled / record.pooled.sum()
-    nearest = np.maximum(mix - residual, 0.0)
-    return TargetCoverage(
-        mix=mix,
-        nearest=nearest,
-        distance=float(residual @ residual),
-        fedavg_distance=float((mix - histogram) @ (mix - histogram)),
-        covered=float(np.minimum(mix, nearest).sum()),
-        short=short,
-        unheld=unheld_classes(record, mix),
-    )
-
-
-def unheld_classes(counts: CountsLike, target: ArrayLike) -> NDArray[np.int64]:
-    """Return the ids of a target's classes that no client holds: no method can learn them."""
-    held = as_counts(counts)
-    return np.flatnonzero((as_target(target, held.shape[1]) > 0) & ~(held > 0).any(axis=0))
-
-
-def client_pairs(clients: int) -> tuple[Pairs, bool]:
-    """Return all pairs of different clients, or a fixed sample of many pairs; and whether they are a sample."""
-    if clients * (clients - 1) // 2 <= EXACT_PAIRS:
-        one, other = np.triu_indices(clients, 1)
-        return (one, other), False
-    rng = np.random.Generator(np.random.Philox(DRAWS_SEED))
-    first = rng.integers(clients, size=SAMPLED_PAIRS)
-    return (first, (first + rng.integers(1, clients, size=SAMPLED_PAIRS)) % clients), True
-
-
-def _members(pairs: Pairs) -> tuple[NDArray[np.int64], Pairs]:
-    """Return the clients that occur in a pair, and the pairs as positions among them."""
-    members, places = np.unique(np.stack(pairs), return_inverse=True)
-    one, other = places.reshape(2, -1)
-    return members, (one, other)
-
-
-def _over_pairs(pairs: Pairs, measure: Callable[[NDArray[np.int64], NDArray[np.int64]], FloatArray]) -> FloatArray:
-    """Return a measure of each pair, block by block: memory does not grow with pairs times classes."""
-    one, other = pairs
-    blocks = range(0, len(one), PAIRS_AT_ONCE)
-    return np.concatenate([measure(one[at : at + PAIRS_AT_ONCE], other[at : at + PAIRS_AT_ONCE]) for at in blocks])
+    def __init__(self, record: LabelCounts, target: ArrayLike) -> None:
+        self.mix = mix = as_target(target, record.counts.shape[1])
+        residual = Programme(record.counts, mix).projection.residual
+        apart = mix - record.pooled / record.pooled.sum()
+        self.nearest = np.maximum(mix - residual, 0.0)
+        self.distance = float(residual @ residual)
+        self.fedavg_distance = float(apart @ apart)
+        self.covered = float(np.minimum(mix, self.nearest).sum())
+        self.short = np.where(residual > 1e-9, residual, 0.0)  # a difference up to rounding is none
+        self.unheld = np.flatnonzero((mix > 0) & (record.pooled == 0))
+        self.ceiling = 1.0 - float(mix[self.unheld].sum())

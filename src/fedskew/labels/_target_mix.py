@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 from scipy.special import chdtrc, ndtri
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._counts import FloatArray, as_floats, check_amounts
+from fedskew.labels._counts import FloatArray, as_amounts, as_floats
 from fedskew.labels._mix_interval import UNSEEN, FewSamples
 from fedskew.labels._outcomes import MixMethod
 
@@ -196,20 +196,12 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
 
 
 def _checked(tables: ArrayLike, cells: ArrayLike, method: str) -> tuple[FloatArray, FloatArray]:
-    held_out, target = as_floats(tables, "tables"), as_floats(cells, "cells")
-    if held_out.ndim != 2 or not held_out.size:
-        raise ArgumentError(f"tables: must have the shape (classes, cells), not {held_out.shape}")
+    held_out = as_amounts(tables, "tables", ("classes", "cells"))
     classes, outcomes = held_out.shape
-    if target.ndim == 2 and method != "em":
-        raise ArgumentError(
-            f"cells: must have the shape ({outcomes},), not {target.shape}; only method 'em' takes samples"
-        )
-    wanted = (outcomes,) if target.ndim < 2 else (len(target), classes)
-    if target.shape != wanted:
-        what = "one number for each cell" if target.ndim < 2 else "each sample's probability of each class"
-        raise ArgumentError(f"cells: must have the shape {wanted}, {what}, not {target.shape}")
-    check_amounts(held_out, "tables")
-    check_amounts(target, "cells")
+    if method == "em" and np.ndim(cells) == 2:
+        target = as_amounts(cells, "cells", ("samples", classes), "each sample's probability of each class")
+    else:
+        target = as_amounts(cells, "cells", (outcomes,), "one number for each cell; only method 'em' takes samples")
     if not held_out.sum():
         raise ArgumentError("tables: there is no held-out sample")
     if not target.sum():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +79,11 @@ def _curves(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) ->
     lines = []
     for row, seeds in rows:
         label = row.labels.get(part.lines, "")
-        if series := [found for run in seeds if (found := dict(_series(run, part.value)))]:
+        scale = 100 if unit_of(part.value) else 1
+        if series := [found for run in seeds if (found := run.series(part.value, scale))]:
             lines.append(drawing.Curve.over_seeds(styles[label], series, label=label))
     drawing.curves(axes, lines, unit=unit_of(part.value), reference=part.reference)
     axes.set_ylabel(_name(part.value))
-
-
-def _series(run: SeedRun, value: str) -> Iterator[tuple[int, float]]:
-    """Yield rounds and values; values whose `unit_of` is "%" are converted to percent."""
-    scale = 100.0 if unit_of(value) else 1.0
-    for record in run.rounds:
-        found: Any = record
-        for key in value.split("."):
-            found = None if found is None else getattr(found, key)
-        if found is not None:
-            yield record.round, scale * float(found)
 
 
 def _against(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:

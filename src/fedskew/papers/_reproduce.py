@@ -242,32 +242,21 @@ def reproduce(
     )
     finished = {row.name: _finished(recipe, cells[config.hash], Path(out)) for row, config in planned}
     runs = [(row, finished.get(row.name, [])) for row in rows]
+    single = list({id(run): run for _, found in runs for run in found}.values())
     lines = Reproduction.compare(recipe, runs)
     notes = [
         *_reading(recipe, lines),
         *_changes(recipe, rows, planned),
         *(f"Differs from the paper: {text}" for text in recipe.deviating(rows)),
-        *_label_notes(runs),
+        *SeedRun.label_notes(single),
         *SweepResult.model_notes(config for _, config in planned),
-        *SeedRun.machine_notes({id(run): run for _, found in runs for run in found}.values()),
+        *SeedRun.machine_notes(single),
         *(f"Missing, as it failed: {failure}" for failure in result.failures),
         *(f"Refused: {text}" for text in result.refused),
     ]
     done = Reproduction(recipe, lines, notes, result.failures, result.refused, result.folder)
     done.files = [*_write(done, command), *draw(recipe, runs, done.folder)]
     return done
-
-
-def _label_notes(runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> Iterator[str]:
-    """Yield what the labels of these runs said, each sentence once, with the rows and seeds that it is about."""
-    about: dict[str, dict[str, list[int]]] = {}
-    for row, found in runs:
-        for run in found:
-            for note in run.notes:
-                about.setdefault(note, {}).setdefault(row.name, []).append(run.seed)
-    for note, rows in about.items():
-        where = [f"{name} (seed{'s' * (len(seeds) > 1)} {_list(seeds)})" for name, seeds in rows.items()]
-        yield f"{'; '.join(where)}: {note}"
 
 
 def _labels(recipe: Recipe, row: RecipeRow) -> dict[str, str]:

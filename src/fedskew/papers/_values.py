@@ -17,7 +17,7 @@ from fedskew.engine import predict
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, make_task, make_training_loop
 from fedskew.files import load_tensors
-from fedskew.labels import projection_distance, unheld_classes
+from fedskew.labels import projection_distance
 from fedskew.papers._recipe import Labels
 from fedskew.report import SeedRun
 from fedskew.report.drawing import FloatArray
@@ -84,7 +84,7 @@ def ceiling(run: SeedRun, measure: str) -> float | None:
     """
     if run.target is None or not measure.endswith("target_accuracy"):
         return None
-    return 100.0 * (1.0 - float(run.target[unheld_classes(run.counts, run.target)].sum()))
+    return 100.0 * (1.0 - float(run.target[~run.counts.any(axis=0)].sum() / run.target.sum()))
 
 
 def unit_of(measure: str) -> str:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
 from fedskew.report._runs import SeedRun
 
-_WORDS_ALIKE = 3  # notes that begin with so many words alike are one note about several runs
-_SHOWN = 4  # of so many runs a note shows what differs
 _NOT_TESTED = ("root", "validation", "held_out")  # keys of `[data]` that don't change the test set
 
 
@@ -85,58 +81,3 @@ def listed(names: Iterable[Any], most: int = 8) -> str:
     if len(found) > most:
         return f"{', '.join(found[:most])} and {len(found) - most:,} more"
     return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
-
-
-@dataclass(frozen=True)
-class Note:
-    """A note on runs: its words up to where runs differ, the words in which they do by their names, the words after."""
-
-    opening: str
-    parts: tuple[tuple[str, str], ...] = ()
-    ending: str = ""
-
-
-def label_notes(groups: Sequence[Group]) -> list[Note]:
-    """Return the notes of runs, each sentence once: those that begin alike are one note."""
-    about: dict[str, list[tuple[Group, int]]] = {}
-    for group in groups:
-        for run in group.seeds:
-            for note in filter(None, (*run.notes, run.finish_note)):
-                about.setdefault(note, []).append((group, run.seed))
-    names: dict[tuple[str, ...], dict[str, str]] = {}
-    for note, runs in about.items():
-        names.setdefault(tuple(note.split()[:_WORDS_ALIKE]), {})[note] = _names(runs, groups)
-    return [_merged(notes) for notes in names.values()]
-
-
-def _names(runs: Sequence[tuple[Group, int]], groups: Sequence[Group]) -> str:
-    """Name these runs by label and seed; an empty text where they are all runs."""
-    everywhere = {(group.label, run.seed) for group in groups for run in group.seeds}
-    there = {(group.label, seed) for group, seed in runs}
-    seeds = sorted({seed for _, seed in there})
-    if there == everywhere:
-        return ""
-    if there == {(label, seed) for label, seed in everywhere if seed in seeds}:  # of every method
-        return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
-    return listed(group.label if len(group.seeds) == 1 else f"{group.label}, seed {seed}" for group, seed in runs)
-
-
-def _merged(names: Mapping[str, str]) -> Note:
-    """Make one note of notes that begin alike, which map to the runs that they are about."""
-    if len(names) == 1:
-        ((note, runs),) = names.items()
-        return Note(f"{runs}: {note}" if runs else note)
-    texts = [re.split(r"(?<=[.:]) ", note) for note in names]  # sentences
-    before = _alike(texts)
-    after = min(_alike([text[::-1] for text in texts]), min(map(len, texts)) - before)
-    parts = [
-        (runs, " ".join(text[before : len(text) - after])) for text, runs in zip(texts, names.values(), strict=True)
-    ]
-    if len(parts) > _SHOWN:
-        parts = [*parts[:_SHOWN], (f"{len(parts) - _SHOWN} more", "each with its own figures")]
-    return Note(" ".join(texts[0][:before]), tuple(parts), " ".join(texts[0][len(texts[0]) - after :]))
-
-
-def _alike(texts: Sequence[Sequence[str]]) -> int:
-    """Return how many sentences all texts have alike at their beginning."""
-    return sum(1 for _ in takewhile(lambda sentences: len(set(sentences)) == 1, zip(*texts, strict=False)))

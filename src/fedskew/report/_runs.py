@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -86,9 +88,27 @@ class SeedRun:
         return means if means.get("evaluations", 0) > 1 else {}
 
     @property
+    def last_round(self) -> int:
+        """The number of the last round."""
+        return self.rounds[-1].round if self.rounds else 0
+
+    @property
+    def diverged(self) -> int:
+        """How many clients were left out of a round as they diverged, over all rounds."""
+        return sum(len(record.diverged) for record in self.rounds)
+
+    @property
     def last_evaluation(self) -> Evaluation | None:
         """The last evaluation; None where there is none."""
         return next((record.evaluation for record in reversed(self.rounds) if record.evaluation is not None), None)
+
+    def series(self, value: str, scale: float = 1.0) -> dict[int, float]:
+        """Return an entry of its records by round, such as "drift" or "evaluation.accuracy", times `scale`.
+
+        Rounds without a finite value are left out; of "clients.majority" and the like it is the mean over the clients.
+        """
+        known = ((record.round, _entry(record, *value.split("."))) for record in self.rounds)
+        return {round: scale * x for round, x in known if math.isfinite(x)}
 
     def rounds_to(self, accuracy: float) -> float | None:
         """Return the first evaluated round with this test accuracy, a share; None if no round reached it."""
@@ -133,6 +153,26 @@ class SeedRun:
             f"{finish['name']} made the model worse: {what} {after[key]:.4f}, and {trained[key]:.4f} before. "
             "Use the model as it was trained (model.safetensors)."
         )
+
+    @staticmethod
+    def label_notes(runs: Iterable[SeedRun]) -> list[str]:
+        """Return the notes of runs, each once, with the labels and seeds that it is about where these are not all."""
+        about: dict[str, dict[str, list[int]]] = {}
+        everywhere: dict[str, list[int]] = {}
+        for run in runs:
+            everywhere.setdefault(run.label, []).append(run.seed)
+            for note in filter(None, (*run.notes, run.finish_note)):
+                about.setdefault(note, {}).setdefault(run.label, []).append(run.seed)
+        notes = []
+        for note, labels in about.items():
+            where = [
+                label
+                if seeds == everywhere[label]
+                else f"{label} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+                for label, seeds in labels.items()
+            ]
+            notes.append(note if labels == everywhere else f"{'; '.join(where)}: {note}")
+        return notes
 
     @staticmethod
     def as_trained(label: str) -> str:
@@ -198,6 +238,18 @@ class SeedRun:
             at = "" if revision is None else f", revision {revision[:10]}"
             lines.append(f"{where}, {threads}, {seconds[key]:,.0f} s of training; {packages}{at}.")
         return lines
+
+
+def _entry(record: RoundRecord, name: str, inner: str = "") -> float:
+    """Return a record's entry, or an entry of that; NaN where there is none."""
+    whole: Any = getattr(record, name)
+    values = [
+        part if not inner else part[inner] if isinstance(part, dict) else getattr(part, inner)
+        for part in (whole if isinstance(whole, list) else [whole])
+        if part is not None
+    ]
+    known = [float(value) for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan
 
 
 def _finished(run: SeedRun, finish: dict[str, Any]) -> SeedRun:

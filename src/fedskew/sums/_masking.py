@@ -5,9 +5,8 @@ integers,
 
     y_i = x_i + PRG(b_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)        modulo 2**32 or 2**64
 
-The sum over U, the members that arrived, is the sum over U of y_i, minus PRG(b_i) for all i in U, minus the PRG(s_ij)
-with j outside of U. (Bonawitz et al., CCS 2017, without secret sharing: a member that arrives and does not open costs
-the sum.)
+The sum is that of all y_i, minus PRG(b_i) for all i. (Bonawitz et al., CCS 2017, without secret sharing: a member that
+masks and does not open costs the sum.)
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -84,7 +83,7 @@ class SumContext:
     def disagreements(self, masked: Mapping[str, Masked]) -> list[tuple[str, str]]:
         """Find pairs of sites whose masks do not cancel, because their keys differ or they were told different things.
 
-        The server checks this before it asks sites to open, since leaving a site out of `arrived` is free then.
+        The server checks this before it asks sites to open, since leaving a site out is free then.
 
         Returns:
             The pairs, sorted. A site with commitments for too few or for unknown members is paired with itself.
@@ -100,17 +99,10 @@ class SumContext:
                     found.append((one, other))
         return sorted(found)
 
-    def check_opening(self, site: str, masked: Mapping[str, Masked], opening: Opening) -> None:
-        """Check one site's opening.
-
-        Raises:
-            SumsError: It is about other members, or is not what the site committed to.
-        """
-        if set(opening.pairs) != set(self.members) - set(masked):
-            raise SumsError(f"{self.name}: {site} opened a sum over other members than those that arrived")
-        for member, seed in {**opening.pairs, site: opening.own}.items():
-            if commitment(seed) != masked[site].commitments[member]:
-                raise SumsError(f"{self.name}: {site} opened another mask than the one that it committed to")
+    def check_opening(self, site: str, masked: Masked, opening: bytes) -> None:
+        """Raise SumsError where a site's opening is not what it committed to."""
+        if commitment(opening) != masked.commitments[site]:
+            raise SumsError(f"{self.name}: {site} opened another mask than the one that it committed to")
 
 
 @dataclass(frozen=True)
@@ -127,66 +119,10 @@ class Masked:
     commitments: Mapping[str, bytes] = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Pending:
-    """The secrets that a site keeps until it is asked to open its mask, once.
-
-    Attributes:
-        own: Seed of its own mask.
-        pairs: Seeds of the masks that it shares with each other member.
-    """
-
-    context: SumContext
-    site: str
-    own: bytes = field(repr=False)
-    pairs: Mapping[str, bytes] = field(repr=False)
-
-    def answer(self, arrived: Collection[str], least: int = SumContext.LEAST) -> Opening:
-        """Make a site's answer to the request to open its mask.
-
-        It keeps no state: a real site answers once for each sum, about all of its members, and forgets the seeds. Call
-        this with fewer only where all sites have made sure among themselves that they were told the same `arrived`:
-        otherwise their answers together can open a single site's values.
-
-        Args:
-            arrived: Members that the sum is over, as the server says.
-            least: Fewest members that the site lets a sum be over, from 2.
-
-        Raises:
-            SumsError: The site is not among those that arrived, these are no members, or too few.
-            ArgumentError: `least` is below 2.
-        """
-        if least < 2:
-            raise ArgumentError(f"least: must be at least 2, not {least}: a sum over one site is that site's values")
-        there, what = set(arrived), self.context.name
-        if strangers := sorted(there - set(self.context.members)):
-            raise SumsError(f"{what}: asked to open a sum with {', '.join(strangers)}, which was not asked for values")
-        if self.site not in there:
-            raise SumsError(f"{what}: asked to open a sum that {self.site} itself is not in")
-        if len(there) < least:
-            raise SumsError(
-                f"{what}: asked to open a sum over {len(there)} sites, and {self.site} agreed to {least} at least"
-            )
-        return Opening(self.own, {name: seed for name, seed in self.pairs.items() if name not in there})
-
-
-@dataclass(frozen=True)
-class Opening:
-    """What a site sends once it knows who arrived: enough to open the sum over these members, and no other sum.
-
-    Attributes:
-        own: Seed of its own mask, 32 bytes.
-        pairs: Seeds, 32 bytes each, of the masks that it shares with the members that did not arrive, by their names.
-    """
-
-    own: bytes = field(repr=False)
-    pairs: Mapping[str, bytes] = field(repr=False)
-
-
-def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumContext) -> tuple[Masked, Pending]:
+def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumContext) -> tuple[Masked, bytes]:
     """Mask a site's integers.
 
-        masked, pending = mask(UPDATES.encode(update, weight), key, deploy_toml_keys, context)
+        masked, opening = mask(UPDATES.encode(update, weight), key, deploy_toml_keys, context)
 
     Each call draws a fresh mask of the site's own, so the same values never look alike twice.
 
@@ -197,7 +133,8 @@ def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumConte
             own public key stands under. Take them from what the sites agreed on, never from the server's message.
 
     Returns:
-        What to send, and what to keep for `answer`.
+        What to send; and what opens it, 32 bytes: the seed of the site's own mask, to be kept until all members' masked
+        integers have arrived, and sent once.
 
     Raises:
         ArgumentError: The values are no such integers, the site's own key is not among the peers or stands there twice,
@@ -225,44 +162,41 @@ def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumConte
     for name, seed in pairs.items():
         _add(arrays, seed, plus=site < name)
     commitments = {name: commitment(seed) for name, seed in {**pairs, site: own}.items()}
-    return Masked(_as_given(arrays, values), commitments), Pending(context, site, own, pairs)
+    return Masked(_as_given(arrays, values), commitments), own
 
 
-def unmask(masked: Mapping[str, Masked], openings: Mapping[str, Opening], context: SumContext) -> Any:
-    """Open the sum over the sites that arrived.
+def unmask(masked: Mapping[str, Masked], openings: Mapping[str, bytes], context: SumContext) -> Any:
+    """Open the sum over all members.
 
         total = UPDATES.decode(unmask(masked, openings, context), sum(weights[name] for name in masked))
 
     Args:
-        masked: What each site that arrived sent, by site: exactly those that `answer` was told of.
+        masked: What each member sent, by site.
+        openings: What opens it, by site.
 
     Returns:
         The exact sum of their integers modulo 2**32 or 2**64, signed, in the form that the sites masked: an array, or
         arrays by name.
 
     Raises:
-        SumsError: A site has not answered, its answer is not what it committed to or is about
-            other members, two sites' masks do not cancel, or the sites' arrays differ in names, types or shapes.
-        ArgumentError: There is nothing to sum, or a site is no member.
+        SumsError: A member is missing or has not opened, its opening is not what it committed to, two sites' masks do
+            not cancel, or the sites' arrays differ in names, types or shapes.
+        ArgumentError: A site is no member.
     """
     there, what = sorted(masked), context.name
-    if not there:
-        raise ArgumentError(f"{what}: no site arrived")
     if strangers := sorted(set(there) - set(context.members)):
         raise ArgumentError(f"{what}: {', '.join(strangers)}: not asked for values")
-    if silent := sorted(set(there) - set(openings)):
-        raise SumsError(f"{what}: {', '.join(silent)} did not open its mask, so nothing opens")
+    if away := sorted(set(context.members) - (set(there) & set(openings))):
+        raise SumsError(f"{what}: {', '.join(away)} did not open its mask, so nothing opens")
     for one, other in context.disagreements(masked):
         raise SumsError(
             f"{what}: the masks of {one} and {other} do not cancel: they have other keys, or were told other members"
         )
     for name in there:
-        context.check_opening(name, masked, openings[name])
+        context.check_opening(name, masked[name], openings[name])
     total = _total(masked, what)
     for name in there:
-        _add(total, openings[name].own, plus=False)
-        for lost, seed in openings[name].pairs.items():
-            _add(total, seed, plus=name > lost)
+        _add(total, openings[name], plus=False)
     return _as_given(total, masked[there[0]].values)
 
 

@@ -1,0 +1,112 @@
+"""Rounds and hooks without training, and comparisons of models: what tests of several packages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedskew import methods
+from fedskew.engine import Assignment, Federation, Sent, Update
+from fedskew.engine.sums import summed
+from fedskew.hooks import LocalEnd, RoundEnd
+from fedskew.methods import Method
+from fedskew.models import ModelState
+
+NONE = torch.zeros(0)
+
+
+def task(
+    clients: int, beta: float | None = None, labels: int | None = None, width: int | None = None, **training: Any
+) -> dict[str, Any]:
+    """A config on digits: divided by Dirichlet shares, by labels a client, or evenly; `width`: of an MLP."""
+    rule = {"rule": "iid"}
+    if beta is not None:
+        rule = {"rule": "dirichlet_by_class", "beta": beta, "min_size": 1}
+    elif labels is not None:
+        rule = {"rule": "quantity", "labels_per_client": labels}
+    model = {"name": "logistic"} if width is None else {"name": "mlp3", "width": width}
+    return {"data": {"name": "digits"}, "partition": rule | {"clients": clients}, "model": model, "training": training}
+
+
+def built(preset: str = "fedavg", momentum: float = 0.0, **tables: Any) -> Method:
+    """A method by names."""
+    return methods.build(methods.expand({"preset": preset, **tables}), momentum)
+
+
+def alike(one: nn.Module | Mapping[str, Tensor], other: nn.Module | Mapping[str, Tensor]) -> set[str]:
+    """The names of parameters and buffers that have the same bits in both models."""
+    ours, theirs = (each.state_dict() if isinstance(each, nn.Module) else each for each in (one, other))
+    assert ours.keys() == theirs.keys()
+    return {name for name, value in ours.items() if torch.equal(value, theirs[name])}
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models are the same to the bit."""
+    return alike(one, other) == one.state_dict().keys()
+
+
+@dataclass
+class Told:
+    """A backend whose clients move the model by what they are told; who is told nothing does not reply."""
+
+    moves: Mapping[int, Sequence[float]]
+    buffers: Callable[[int, Tensor], Any] = lambda client, move: 10.0 * client
+    also: Callable[[int], dict[str, Any]] = lambda client: {}
+    asked: list[list[int]] = field(default_factory=list)
+
+    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        self.asked.append([task.client for task in cohort])
+        told = {client: torch.tensor(self.moves[client]) for client in self.asked[-1] if client in self.moves}
+        _, buffers, integers = sent.model
+        return [
+            Update(
+                client,
+                move,
+                move.norm(),
+                buffers + self.buffers(client, move),
+                integers + client,
+                1 + client,
+                float(client),
+                **self.also(client),
+            )
+            for client, move in told.items()
+        ]
+
+
+def start(federation: Federation, *parameters: float, buffers: Sequence[float] = (1.0,)) -> Any:
+    """The state before the first round of a model of two parameters, a buffer and a counter."""
+    model = ModelState(torch.tensor(parameters or (10.0, 20.0)), torch.tensor(buffers), torch.tensor([5]))
+    return federation.start(model)
+
+
+def weights_by_client(record: Any) -> dict[int, float]:
+    """The weights of a round's updates."""
+    return dict(zip(record.answered, record.weights, strict=True))
+
+
+def moved(
+    component: Any, state: Any, model: Tensor, updates: Tensor, weights: Any, steps: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The next model and state by a server update, from updates `(clients, parameters)`, weights and local steps."""
+    change, extras = summed(component, updates, np.asarray(weights), [int(step) for step in steps])
+    return component.move(state, model, change, extras)
+
+
+def local_end(start: Tensor = NONE, parameters: Tensor | None = None, **others: Any) -> LocalEnd:
+    """What a client's hook is given; without more, after one step of length 0.1."""
+    end = LocalEnd(start, start, NONE, 1, 0.1, 0.0, {}, {}, {}, lambda at: at, torch.sum)
+    return end._replace(parameters=start if parameters is None else parameters, **others)
+
+
+def round_end(
+    replies: Sequence[Mapping[str, Tensor]] = (), old: Tensor = NONE, new: Tensor | None = None, **others: Any
+) -> RoundEnd:
+    """What a server's hook is given; without more, nobody moved the model, and there are nine clients."""
+    many = len(replies)
+    end = RoundEnd(old, old, torch.zeros(many, len(old)), np.arange(many), np.ones(many), replies, clients=9)
+    return end._replace(new=old if new is None else new, **others)
