@@ -1,4 +1,4 @@
-"""A chain is the same function as its network: outputs and gradients held against autograd through the network itself."""
+"""A chain is the same function as its network: outputs and gradients held against autograd through the network."""
 
 from __future__ import annotations
 
@@ -100,12 +100,14 @@ LAYERS = {
         nn.MaxPool2d(2), *head(256), nn.ReLU(), nn.Linear(5, 5),
     ],
     "three": lambda: [
-        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, (3, 5), padding=(2, 4)), nn.ReLU(), nn.Conv2d(5, 8, 7), nn.MaxPool2d(2),
-        *head(8 * 5 * 6),
+        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, (3, 5), padding=(2, 4)), nn.ReLU(), nn.Conv2d(5, 8, 7),
+        nn.MaxPool2d(2), *head(8 * 5 * 6),
     ],
     "dropout": lambda: [
-        nn.Conv2d(3, 12, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(432, 5),
+        nn.Conv2d(3, 12, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Dropout(0.5),
+        nn.Linear(432, 5),
     ],
+    "nothing": lambda: [nn.Identity(), nn.Conv2d(3, 7, 5), nn.Identity(), *head(7 * 144), nn.Identity()],
     "dropout of channels": lambda: [nn.Conv2d(3, 12, 5), nn.Dropout2d(0.4), nn.MaxPool2d(2), nn.ReLU(), *head(432)],
 }  # fmt: skip
 

@@ -76,24 +76,6 @@ def test_backward_adds_to_the_flat_gradient_until_it_is_zeroed():
     assert torch.equal(model.gradient, once)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_it_descends_as_pytorchs_sgd(momentum, weight_decay):
-    module = lenet()
-    module.idle = nn.Linear(2, 2)  # without a gradient, which is a gradient of zero
-    plain = copy.deepcopy(module)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.3, momentum=momentum, weight_decay=weight_decay)
-    model = FlatModel(module)
-    velocity = model.parts(torch.zeros_like(model.vector)) if momentum else []
-    for _ in range(3):
-        model.descend(lambda: functional.cross_entropy(module(X), Y), velocity, 0.3, momentum, weight_decay)
-        optimizer.zero_grad(set_to_none=False)
-        (functional.cross_entropy(plain(X), Y) + 0 * plain.idle(torch.ones(2)).sum()).backward()
-        optimizer.step()
-    for (name, ours), theirs in zip(module.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, msg=name)
-
-
 def test_writing_moves_the_module_and_reading_copies():
     model = FlatModel(lenet())
     before, copied = model.module(X), model.read()

@@ -27,7 +27,7 @@ class Faster(nn.Module):
     `_chain`), once its outputs and gradients are those of its `forward` on a few samples. The network is not changed.
 
     Attributes:
-        rules: `chain`, the number of its layers, or `as_written`, why it is none; empty before that is known.
+        rules: In training, `chain`, the number of its stages, or `as_written`, why it is none; empty before it is known.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -66,16 +66,20 @@ class Faster(nn.Module):
         chain = self._chains[key]
         return chain if chain is not None and chain.takes(x) else None
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()
     def _read(self, x: Tensor) -> Chain | None:
+        chain: Chain | None = None
         try:
             if x.device.type != "cpu" or x.dtype != torch.float32:
                 raise UnreadableError("its inputs are no numbers of 32 bits on a CPU")
             chain = read_chain(self.module, tuple(x.shape[1:]))
-            self._compare(x)
+            self._compare(x.clone())
+            rules: dict[str, int | str] = {"chain": len(chain.stages)}
         except UnreadableError as error:
-            self.rules = {"as_written": str(error)}
-            return None
-        self.rules = {"chain": len(chain.stages)}
+            chain, rules = None, {"as_written": str(error)}
+        if self.training:
+            self.rules = rules
         return chain
 
     def _compare(self, x: Tensor) -> None:

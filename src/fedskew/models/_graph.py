@@ -192,7 +192,7 @@ def _layers(program: fx.GraphModule) -> Iterator[tuple[str, nn.Module | None]]:
             raise UnreadableError("it is no chain of layers")
         else:
             last = node
-            if node.op != "output":
+            if node.op != "output" and type(_layer(program, node)) is not nn.Identity:
                 yield _kind(program, node)
 
 
