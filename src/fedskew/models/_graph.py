@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from fedskew.errors import in_one_line
 from fedskew.models._added import is_plain, layer_hooks
 from fedskew.models._chain import Chain, Convolution, Convolutions, Images, Linear, Mask, ReLU, Stage
 from fedskew.models._dropout import ChannelDropout, Dropout, count_anew
@@ -152,6 +153,10 @@ def _convolutions(layers: list[tuple[str, nn.Module | None]], shape: tuple[int, 
     """Take the convolutions, and what belongs to them, off the front of the layers; return their stages."""
     if len(shape) != 3:
         raise UnreadableError("it convolves what is no image")
+    try:
+        import numba  # noqa: F401
+    except Exception as error:  # where it isn't built for this Python or processor
+        raise UnreadableError(f"Numba can't be imported: {in_one_line(error)}") from error
     convolutions: list[Convolution] = []
     masks: list[Mask] = []
     while layers and layers[0][0] == "convolution":
