@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 from fedskew.cli.console import Console
 from fedskew.cli.options import DataRoot, config_file
 from fedskew.cli.page import AsJson, escaped, print_heading, print_json, print_sentences, table_of
-from fedskew.errors import ArgumentError, DataWarning, FedskewError
+from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, lists_samples, read_target
 
 if TYPE_CHECKING:
@@ -155,24 +154,9 @@ def _read(
         return _of_run(path)
     if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not lists_samples(path):
         return Source(LabelCounts.read_csv(path, client=client, decimal=decimal, totals=totals))
-    return Source(_of_samples(path, label, client))
-
-
-def _of_samples(path: Path, label: str | None, client: str | None) -> LabelCounts:
     from fedskew.data import holdings
 
-    found = holdings(path, label, client)
-    if found.clients is None:
-        warnings.warn(
-            f"{path}: names no clients, so that all samples are counted as those of one", DataWarning, stacklevel=2
-        )
-    row = {name: place for place, name in enumerate(found.client_names)}
-    column = {name: place for place, name in enumerate(found.class_names)}
-    table = np.zeros((len(row), len(column)))
-    owners = found.clients or [found.client_names[0]] * len(found.labels)
-    pairs = [row[owner] for owner in owners], [column[name] for name in found.labels]
-    np.add.at(table, pairs, 1)
-    return LabelCounts(table, found.client_names, found.class_names)
+    return Source(LabelCounts(*holdings(path, label, client)))
 
 
 def _of_config(path: Path, data_root: Path | None) -> Source:
