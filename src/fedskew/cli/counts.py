@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import numpy as np
 import typer
 
-from fedskew.cli.console import Console
 from fedskew.cli.options import DataRoot, config_file
-from fedskew.cli.page import AsJson, escaped, print_heading, print_json, print_sentences, table_of
+from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, lists_samples, read_target
 
@@ -81,7 +80,8 @@ LIMITS = (
     "Small networks, digits and clothes, tens of rounds, methods with their papers' parameters, clients that differ "
     "only in labels: that is the evidence. docs/advice.md says what it is worth."
 )
-GAIN = ("{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
+GAIN = ("{method}", "{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
+NEIGHBOUR = ("{federation}", "{distance:.2f}", "{best} {gain:+.1f}")
 _SHOWN = 5
 
 
@@ -230,15 +230,12 @@ def advise(
     console = Console(highlight=False)
     print_advice(console, found)
     if found.supported:
-        print_heading(console, "What each method gained there, in points")
-        gains = ([escaped(one["method"]), *(text.format(**one) for text in GAIN)] for one in found.methods)
-        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %"], gains))
-    print_heading(console, "The nearest simulated federations")
-    near = (
-        [escaped(one["federation"]), f"{one['distance']:.2f}", f"{one['best']} {one['gain']:+.1f}"]
-        for one in found.neighbours[:_SHOWN]
-    )
-    console.print(table_of(["federation", ">distance", "best there"], near))
+        console.heading("What each method gained there, in points")
+        gains = [[text.format(**one) for text in GAIN] for one in found.methods]
+        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %"], gains, **BARE))
+    console.heading("The nearest simulated federations")
+    near = [[text.format(**one) for text in NEIGHBOUR] for one in found.neighbours[:_SHOWN]]
+    console.print(table_of(["federation", ">distance", "best there"], near, **BARE))
     console.say(f"\n{LIMITS}")
 
 
@@ -263,4 +260,4 @@ def print_advice(console: Console, found: Advice) -> None:
     sentences = [found.sentence()]
     if found.method not in (None, "fedavg"):
         sentences.append("fedskew methods NAME says what a method asks of clients and reveals.")
-    print_sentences(console, "Which method", sentences)
+    console.sentences("Which method", sentences)

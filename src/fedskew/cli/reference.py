@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from fedskew.cli.console import Console
-from fedskew.cli.page import AsJson, print_json
+from fedskew.cli.page import AsJson, Console, print_json, table_of
 from fedskew.errors import ConfigError, nearest
 from fedskew.tables import counted
 
@@ -51,7 +50,6 @@ def listing(
         fedskew list schema > fedskew.schema.json      (for editors; see `fedskew new`)
     """
     from fedskew.cli.config_keys import choices, json_schema, tables
-    from fedskew.cli.tables import plain_table
 
     if what == "schema":
         typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
@@ -73,12 +71,12 @@ def listing(
             wide.print(Text(entry.summary))
             if entry.keys:
                 rows = [[_written(key), key.kind, key.meaning] for key in entry.keys]
-                wide.print(plain_table(["key", "value", "meaning"], rows, labels=3))
+                wide.print(table_of(["key", "value", "meaning"], rows))
         return
     keyed = any(entry.keys for entry in entries)
     headings = ["name", *(["keys of its own"] if keyed else []), "what it is"]
     lines = [[one.name, *([", ".join(map(_written, one.keys))] if keyed else []), one.summary] for one in entries]
-    wide.print(plain_table(headings, lines, labels=3))
+    wide.print(table_of(headings, lines))
     wide.print(f"A config names one as {PLACES[what]}. More: fedskew list {what} NAME", markup=False)
 
 
