@@ -172,7 +172,7 @@ def test_what_opens_is_the_sum_of_what_the_sites_kept_to_the_last_integer(tmp_pa
     method, encoded = build(federation.config.method, 0.5), []
     for name, weight in zip(config["fedskew-members"], config["fedskew-weights"], strict=True):
         kept, _ = load_tensors(federation.kept(name) / "train.safetensors")
-        of_site = Update(0, kept["change"], kept["norm"][0], kept["buffers"], kept["integers"], 1, float(kept["loss"]))
+        of_site = Update(0, kept["change"], kept["norm"], kept["buffers"], kept["integers"], 1, float(kept["loss"]))
         encoded.append(encode_update(method, of_site, weight, len(FOUR)))
     change = UPDATES.decode(add_up(encoded)["update"], sum(config["fedskew-weights"]))  # as a simulation adds them
 
