@@ -152,8 +152,7 @@ def test_each_masked_round_is_the_plain_one_to_the_fixed_points_error(tmp_path: 
             one.tamper.clear()
             if round in silent:
                 one.tamper[federation.node(silent[round])] = silent_at("train")
-        server = dataclasses.replace(plain.server, round=round - 1).having("model", state.model._asdict())
-        plain = dataclasses.replace(plain, server=server)
+        plain = dataclasses.replace(plain, round=round - 1).having("model", state.model._asdict())
         state, record = here.runner.run_round(state)
         plain, other = there.runner.run_round(plain)
 
