@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.text import Text
@@ -14,7 +14,7 @@ from fedskew.errors import ConfigError, nearest
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from fedskew.cli.config_keys import Entry, Key
+    from fedskew.cli.config_keys import Key
 
 
 WIDEST = 100
@@ -61,7 +61,10 @@ def listing(
             raise ConfigError(f"{name}: nothing of this name among {what}{nearest(name, names)}")
         entries = tuple(entry for entry in entries if entry.name == name)
     if as_json:
-        print_json([_plain(entry) for entry in entries])
+        said = {"value": "kind"} | {name: name for name in ("name", "required", "default", "meaning")}
+        keys = [[{word: getattr(key, name) for word, name in said.items()} for key in one.keys] for one in entries]
+        plain = zip(entries, keys, strict=True)
+        print_json([{"name": one.name, "summary": one.summary, "keys": own} for one, own in plain])
         return
     wide = Console().wide
     if what == "keys" or name is not None:
@@ -82,13 +85,7 @@ def listing(
 
 def _written(key: Key) -> str:
     """Return a key with its default, as a config writes it."""
-    return key.name if key.required or not key.value else f"{key.name} = {key.value}"
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    said = ("name", "required", "default", "meaning")
-    keys = [{"value": key.kind} | {name: getattr(key, name) for name in said} for key in entry.keys]
-    return {"name": entry.name, "summary": entry.summary, "keys": keys}
+    return f"{key.name} = {key.value}" if key.value else key.name
 
 
 def methods(
