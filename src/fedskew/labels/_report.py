@@ -23,7 +23,7 @@ from fedskew.labels._skew import (
     TargetCoverage,
 )
 from fedskew.names import visible
-from fedskew.tables import amount, counted
+from fedskew.tables import amount, counted, filled
 
 RARE = 0.2
 """A class is rare where its share of all samples is below this part of an even share."""
@@ -137,25 +137,18 @@ class SkewReport:
         return [(name, value) for name, bar, value in rows if bar]
 
     def _lines(self) -> list[str]:
-        """Fill in the page `templates/describe.txt`."""
-        import jinja2  # it takes long to import
-
         names, target = tuple(map(visible, self.counts.classes)), self.target
-        environment = jinja2.Environment(
-            loader=jinja2.PackageLoader("fedskew.labels"),
-            trim_blocks=True,
-            lstrip_blocks=True,
-            undefined=jinja2.StrictUndefined,
-        )
-        environment.filters |= {
-            "amount": amount,
-            "counted": counted,
-            "f": lambda value, form: "-" if value != value else format(value, form),
-            "listed": lambda classes: _listed(names, classes),
-            "percent": _percent,
-            "verb": lambda number, one, several: one if number == 1 else several,
-        }
-        page = environment.get_template("describe.txt").render(
+        page = filled(
+            "fedskew.labels",
+            "describe.txt",
+            {
+                "amount": amount,
+                "counted": counted,
+                "f": lambda value, form: "-" if value != value else format(value, form),
+                "listed": lambda classes: _listed(names, classes),
+                "percent": _percent,
+                "verb": lambda number, one, several: one if number == 1 else several,
+            },
             report=self,
             names=names,
             unheld="" if target is None else self.unheld_in_words(self.counts, target.mix, names),

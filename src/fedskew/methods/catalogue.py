@@ -32,6 +32,7 @@ from fedskew.methods import (
 )
 from fedskew.methods._compatibility import exceptions
 from fedskew.methods._presets import brings, compose
+from fedskew.tables import filled
 
 QUESTIONS = {
     "selection": "who trains this round",
@@ -82,7 +83,7 @@ def print_listing(console: Console) -> None:
                 f"+ {facts['name']}" if facts["role"] == "term" else facts["name"],
                 ", ".join(_parameters(facts, "=").values()),
                 facts["paper"],
-                str(Cost(**facts["cost"])),
+                _cost_of(facts),
             )
             for facts in found
         ]
@@ -106,54 +107,27 @@ def print_page(console: Console, name: str) -> None:
 
 
 def page(name: str) -> str:
-    """Explain a preset, a combination, or the components of one name in Markdown."""
+    """Explain a preset, a combination, or the components of one name in Markdown: `templates/page.md`, filled in."""
     concerned = [_facts(key) for key in _concerned(name)]
     method = build(expand({"preset": name})) if _is_preset(name) else None
-    blocks = [f"# {name}"]
-    if method:
-        blocks.append(f"A preset: {_summary(name)}.")
-    if "+" in name:
-        blocks.append("\n".join(f"- `fedskew methods {part.strip()}`" for part in name.split("+")))
-    else:
-        blocks += dict.fromkeys(facts["documentation"] or "" for facts in concerned)
-        blocks += map(_section, concerned)
-    if method and len(_brought(name)) > 1:
-        blocks.append(f"Cost of {name} beyond FedAvg: {str(cost(method)) or 'none'}.")
-    blocks += [f"Warning: {warning}." for warning in check(method)] if method else []
-    blocks += ["In a config:", textwrap.indent(_example(name, concerned), "    ")]
-    if any(str(Cost(**facts["cost"])) for facts in concerned):
-        blocks.append(COSTS)
-    return "\n\n".join(blocks) + "\n"
+    text = filled(
+        "fedskew.methods",
+        "page.md",
+        {"by_reason": _by_reason, "cost_of": _cost_of, "parameters": _parameters},
+        name=name,
+        concerned=concerned,
+        method=method,
+        summary=method and _summary(name),
+        cost=str(cost(method)) if method and len(_brought(name)) > 1 else None,
+        warnings=check(method) if method else [],
+        example=_example(name, concerned),
+        costs=COSTS,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _section(facts: dict[str, Any]) -> str:
-    """Return a component's parameters with meaning and defaults, its cost and compatibility, in Markdown."""
-    role = {"classification": ", a classification loss", "term": ", a term"}.get(facts["role"], "")
-    meanings = facts["meanings"]
-    parameters = [
-        f"- `{shown}`" + (f": {meanings[name]}" if name in meanings else "")
-        for name, shown in _parameters(facts, " = ").items()
-    ]
-    said = [
-        f"Paper: {facts['paper'] or 'none'}.",
-        f"Cost beyond FedAvg: {str(Cost(**facts['cost'])) or 'none'}.",
-    ]
-    if facts["needs_target"]:
-        said.append("Needs a target label mix: `[target] mix`.")
-    if "needs_colocation" in facts["properties"]:
-        said.append("Tells two classes apart only where some client holds both: `fedskew describe` counts such pairs.")
-    with_what = {
-        "classification": "any terms, and any component of the other slots",
-        "term": "any classification loss, other terms, and any component of the other slots",
-    }.get(facts["role"], "any component of the other slots")
-    exceptional = [
-        f"- {verb} {', '.join(f'`{name}`' for name in names)}: {reason}."
-        for verb, others in (("refused with", facts["refused_with"]), ("conflicts with", facts["conflicts_with"]))
-        for reason, names in _by_reason(others).items()
-    ]
-    said.append(f"Goes with {with_what}{', but:' if exceptional else '.'}")
-    blocks = [facts["text"], "\n".join(parameters), "  \n".join(said), "\n".join(exceptional)]
-    return "\n\n".join([f"## {facts['name']} ({facts['slot']}{role})", *filter(None, blocks)])
+def _cost_of(facts: dict[str, Any]) -> str:
+    return str(Cost(**facts["cost"]))
 
 
 def _example(name: str, concerned: Sequence[dict[str, Any]]) -> str:
