@@ -18,15 +18,11 @@ from fedskew.deploy._book import Book
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     AGAIN,
-    CELLS,
     CHANGED,
-    CONFUSION,
     EVALUATION_LOSS,
     FINISH,
     METRICS,
-    OUTCOMES,
     REFUSED,
-    REPORT_SAMPLES,
     ROUND,
     SAMPLES,
     SUM_COUNTS,
@@ -111,23 +107,17 @@ class OwnClient:
             raise ConfigError("data: this method keeps a state between rounds; give the site a folder (state)")
         if trained.update.reply and instruction is None:
             raise ConfigError("method: it returns arrays beside the model; use fedskew.deploy.strategy")
-        tells = instruction is None or (REPORT_SAMPLES in config and self.request.label_counts != "noisy")
+        tells = instruction is None or self.request.label_counts != "noisy"
         samples = {SAMPLES: len(self.worker.data.targets)} if tells else {}
         return trained_reply(self.worker.model, trained, instruction, samples)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """Evaluate the model that a message contains: loss and accuracy, or the confusion matrix that is asked for."""
-        config = config_of(content)
+        """Evaluate the model that a message contains: loss and accuracy."""
         self.worker.read(content)
-        if not {CONFUSION, OUTCOMES, CELLS} & config.keys():
-            confusion, loss = self.worker.predict()
-            right = float(np.trace(confusion) / max(confusion.sum(), 1))
-            return RecordDict(
-                {METRICS: MetricRecord({SAMPLES: int(confusion.sum()), EVALUATION_LOSS: loss, "accuracy": right})}
-            )
-        if self.request.label_counts != "exact":
-            raise ConfigError("evaluation: the server asks for a confusion matrix, which this site does not report")
-        return RecordDict({METRICS: MetricRecord({ROUND: int(config[ROUND]), **self.worker.confusion()})})  # type: ignore[arg-type]
+        confusion, loss = self.worker.predict()
+        samples = int(confusion.sum())
+        accuracy = float(np.trace(confusion) / max(samples, 1))
+        return RecordDict({METRICS: MetricRecord({SAMPLES: samples, EVALUATION_LOSS: loss, "accuracy": accuracy})})
 
     def query(self, content: RecordDict) -> RecordDict:
         """Report exact or noisy label counts, or only the number of samples."""
@@ -168,8 +158,7 @@ def client_app(
         training: Batch size, learning rate and the other settings of local training.
         epochs: Local epochs under a stock server; fedskew's server sets them itself.
         seed: Seed of shuffles, dropout and augmentation.
-        label_counts: What the site replies to a query of its label counts (see `Agreement`). Unless it is "exact",
-            confusion matrices are not reported either.
+        label_counts: What the site replies to a query of its label counts (see `Agreement`).
         epsilon: Privacy parameter of noisy label counts. They are released once: queried again, with whatever epsilon,
             the site reports the same numbers.
         neighbours: What epsilon protects (see `Agreement`).
