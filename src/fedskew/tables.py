@@ -1,4 +1,4 @@
-"""Means with their spread, tables as CSV and Markdown, nested tables as flat ones."""
+"""Means with their spread, tables as CSV and Markdown, nested tables as flat ones, texts that are filled in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,3 +92,17 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def json_text(value: Any) -> str:
     """Return plain values as indented JSON with sorted keys."""
     return json.dumps(value, indent=1, sort_keys=True) + "\n"
+
+
+def filled(package: str, template: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
+    """Fill in a text of a package's `templates/` (Jinja), with functions that the text may use as filters."""
+    import jinja2  # it takes long to import
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(package),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= filters
+    return environment.get_template(template).render(values)

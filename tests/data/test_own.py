@@ -264,12 +264,12 @@ BAD_ARRAYS = [
     ({"x": np.zeros(3), "y": np.zeros(3, int)}, "'x' must be numbers"),
     ({"x": np.array([["a"], ["b"]]), "y": np.zeros(2, int)}, "'x' must be numbers"),
     ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "'x' must be numbers"),
-    ({"x": np.array([[1.0], [np.nan]]), "y": np.zeros(2, int)}, "'x' has a value that is NaN"),
+    ({"x": np.array([[1.0], [np.nan]]), "y": np.zeros(2, int)}, "'x' has an empty value, NaN"),
     ({"x": np.zeros((3, 8, 8, 3)), "y": np.zeros(3, int)}, "channels last"),
     ({"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 2))}, "only one of 'x_test' and 'y_test'"),
     (
         {"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 4)), "y_test": np.zeros(3, int)},
-        r"samples of 'x_test' are \(4,\)",
+        r"training samples are \(2,\), those of the test part \(4,\)",
     ),
     ({"x": np.array([[1], [{}]], dtype=object), "y": np.zeros(2, int)}, "can't be read as an .npz file of plain"),
 ]

@@ -328,7 +328,7 @@ def test_tables_that_do_not_fit_are_refused_in_one_line():
     with pytest.raises(DataError, match="'label' is empty in row 1"):
         data.from_huggingface(empty, rng=rng)
     hole = hf().Dataset.from_dict({"a": [1.0, None, 2.0, 3.0] * 4, "label": [0, 0, 1, 1] * 4})
-    with pytest.raises(DataError, match="a: has an empty value"):
+    with pytest.raises(DataError, match="a has an empty value"):
         data.from_huggingface(hole, rng=rng)
     ragged = hf().Dataset.from_dict({"a": [[1.0], [1.0, 2.0]] * 8, "label": [0, 0, 1, 1] * 4})
     with pytest.raises(DataError, match="not all samples are numbers of one shape"):

@@ -66,7 +66,7 @@ def test_noisy_counts_are_released_again_only_if_the_site_says_so(tmp_path: Path
     agreed = agree(data, federation.app)  # what `deploy site --check` does after it has shown it
     assert agreed.epsilon_total == 2.0
     trained(federation, lambda grid: None)
-    assert book.spent("add-remove") == 2.0
+    assert book.releases.spent("add-remove") == 2.0
     assert sum(book.releases[1].exact) == 450
 
 
@@ -75,7 +75,7 @@ def test_the_epsilon_of_an_earlier_release_is_what_the_server_records(tmp_path: 
     federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="noisy", epsilon=2.0)
     asked = CountsRequest("noisy", tuple(federation.agreement.classes), 0.5, "replace")
     site = SiteData.load(federation.data_of("ash"), federation.agreement)
-    earlier, _ = Book(tmp_path / "ash" / "state").release(asked, site.counts, None)
+    earlier = Book(tmp_path / "ash" / "state").release(asked, site.counts, asked.once).released
     federation.run(federation.grid())
     sites = json.loads((federation.run_folder / "deployment.json").read_text())["sites"]
     assert sites["ash"]["counts"] == earlier
@@ -103,8 +103,8 @@ def test_replies_are_held_against_the_noise_of_the_release_that_a_site_answers_w
     later = second(first, epsilon=2.0)
     for name in NAMES:
         with closing(sqlite3.connect(tmp_path / name / "state" / "book.db")) as db, db:
-            more = "json_set(entry, '$.released[0]', json_extract(entry, '$.released[0]') + 500.0)"
-            db.execute(f"UPDATE release SET entry = {more}")
+            more = "json_set(value, '$.released[0]', json_extract(value, '$.released[0]') + 500.0)"
+            db.execute(f"UPDATE entry SET value = {more} WHERE kind = 'release'")
     trained(later, lambda grid: None)
     (_, record) = later.records()
     assert record["deployment"]["refused"] == {}
@@ -117,7 +117,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1), label_counts="noisy", epsilon=2.0)
     asked = CountsRequest("noisy", tuple(federation.agreement.classes), 0.19)
     book = Book(tmp_path / "ash" / "state")
-    book.release(asked, SiteData.load(federation.data_of("ash"), federation.agreement).counts, None)
+    book.release(asked, SiteData.load(federation.data_of("ash"), federation.agreement).counts, asked.once)
     federation = dataclasses.replace(
         federation, agreement=federation.agreement.model_copy(update={"start_timeout": 0.1})
     )
@@ -137,7 +137,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     federation.run_folder.rename(tmp_path / "first")
     trained(federation, lambda grid: None)
     assert sorted(federation.records()[1]["answered"]) == [0, 1, 2]
-    assert book.spent("add-remove") == pytest.approx(2.19)
+    assert book.releases.spent("add-remove") == pytest.approx(2.19)
 
 
 def test_a_site_cant_claim_so_much_noise_that_any_reply_is_plausible(tmp_path: Path, caplog: Any) -> None:

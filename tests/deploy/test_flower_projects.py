@@ -136,26 +136,6 @@ def test_nodes_that_are_no_patterns_are_refused(nodes: Any) -> None:
         strategy("fedavg", nodes=nodes)
 
 
-def test_label_counts_may_come_as_a_metric_of_every_reply(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = with_app(federation.grid(), project(federation))
-
-    def with_counts(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train":
-            name = grid.apps[question.metadata.dst_node_id][0]
-            counts = SiteData.load(federation.data_of(name), federation.agreement).counts.astype(int).tolist()
-            answer.content["metrics"]["label-counts"] = counts
-        return answer
-
-    grid.tamper = dict.fromkeys(grid.apps, with_counts)
-    chosen = strategy("fedpals", target=np.ones(10), label_counts="metric")
-    start(grid, chosen)
-    counts = np.array([SiteData.load(federation.data_of(name), federation.agreement).counts for name in NAMES])
-    answered = chosen.record["answered"]
-    np.testing.assert_allclose(chosen.record["weights"], weighting.fedpals(counts[answered], np.ones(10)), rtol=1e-6)
-    assert {message.metadata.message_type for message in grid.asked} == {"train", "evaluate"}
-
-
 @pytest.mark.slow
 def test_an_objective_comes_with_our_client_app_under_stock_fedavg(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg"))
@@ -266,21 +246,6 @@ def test_clients_that_differ_evenly_are_named(tmp_path: Path) -> None:
         start(grid, strategy("fedla"), rounds=1)
 
 
-def test_one_client_does_not_choose_the_classes_of_a_metric_either(tmp_path: Path, caplog: Any) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = lying(federation, "train")
-    for name in NAMES:
-        counts = [5, 5, 5] if name == "ash" else SiteData.load(federation.data_of(name), federation.agreement).counts
-        told = [int(count) for count in counts]
-        grid.tamper[federation.node(name)] = lying(federation, "train", **{"label-counts": told}).tamper[
-            federation.node("ash")
-        ]
-    chosen = strategy("fedla", label_counts="metric")
-    start(grid, chosen, rounds=1)
-    assert sorted(chosen.record["answered"]) == [1, 2]
-    assert "round 1: no answer of ash: refused: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
-
-
 @pytest.mark.parametrize(
     "figures", [{"num-examples": 10**12}, {"train_loss": float("inf")}, {"train_loss": float("nan")}], ids=str
 )
@@ -323,8 +288,6 @@ def test_a_client_that_leaves_a_metric_out_does_not_take_it_from_all(tmp_path: P
 
 
 def test_what_a_strategy_cant_do_is_said_before_training() -> None:
-    with pytest.raises(ConfigError, match="use 'query'"):
-        strategy("fedentopt", label_counts="metric")
     with pytest.raises(ConfigError, match="unknown name"):
         strategy("fedavgg")
     with pytest.raises(ConfigError, match="FedConcat"):

@@ -24,7 +24,6 @@ import uvicorn
 from flwr.supercore import sql_mixin
 from sqlalchemy import MetaData
 
-from fedskew.cli.deploy import LOCAL
 from fedskew.deploy import (
     Address,
     Agreement,
@@ -36,8 +35,10 @@ from fedskew.deploy import (
     write_node_key,
 )
 from fedskew.errors import RunError
-from fedskew.experiment import resolve
+from fedskew.experiment import read
+from fedskew.papers import config_file
 
+LOCAL = read(config_file("local"))
 AGREED = {"sites": ["north", "south"], "classes": [str(digit) for digit in range(10)], "shape": [1, 8, 8]}
 
 
@@ -94,7 +95,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation
     """A server at which the keys of two sites are registered, neither of which is connected."""
     folder, port = tmp_path_factory.mktemp("federation") / "fed", LocalFederation.free_port()
     table = {"name": "folder", "root": "images"}
-    write_federation(folder, resolve(LOCAL), Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
+    write_federation(folder, LOCAL, Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
     federation = LocalFederation(folder, port, ("north", "south"))
     try:
         federation.start_server()
@@ -280,7 +281,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         table = {"name": "folder", "root": "images"}
-        write_federation(folder, resolve(LOCAL), Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
+        write_federation(folder, LOCAL, Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
         with pytest.raises(RunError, match="the SuperLink did not start: .*address already in use"):
             LocalFederation(folder, port, ("north", "south")).__enter__()
 

@@ -152,8 +152,7 @@ def test_each_masked_round_is_the_plain_one_to_the_fixed_points_error(tmp_path: 
             one.tamper.clear()
             if round in silent:
                 one.tamper[federation.node(silent[round])] = silent_at("train")
-        server = dataclasses.replace(plain.server, round=round - 1).having("model", state.model._asdict())
-        plain = dataclasses.replace(plain, server=server)
+        plain = dataclasses.replace(plain, round=round - 1).having("model", state.model._asdict())
         state, record = here.runner.run_round(state)
         plain, other = there.runner.run_round(plain)
 
@@ -172,7 +171,7 @@ def test_what_opens_is_the_sum_of_what_the_sites_kept_to_the_last_integer(tmp_pa
     method, encoded = build(federation.config.method, 0.5), []
     for name, weight in zip(config["fedskew-members"], config["fedskew-weights"], strict=True):
         kept, _ = load_tensors(federation.kept(name) / "train.safetensors")
-        of_site = Update(0, kept["change"], kept["norm"][0], kept["buffers"], kept["integers"], 1, float(kept["loss"]))
+        of_site = Update(0, kept["change"], kept["norm"], kept["buffers"], kept["integers"], 1, float(kept["loss"]))
         encoded.append(encode_update(method, of_site, weight, len(FOUR)))
     change = UPDATES.decode(add_up(encoded)["update"], sum(config["fedskew-weights"]))  # as a simulation adds them
 

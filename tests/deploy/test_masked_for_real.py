@@ -24,6 +24,7 @@ from fedskew.data import load
 from fedskew.deploy import Address, Book, LocalFederation, agree, write_federation
 from fedskew.engine import Federation, predict
 from fedskew.experiment import Config, TrainingLoop, make_training_loop
+from fedskew.privacy import epsilon
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -133,9 +134,8 @@ def test_noise_on_updates_is_paid_for_at_every_site(tmp_path: Path) -> None:
     assert [sorted(record["answered"]) for record in found[1:]] == [[0, 1, 2, 3]] * 2
     assert [record["privacy"]["rounds"] for record in found[1:]] == [1, 2]
     for name in FOUR:
-        spending = Book(local.folder / "sites" / name / "state")
-        assert spending.noises == (4.0, 4.0)
-        assert spending.spending(4.0, 1e-3).epsilon == pytest.approx(found[-1]["privacy"]["epsilon"])
+        assert Book(local.folder / "sites" / name / "state").noises == (4.0, 4.0)
+        assert epsilon(4.0, 2, 1e-3) == pytest.approx(found[-1]["privacy"]["epsilon"])
 
 
 def test_ten_sites_whose_counts_are_only_summed_train_fedla_as_simulated(tmp_path: Path) -> None:

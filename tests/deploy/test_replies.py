@@ -107,7 +107,7 @@ BROKEN = {
     "missing array": (without("arrays", "bias"), "lacks 'bias'"),
     "extra array": (set_array("backdoor", np.ones(2)), "'backdoor', which is not expected"),
     "no arrays": (without("arrays"), "the records"),
-    "no metrics": (without("metrics"), "the reply of another app"),
+    "no metrics": (without("metrics"), "0 MetricRecords; expected one"),
     "too large": (set_array("weight", np.zeros(2**20, np.float32)), "bytes; expected .* at most"),
     "no returned": (without("reply"), "the records"),
     "a record too many": (RecordDict({**honest(), "more": ConfigRecord({"run": "me"})}), "the records"),

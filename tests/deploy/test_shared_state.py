@@ -55,7 +55,7 @@ def sent(federation: Federated, name: str, kind: str, question: Message, **entri
 def masked_in(federation: Federated) -> int:
     """Of how many sums a site keeps what opens them."""
     with closing(sqlite3.connect(federation.folder / "ash" / "state" / "book.db")) as db:
-        return len(db.execute("SELECT own FROM masked").fetchall())
+        return len(db.execute("SELECT key FROM entry WHERE kind = 'masked'").fetchall())
 
 
 def a_round(federation: Federated) -> tuple[LocalGrid, RoundRecord]:

@@ -160,7 +160,7 @@ def test_a_release_that_is_too_noisy_for_this_server_is_said(tmp_path, capsys):
     pytest.importorskip("opendp")
     folder = site(tmp_path, label_counts="noisy", epsilon=0.5)
     asked = CountsRequest("noisy", ("glove", "hat", "shoe"), 0.04)
-    Book(folder / "state").release(asked, np.array([0.0, 2.0, 6.0]), None)
+    Book(folder / "state").release(asked, np.array([0.0, 2.0, 6.0]), asked.once)
     said = check(folder, capsys)
     assert "largest sum of epsilons (add-remove) 0.54" in said
     assert "The last one is over 10 times noisier than this server asks for: if you agree, the counts are" in said

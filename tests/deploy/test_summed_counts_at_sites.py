@@ -226,7 +226,8 @@ def test_a_site_sums_no_release_with_less_noise_than_it_agreed_to(tmp_path: Path
     federation = summed(tmp_path, config(), epsilon=0.2, start_timeout=0.1, idle_timeout=0.1)
     classes = tuple(Agreement.read(federation.folder / "app" / "deploy.toml").classes)
     state, counts = federation.folder / "ash" / "state", np.array([150.0] + [0.0] * (len(classes) - 1))
-    Book(state).release(CountsRequest("noisy", classes, 100.0), counts, None)
+    asked = CountsRequest("noisy", classes, 100.0)
+    Book(state).release(asked, counts, asked.once)
     with pytest.raises(EndedEarlyError):
         federation.run(federation.grid())
     assert "epsilon: this site released its label counts with 100, and what is summed is to have 0.2" in caplog.text

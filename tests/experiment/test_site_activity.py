@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from example_runs import example_run
 
-from fedskew.cli.console import Console
-from fedskew.cli.tables import sites_table
+from fedskew.cli.operate import sites_table
+from fedskew.cli.page import Console
 from fedskew.report import SeedRun, SiteActivity, undone_rounds, write_report
 
 TOKYO, HOSTILE = "東京 Köln", "\x1b[2Jnorth\u202egpj"

@@ -12,7 +12,7 @@ from example_runs import example_run
 from rich.console import Console
 
 from fedskew import simulate
-from fedskew.cli.tables import results_table
+from fedskew.cli.run import results_table
 from fedskew.errors import ConfigError
 from fedskew.experiment import Sweep, run_sweep
 from fedskew.report import SeedRun, write_report

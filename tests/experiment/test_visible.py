@@ -14,7 +14,7 @@ from example_runs import example_run
 from rich.table import Table
 from rich.text import Text
 
-from fedskew.cli.console import Console
+from fedskew.cli.page import Console
 from fedskew.names import visible
 from fedskew.report import write_report
 

@@ -22,10 +22,11 @@ from fedskew.cli import (
     predict,
     reference,
     run,
+    site,
     sweep,
     target,
 )
-from fedskew.cli.console import Console
+from fedskew.cli.page import Console
 from fedskew.errors import BackendWarning, DataWarning, FedskewError, in_one_line
 
 app = typer.Typer(
@@ -36,16 +37,28 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (
-    *(counts.counts, labels.describe, labels.weights, counts.advise, target.target, reference.methods, reference.check),
-    *(reference.listing, new.new, run.run, sweep.sweep, sweep.arena, papers.recipes, papers.reproduce, run.report),
-    *(predict.predict, target.adapt, papers.demo),
-):
-    app.command(name="list" if command is reference.listing else None)(command)
-deploy.app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(operate.run)
-deploy.app.command()(operate.status)
-deploy.app.command()(operate.readmit)
-app.add_typer(deploy.app, name="deploy")
+federation = typer.Typer(
+    help="A real federation on Flower: data stays at its sites.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+_FLOWER: dict[str, Any] = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
+
+
+def _add(group: typer.Typer, *commands: Callable[..., None], **settings: Any) -> None:
+    for command in commands:
+        group.command(**settings)(command)
+
+
+_add(app, counts.counts, labels.describe, labels.weights, counts.advise, target.target, reference.methods)
+_add(app, reference.check)
+_add(app, reference.listing, name="list")
+_add(app, new.new, run.run, sweep.sweep, sweep.arena, papers.recipes, papers.reproduce, run.report)
+_add(app, predict.predict, target.adapt, papers.demo)
+_add(federation, deploy.init, deploy.check, site.site, deploy.local)
+_add(federation, operate.superlink, site.supernode, **_FLOWER)
+_add(federation, operate.register, operate.revoke, deploy.renew)
+_add(federation, operate.run, **_FLOWER)
+_add(federation, operate.status, operate.readmit)
+app.add_typer(federation, name="deploy")
 
 
 def _version(wanted: bool) -> None:

@@ -7,12 +7,13 @@ import inspect
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
+from pydantic.json_schema import GenerateJsonSchema
 
 from fedskew import data, methods, models, partition
 from fedskew.experiment import TRACKERS, Config
@@ -23,25 +24,15 @@ _NOT_SET = ("root", "rng", "num_classes", "in_shape", "self", "return")
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
-@dataclass(frozen=True)
-class Key:
-    """A key of a table: what it may hold as JSON schema, and its default in plain values."""
+class Key(NamedTuple):
+    """A key of a table: the values that it may have in words; its default, as TOML too (empty if none); its meaning."""
 
     name: str
-    schema: dict[str, Any]
     required: bool
+    kind: str
     default: Any
+    value: str
     meaning: str
-
-    @property
-    def kind(self) -> str:
-        """The values that it may have, in words."""
-        return _in_words(self.schema)
-
-    @property
-    def value(self) -> str:
-        """Its default as TOML; empty where it has none."""
-        return "" if self.required or self.default is None else _toml(self.default)
 
 
 @dataclass(frozen=True)
@@ -50,27 +41,59 @@ class Entry:
 
     name: str
     summary: str
-    keys: tuple[Key, ...]
+    schema: dict[str, Any]
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Its keys."""
+        required = self.schema.get("required", ())
+        keys = []
+        for name, own in self.schema.get("properties", {}).items():
+            default = own.get("default")
+            value = "" if default is None else _toml(default)
+            keys.append(Key(name, name in required, _in_words(own), default, value, own.get("description", "")))
+        return tuple(keys)
+
+
+class _Plain(GenerateJsonSchema):
+    """Pydantic's JSON schema without titles, and without a word on types that JSON has not."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> dict[str, Any]:
+        return {}
+
+
+def _config() -> dict[str, Any]:
+    """Return a config's own schema, each description on one line: of a table its first paragraph."""
+    whole = Config.model_json_schema(by_alias=True, schema_generator=_Plain)
+    for section in (whole, *whole["$defs"].values()):
+        section["description"] = " ".join(section.get("description", "").split("\n\n")[0].split())
+        for own in section.get("properties", {}).values():
+            if "description" in own:
+                own["description"] = " ".join(own["description"].split())
+    return whole
 
 
 @cache
 def tables() -> tuple[Entry, ...]:
     """Return the tables of a config, in order; the first, without a name, are the keys at its top."""
-    top = {key.name: key for key in _of_section(Config)}
-    found = [Entry("method", top.pop("method").meaning, ())]
-    for name, field in Config.model_fields.items():
-        for kind in (field.annotation, *typing.get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
-                del top[name]
-                found.append(Entry(name, _summary(kind), tuple(_of_section(kind))))
-    order = list(Config.model_fields)
-    return (Entry("", _summary(Config), tuple(top.values())), *sorted(found, key=lambda entry: order.index(entry.name)))
+    whole = _config()
+    found, top = [], {}
+    for name, own in whole["properties"].items():
+        table = _definition(whole, name)
+        if table or name == "method":
+            found.append(Entry(name, (table or own)["description"], table))
+        else:
+            top[name] = own
+    return (Entry("", whole["description"], whole | {"properties": top}), *found)
 
 
 @cache
 def choices() -> Mapping[str, tuple[Entry, ...]]:
     """Return the names that a key of a config takes, by that key: `data.name`, `partition.rule` and so on."""
-    found: dict[str, Mapping[str, Any]] = {
+    keyed: dict[str, Mapping[str, Any]] = {
         "data.name": data.INDEX,
         "partition.rule": partition.INDEX,
         "model.name": models.INDEX,
@@ -78,17 +101,18 @@ def choices() -> Mapping[str, tuple[Entry, ...]]:
         "output.trackers": TRACKERS,
         **{f"method.{slot}.name": index for slot, index in methods.PLACES.items()},
     }
-    return {place: tuple(_entry(place, name, kind) for name, kind in index.items()) for place, index in found.items()}
+    plain = ("training.augmentation", "output.trackers")  # which have no keys of their own
+    return {
+        place: tuple(
+            Entry(name, _summary(kind), {} if place in plain else _own_keys(kind)) for name, kind in index.items()
+        )
+        for place, index in keyed.items()
+    }
 
 
 def json_schema() -> dict[str, Any]:
     """Return the schema of a config or sweep as JSON schema, with which editors complete and check TOML files."""
-    whole = Config.model_json_schema(by_alias=True)
-    for entry in tables():
-        properties = _definition(whole, entry.name)["properties"]
-        for own in entry.keys:
-            properties[own.name] = {**properties[own.name], "description": own.meaning}
-            properties[own.name].pop("title", None)
+    whole = _config()
     for table, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
         _offer(_definition(whole, table), key, choices()[f"{table}.{key}"])
     slots = {}
@@ -97,40 +121,33 @@ def json_schema() -> dict[str, Any]:
         filled = _offer(table_of_slot, "name", choices()[f"method.{slot}.name"])
         slots[slot] = {"anyOf": [{"type": "string"}, filled]}
     presets = {"type": "string", "examples": list(methods.PRESETS)}
-    whole["properties"]["method"] = {
-        "description": whole["properties"]["method"]["description"],
-        "anyOf": [presets, {"type": "object", "properties": {"preset": presets, **slots}}],
+    whole["properties"] |= {
+        "method": {
+            "description": whole["properties"]["method"]["description"],
+            "anyOf": [presets, {"type": "object", "properties": {"preset": presets, **slots}}],
+        },
+        "sweep": {"type": "object", "description": "Methods and a grid of keys, each with each: `fedskew sweep`."},
+        "quick": {"type": "object", "description": "Dotted keys that --quick applies."},
     }
-    for name, meaning in (
-        ("sweep", "Methods and a grid of keys, each with each: `fedskew sweep`."),
-        ("quick", "Dotted keys that --quick applies."),
-    ):
-        whole["properties"][name] = {"type": "object", "description": meaning}
-    for section in (whole, *whole["$defs"].values()):
-        section["description"] = section.get("description", "").split("\n")[0]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "fedskew config", **whole}
 
 
 def _definition(whole: dict[str, Any], table: str) -> dict[str, Any]:
-    if not table:
-        return whole
+    """Return the schema of a table; an empty one where the key is none."""
     place = whole["properties"][table]
     reference = next((kind["$ref"] for kind in (place, *place.get("anyOf", [])) if "$ref" in kind), "")
-    found: dict[str, Any] = whole["$defs"].get(reference.removeprefix("#/$defs/"), {"properties": {}})
+    found: dict[str, Any] = whole["$defs"].get(reference.removeprefix("#/$defs/"), {})
     return found
 
 
-def _offer(table: dict[str, Any], key: str, entries: tuple[Entry, ...]) -> dict[str, Any]:
+def _offer(table: dict[str, Any], key: str, entries: Iterable[Entry]) -> dict[str, Any]:
     """Add to a table's schema the known names of a key, and the keys that go with each name."""
     names = [entry.name for entry in entries] + (["file"] if key == "rule" else [])
     table["properties"][key] = {**table["properties"][key], "anyOf": [{"enum": names}, {"pattern": ":"}]}
     table["allOf"] = [
         {
             "if": {"properties": {key: {"const": entry.name}}, "required": [key]},
-            "then": {
-                "properties": {own.name: {**own.schema, "description": own.meaning} for own in entry.keys},
-                "required": [own.name for own in entry.keys if own.required],
-            },
+            "then": {"properties": entry.schema["properties"], "required": entry.schema.get("required", [])},
         }
         for entry in entries
         if entry.keys
@@ -138,42 +155,22 @@ def _offer(table: dict[str, Any], key: str, entries: tuple[Entry, ...]) -> dict[
     return table
 
 
-def _of_section(section: type[pydantic.BaseModel]) -> Iterator[Key]:
-    whole = section.model_json_schema(by_alias=True)
-    for name, field in section.model_fields.items():
-        key = field.alias or name
-        default = None if field.is_required() else field.get_default()
-        meaning = " ".join((field.description or "").split())
-        yield Key(key, whole["properties"][key], field.is_required(), default, meaning)
-
-
-def _entry(place: str, name: str, kind: Any) -> Entry:
-    # Augmentations and trackers have no keys of their own.
-    keys = () if place in ("training.augmentation", "output.trackers") else tuple(_keys(kind))
-    return Entry(name, _summary(kind), keys)
-
-
-def _keys(kind: Any) -> Iterator[Key]:
+def _own_keys(kind: Any) -> dict[str, Any]:
+    """Return the schema of a component's fields, or of the parameters of a function or class."""
     meanings = _meanings(kind)
-    if dataclasses.is_dataclass(kind):
-        whole = pydantic.TypeAdapter(kind).json_schema()
-        for name, schema in whole["properties"].items():
-            schema = {key: value for key, value in schema.items() if key != "title"}
-            required = name in whole.get("required", [])
-            yield Key(name, schema, required, schema.get("default"), meanings.get(name, ""))
-        return
-    function: Callable[..., Any] = inspect.getattr_static(kind, "__init__") if isinstance(kind, type) else kind
-    hints = typing.get_type_hints(function)
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in _NOT_SET or parameter.name not in hints:
-            continue
-        required = parameter.default is parameter.empty
-        try:
-            schema = pydantic.TypeAdapter(hints[parameter.name]).json_schema()
-        except pydantic.PydanticUserError:
-            schema = {}
-        default = None if required else parameter.default
-        yield Key(parameter.name, schema, required, default, meanings.get(parameter.name, ""))
+    if not dataclasses.is_dataclass(kind):
+        function = inspect.getattr_static(kind, "__init__") if isinstance(kind, type) else kind
+        hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters
+        fields: list[Any] = [
+            (name, hints[name]) if own.default is own.empty else (name, hints[name], own.default)
+            for name, own in parameters.items()
+            if name not in _NOT_SET and name in hints
+        ]
+        kind = dataclasses.make_dataclass("Keys", fields, kw_only=True)
+    whole = pydantic.TypeAdapter(kind).json_schema(schema_generator=_Plain)
+    for name, own in whole["properties"].items():
+        own["description"] = meanings.get(name, "")
+    return whole
 
 
 def _summary(kind: Any) -> str:
@@ -193,7 +190,9 @@ def _meanings(kind: Any) -> dict[str, str]:
 
 def _in_words(schema: Mapping[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_in_words(kind) for kind in schema["anyOf"] if kind.get("type") != "null"))
+        return " or ".join(
+            dict.fromkeys(_in_words(kind) for kind in schema["anyOf"] if kind and kind.get("type") != "null")
+        )
     if "const" in schema or "enum" in schema:
         return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     kind = schema.get("type", "")

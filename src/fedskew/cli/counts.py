@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import numpy as np
 import typer
 
-from fedskew.cli.console import Console
 from fedskew.cli.options import DataRoot, config_file
-from fedskew.cli.page import AsJson, escaped, print_heading, print_json, print_sentences, table_of
-from fedskew.errors import ArgumentError, DataWarning, FedskewError
+from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of
+from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, lists_samples, read_target
 
 if TYPE_CHECKING:
@@ -82,7 +80,8 @@ LIMITS = (
     "Small networks, digits and clothes, tens of rounds, methods with their papers' parameters, clients that differ "
     "only in labels: that is the evidence. docs/advice.md says what it is worth."
 )
-GAIN = ("{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
+GAIN = ("{method}", "{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
+NEIGHBOUR = ("{federation}", "{distance:.2f}", "{best} {gain:+.1f}")
 _SHOWN = 5
 
 
@@ -155,24 +154,9 @@ def _read(
         return _of_run(path)
     if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not lists_samples(path):
         return Source(LabelCounts.read_csv(path, client=client, decimal=decimal, totals=totals))
-    return Source(_of_samples(path, label, client))
-
-
-def _of_samples(path: Path, label: str | None, client: str | None) -> LabelCounts:
     from fedskew.data import holdings
 
-    found = holdings(path, label, client)
-    if found.clients is None:
-        warnings.warn(
-            f"{path}: names no clients, so that all samples are counted as those of one", DataWarning, stacklevel=2
-        )
-    row = {name: place for place, name in enumerate(found.client_names)}
-    column = {name: place for place, name in enumerate(found.class_names)}
-    table = np.zeros((len(row), len(column)))
-    owners = found.clients or [found.client_names[0]] * len(found.labels)
-    pairs = [row[owner] for owner in owners], [column[name] for name in found.labels]
-    np.add.at(table, pairs, 1)
-    return LabelCounts(table, found.client_names, found.class_names)
+    return Source(LabelCounts(*holdings(path, label, client)))
 
 
 def _of_config(path: Path, data_root: Path | None) -> Source:
@@ -246,15 +230,12 @@ def advise(
     console = Console(highlight=False)
     print_advice(console, found)
     if found.supported:
-        print_heading(console, "What each method gained there, in points")
-        gains = ([escaped(one["method"]), *(text.format(**one) for text in GAIN)] for one in found.methods)
-        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %"], gains))
-    print_heading(console, "The nearest simulated federations")
-    near = (
-        [escaped(one["federation"]), f"{one['distance']:.2f}", f"{one['best']} {one['gain']:+.1f}"]
-        for one in found.neighbours[:_SHOWN]
-    )
-    console.print(table_of(["federation", ">distance", "best there"], near))
+        console.heading("What each method gained there, in points")
+        gains = [[text.format(**one) for text in GAIN] for one in found.methods]
+        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %"], gains, **BARE))
+    console.heading("The nearest simulated federations")
+    near = [[text.format(**one) for text in NEIGHBOUR] for one in found.neighbours[:_SHOWN]]
+    console.print(table_of(["federation", ">distance", "best there"], near, **BARE))
     console.say(f"\n{LIMITS}")
 
 
@@ -279,4 +260,4 @@ def print_advice(console: Console, found: Advice) -> None:
     sentences = [found.sentence()]
     if found.method not in (None, "fedavg"):
         sentences.append("fedskew methods NAME says what a method asks of clients and reveals.")
-    print_sentences(console, "Which method", sentences)
+    console.sentences("Which method", sentences)

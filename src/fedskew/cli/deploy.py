@@ -1,21 +1,22 @@
-"""`fedskew deploy`: a real federation on Flower."""
+"""`fedskew deploy init | check | local | renew`: a real federation on Flower, as a folder, and one on this machine."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.console import Console
-from fedskew.cli.options import TrustCode
+from fedskew.cli.options import Changes, DataRoot, TrustCode, changed_keys, config_file
+from fedskew.cli.page import Console
+from fedskew.errors import ConfigError, DataError, DivergedError, EndedEarlyError, RunError, StandstillError
 from fedskew.own_code import away_from_current_folder, refused
 from fedskew.tables import counted
 
@@ -24,53 +25,44 @@ if TYPE_CHECKING:
     from fedskew.deploy import Draft, LocalFederation
     from fedskew.experiment import Config
 
-app = typer.Typer(
-    help="A real federation on Flower: data stays at its sites.", no_args_is_help=True, rich_markup_mode="markdown"
-)
-
-CONFIG = typer.Option("--config", help="The config that was simulated, a TOML file.", show_default=False)
-SET = typer.Option(
-    "--set", metavar="KEY=VALUE", help="Change one key of the config, such as training.rounds=20; may be repeated."
-)
-COUNTS = typer.Option(
-    help="What sites report of their label counts: exact, noisy, withheld, or summed (only in masked sums over all)."
-)
-EPSILON = typer.Option(
-    help="Privacy parameter of label counts with noise: --label-counts noisy, or summed.",
-    show_default=False,
-)
-UPDATES = typer.Option(
-    help="plain: the server sees each site's update; masked: it sees sums over sites only, three at least. "
-    "Default: as the config's engine.updates says, plain.",
-    show_default=False,
-)
+LabelCounts = Annotated[
+    str,
+    typer.Option(
+        help="What sites report of their label counts: exact, noisy, withheld, or summed "
+        "(only in masked sums over all)."
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        help="Privacy parameter of label counts with noise: --label-counts noisy, or summed.", show_default=False
+    ),
+]
+Updates = Annotated[
+    str | None,
+    typer.Option(
+        help="plain: the server sees each site's update; masked: it sees sums over sites only, three at least. "
+        "Default: as the config's engine.updates says, plain.",
+        show_default=False,
+    ),
+]
+Federation = Annotated[Path, typer.Argument(help="The federation's folder.", show_default=False)]
 PASSPHRASE = "FEDSKEW_PASSPHRASE"
 """Environment variable with the passphrase of the authority's key."""
 
-FOLDER = typer.Argument(help="The federation's folder.", show_default=False)
-LOCAL: dict[str, Any] = {
-    "schema": 1,
-    "name": "local",
-    "seeds": [0],
-    "data": {"name": "digits"},
-    "partition": {"rule": "dirichlet_by_class", "clients": 3, "beta": 0.3},
-    "model": {"name": "mlp3"},
-    "method": {"preset": "fedla"},
-    "training": {"rounds": 5, "participation": 1.0, "epochs": 5, "batch_size": 16, "lr": 0.05},
-}
 
-
-@app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation.", show_default=False)],
-    config: Annotated[Path, CONFIG],
+    config: Annotated[
+        Path, typer.Option("--config", help="The config that was simulated, a TOML file.", show_default=False)
+    ],
     sites: Annotated[str, typer.Option(help="The sites' names, such as north,south,west.", show_default=False)],
     address: Annotated[
         str, typer.Option(help="The address by which sites reach the server, HOST:PORT.")
     ] = "localhost:9092",
-    label_counts: Annotated[str, COUNTS] = "exact",
-    epsilon: Annotated[float | None, EPSILON] = None,
-    updates: Annotated[str | None, UPDATES] = None,
+    label_counts: LabelCounts = "exact",
+    epsilon: Epsilon = None,
+    updates: Updates = None,
     target: Annotated[
         Path | None, typer.Option(help="A CSV file with the target mix; it stays at the server.", show_default=False)
     ] = None,
@@ -104,8 +96,8 @@ def init(
             show_default=False,
         ),
     ] = None,
-    changes: Annotated[list[str] | None, SET] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: FEDSKEW_DATA.")] = None,
+    changes: Changes = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Write a federation's folder: the app, TLS certificates, and a key, a data file and a start script for every site.
 
@@ -130,9 +122,7 @@ def init(
 
         fedskew deploy init shops --config run.toml --sites a,b --wheel fedskew-0.1.0-py3-none-any.whl
     """
-    from fedskew.cli.options import changed_keys
     from fedskew.deploy import Address, Draft, write_federation
-    from fedskew.errors import ConfigError
     from fedskew.experiment import read
 
     place = Address.parse(address)
@@ -151,9 +141,8 @@ def init(
     Console().say(f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone")
 
 
-@app.command("check")
 @away_from_current_folder()
-def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = False) -> None:
+def check(folder: Federation, trust_code: TrustCode = False) -> None:
     """Check a federation's folder before it runs: that server and sites can play its config, what stands still where a
     site is lost, and what bounds a site that lies.
 
@@ -167,7 +156,6 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
         fedskew deploy check hospitals --trust-code      (with a network or a component of your own in hospitals/app)
     """
     from fedskew.deploy import NOT_YET, asked_of_site, check_folder, other_code, read_app, running
-    from fedskew.errors import ConfigError
     from fedskew.experiment import Config
 
     app = folder / "app"
@@ -187,84 +175,19 @@ def check_federation(folder: Annotated[Path, FOLDER], trust_code: TrustCode = Fa
             Console().say(line)
 
 
-@app.command()
-@away_from_current_folder()
-def site(
-    check: Annotated[Path, typer.Option(help="The site's data.toml.", show_default=False)],
-    agreement: Annotated[
-        Path | None,
-        typer.Option(
-            help="The federation's app folder; default: the app that the server sent last, or the one that came with "
-            "the site's folder."
-        ),
-    ] = None,
-    agree: Annotated[
-        bool, typer.Option("--agree", help="Agree to what is shown, without being asked; writes agreed.toml.")
-    ] = False,
-) -> None:
-    """Check before a site joins that its data fits the federation, list everything that will leave the site, and agree.
-
-    Looking runs nothing of the app: what only its own code could tell is unknown until you agree, and worked out then.
-    What you agree to is written to agreed.toml beside data.toml, with the hash of the app's files. The site refuses
-    whatever goes beyond it, whatever the server sends. Do this again when the server changes its app, when the site has
-    trained in all rounds that were agreed on, or, with noisy label counts, when the site's data changed.
-
-    Examples:
-
-        fedskew deploy site --check data.toml
-
-        fedskew deploy site --check data.toml --agree
-    """
-    from fedskew.cli.tables import disclosure_table, samples_table, terms_table
-    from fedskew.deploy import Look, ServerCheck
-
-    look, console = Look.at(check, agreement), Console(highlight=False)
-    data = look.data
-    for note in ServerCheck.of_site(check):
-        console.say(f"note: {note}", style="yellow")
-    if not data.is_unlabelled:
-        console.print(samples_table(data, look.agreement))
-    if data.unlabelled is not None:
-        samples = counted(len(data.unlabelled()), "sample")
-        others = "; it has no others, and does not train" if data.is_unlabelled else ""
-        console.say(f"As the target site this site has {samples} without labels{others}")
-    console.print(disclosure_table(look.leaves, look.agreement))
-    console.print(terms_table(look))
-    for line in look.lines():
-        console.say(line)
-    path = check.with_name("agreed.toml")
-    asks = sys.stdin.isatty() and sys.stdout.isatty()
-    if look.before is not None and look.is_agreed and not agree:
-        result = f"this site agreed to this at {look.before.agreed}; --agree renews it, and counts rounds anew"
-    elif agree or (asks and typer.confirm(f"Agree{', run its code' if look.needs_code else ''}, and write {path}?")):
-        if look.needs_code:
-            look = look.run_code()
-            console.print(disclosure_table(look.leaves, look.agreement))
-            console.print(terms_table(look))
-        look.accept()
-        result = "agreed; the site refuses whatever goes beyond it"
-    else:
-        result = "nothing is written; if you agree, run this again with --agree"
-    console.say(f"{path}: {result}")
-
-
-@app.command()
 def local(
     folder: Annotated[Path, typer.Argument(help="A new folder for the federation and its run.", show_default=False)],
     config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", help="A TOML file whose data is divided among the sites; default: scikit-learn's digits."
-        ),
-    ] = None,
+        Path, typer.Option("--config", help="A TOML file whose data is divided among the sites; @local: digits.")
+    ] = Path("@local"),
     sites: Annotated[
         int | None, typer.Option(min=1, help="Number of sites; default: as many as the config has clients.")
     ] = None,
-    label_counts: Annotated[str, COUNTS] = "exact",
-    epsilon: Annotated[float | None, EPSILON] = None,
-    updates: Annotated[str | None, UPDATES] = None,
-    changes: Annotated[list[str] | None, SET] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder of the data sets; default: FEDSKEW_DATA.")] = None,
+    label_counts: LabelCounts = "exact",
+    epsilon: Epsilon = None,
+    updates: Updates = None,
+    changes: Changes = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Run a whole federation on this machine: write each site's images, start server and sites with TLS and node keys,
     train, and stop everything.
@@ -275,7 +198,6 @@ def local(
 
         fedskew deploy local trial --config run.toml --set training.rounds=3
     """
-    from fedskew.cli.options import changed_keys
     from fedskew.deploy import (
         Address,
         Draft,
@@ -286,18 +208,9 @@ def local(
         write_federation,
         write_images,
     )
-    from fedskew.errors import ConfigError, StandstillError
-    from fedskew.experiment import make_task, read, resolve
-    from fedskew.trees import put
+    from fedskew.experiment import make_task, read
 
-    changed = changed_keys(changes, None, None, data_root)
-    if config is not None:
-        whole = read(config, changed)
-    else:
-        tree = deepcopy(LOCAL)
-        for key, value in changed.items():
-            put(tree, key, value)
-        whole = resolve(tree)
+    whole = read(config_file(config), changed_keys(changes, None, None, data_root))
     if sites is not None and whole.partition.clients is not None:
         whole = whole.with_value("partition.clients", sites)
     task = make_task(whole, whole.seeds[0])
@@ -332,84 +245,8 @@ def local(
         raise StandstillError(still)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def superlink(
-    context: typer.Context,
-    max_reply: Annotated[int, typer.Option(min=1, help="Most bytes that a site may send in reply to one message.")] = 2
-    ** 30,
-) -> None:
-    """Run Flower's flower-superlink with its options, but accept commands (register a node, run an app) from this
-    machine only, and from others no more bytes than they need. Flower's own accepts both from anybody who reaches its
-    port.
-
-    Example:
-
-        fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
-    """
-    from fedskew.deploy import run_superlink
-
-    run_superlink(context.args, max_reply)
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def supernode(
-    context: typer.Context,
-    data: Annotated[
-        Path, typer.Argument(help="The site's data.toml, with ca.crt and key beside it.", show_default=False)
-    ],
-) -> None:
-    """Join the federation with Flower's flower-supernode, whose further options it takes.
-
-    A site whose clock the server would refuse, or whose key it no longer accepts, gets a line that says so.
-
-    Example:
-
-        fedskew deploy supernode data.toml --port 9094
-    """
-    from fedskew.deploy import run_supernode
-
-    run_supernode(data, context.args)
-
-
-@app.command()
-def register(folder: Annotated[Path, FOLDER]) -> None:
-    """Register the sites' keys at the server that runs on this machine, those that are not registered yet.
-
-    Example:
-
-        fedskew deploy register hospitals       (as server/register.sh does)
-    """
-    from fedskew.deploy import Agreement, Registry
-
-    names = Agreement.read(folder / "app" / "deploy.toml").members
-    with Registry.of(folder) as registry:
-        for line in registry.register(names):
-            typer.echo(line)
-
-
-@app.command()
-def revoke(
-    folder: Annotated[Path, FOLDER],
-    name: Annotated[str, typer.Argument(help="The site.", show_default=False)],
-) -> None:
-    """Remove a site's key from the server that runs on this machine: the site is out, and can't join with it again.
-
-    Rounds go on without the site. It may come back with another key: put its key.pub into sites/NAME, and run
-    register.sh.
-
-    Example:
-
-        fedskew deploy revoke hospitals north
-    """
-    from fedskew.deploy import Registry
-
-    with Registry.of(folder) as registry:
-        Console().say(registry.revoke(name))
-
-
-@app.command()
 def renew(
-    folder: Annotated[Path, FOLDER],
+    folder: Federation,
     new_authority: Annotated[
         bool, typer.Option("--new-authority", help="Make a new authority, too; every site then needs its ca.crt.")
     ] = False,
@@ -428,7 +265,6 @@ def renew(
         fedskew deploy renew hospitals --new-authority --keep-authority
     """
     from fedskew import deploy
-    from fedskew.errors import ConfigError
 
     server = folder / "server"
     if keep_authority and not new_authority:
@@ -447,8 +283,6 @@ def renew(
 
 def _passphrase(new: bool) -> bytes:
     """Ask for the passphrase of the authority's key."""
-    from fedskew.errors import ConfigError
-
     given = os.environ.get(PASSPHRASE)
     if given is None and not sys.stdin.isatty():
         raise ConfigError(f"passphrase: there is no terminal to ask at; set {PASSPHRASE} in the environment")
@@ -460,8 +294,6 @@ def _passphrase(new: bool) -> bytes:
 
 
 def _names(text: str, option: str) -> list[str]:
-    from fedskew.errors import ConfigError
-
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise ConfigError(f"{option}: expected names separated by commas; got {text!r}")
@@ -469,8 +301,6 @@ def _names(text: str, option: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    from fedskew.errors import ConfigError
-
     try:
         return [int(side) for side in text.split(",")]
     except ValueError:
@@ -480,7 +310,6 @@ def _numbers(text: str) -> list[int]:
 
 
 def _dataset(config: Config) -> Dataset:
-    from fedskew.errors import DataError
     from fedskew.experiment import load_dataset
 
     try:
@@ -537,10 +366,7 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
 
     Raises RunError where a process ended early.
     """
-    import json
-
     from fedskew.cli.progress import announced
-    from fedskew.errors import DivergedError, EndedEarlyError, RunError, StandstillError
     from fedskew.experiment import RunBar, RunFolder, read, run_folder
 
     config = read(federation.folder / "app" / "run.toml")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.text import Text
 
-from fedskew.cli.console import Console
 from fedskew.cli.counts import (
     ClientColumn,
     DecimalSign,
@@ -27,19 +27,7 @@ from fedskew.cli.counts import (
     read_source,
 )
 from fedskew.cli.options import DataRoot
-from fedskew.cli.page import (
-    CLASSES_SHOWN,
-    AsJson,
-    NoPicture,
-    escaped,
-    picture_path,
-    print_heading,
-    print_json,
-    print_sentences,
-    print_table,
-    table_of,
-    write_csv,
-)
+from fedskew.cli.page import BARE, AsJson, Console, NoPicture, picture_path, print_json, shares, table_of, write_csv
 from fedskew.components import covers, has, make_component
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import GROUPS, LabelCounts, SkewReport, effective_sample_size
@@ -96,15 +84,15 @@ def describe(
         return
     console = Console(highlight=False)
     said = [] if source.said is None else [f"{source.said[0].upper()}{source.said[1:]}."]
-    print_sentences(console, "What the labels look like", [*said, *report.sentences()])
-    print_heading(console, "Figures")
-    figures = ([name if value else f"[bold]{name}", value] for name, value in report.statistics())
-    console.print(table_of(["", ""], figures))
+    console.sentences("What the labels look like", [*said, *report.sentences()])
+    console.heading("Figures")
+    figures = ((Text(name, style="" if value else "bold"), value) for name, value in report.statistics())
+    console.print(table_of(["", ""], figures, **BARE))
     _print_classes(console, report)
     _print_clients(console, report)
     print_advice(console, advice_for(source, participation, epochs))
     if drawn is not None:
-        console.print(f"\nWho holds what: {drawn}", soft_wrap=True, markup=False)
+        console.say(f"\nWho holds what: {drawn}")
 
 
 def weights(
@@ -152,11 +140,10 @@ def weights(
         print_json(found.to_dict())
         return
     console = Console(highlight=False)
-    print_sentences(console, f"{method}: {counted(len(counts), 'client')}", found.sentences())
-    _print_weights(console, found)
-    _print_mix(console, found)
+    console.sentences(f"{method}: {counted(len(counts), 'client')}", found.sentences())
+    found.show(console)
     if csv_path is not None:
-        console.print(f"\nEvery client's weight: {csv_path}", soft_wrap=True, markup=False)
+        console.say(f"\nEvery client's weight: {csv_path}")
 
 
 def _draw(source: Source, path: Path) -> None:
@@ -235,6 +222,26 @@ class _Weighed:
                 f"{self.solved['gap']:.0e} and a KKT residual of {self.solved['kkt']:.0e}."
             )
 
+    def show(self, console: Console) -> None:
+        """Print the clients with most weight, and the label mix that results."""
+        counts, plain = self.counts, self.plain
+        both = zip(self.weights, plain, strict=True)
+        columns: dict[str, Sequence[str]] = {
+            "client": counts.clients,
+            ">samples": [*map(amount, counts.sizes)],
+            ">weight": [f"{weight:.4g}" for weight in self.weights],
+            ">FedAvg": [f"{weight:.4g}" for weight in plain],
+            ">times": [f"{own / fedavg:.2f}" if fedavg else "-" for own, fedavg in both],
+        }
+        order = np.argsort(-self.weights, kind="stable")
+        console.columns("Weights", columns, order, "with most weight; all with --csv or --json", CLIENTS_SHOWN)
+        mix, fedavg_mix = self.mix(self.weights), self.mix(plain)
+        columns = {"class": counts.classes, ">mix": shares(mix), ">FedAvg's mix": shares(fedavg_mix)}
+        if self.target is not None:
+            columns[">target"] = shares(self.target)
+        order = np.argsort(-np.abs(mix - fedavg_mix), kind="stable")
+        console.columns("Label mix", columns, order, "that differ most from FedAvg's; all with --json")
+
     def to_dict(self) -> dict[str, Any]:
         samples = float(self.counts.sizes.sum())
         strength = self.solved.get("strength")
@@ -295,64 +302,38 @@ def _weigh(
 def _print_classes(console: Console, report: SkewReport) -> None:
     """Print every class, or the rarest; one that falls short of the target comes first."""
     labels, inter, target = report.label_distribution, report.inter_client, report.target
-    pooled, names = report.counts.pooled, report.counts.classes
-
-    def row(label: int) -> list[str]:
-        cells = [escaped(names[label]), amount(pooled[label]), f"{labels.histogram[label]:.1%}"]
-        cells += [f"{inter.holders[label]:,}", f"{inter.largest_holding[label]:.0%}"]
-        if target is not None:
-            reached = f"{target.nearest[label]:.1%}"
-            cells += [f"{target.mix[label]:.1%}", f"[red]{reached}" if target.short[label] else reached]
-        return cells
-
-    headings = ["class", ">samples", ">share", ">holders", ">largest holding"]
-    short, first = np.zeros(len(pooled)), ""
+    columns: dict[str, Sequence[str | Text]] = {
+        "class": report.counts.classes,
+        ">samples": [*map(amount, report.counts.pooled)],
+        ">share": shares(labels.histogram),
+        ">holders": [f"{number:,}" for number in inter.holders],
+        ">largest holding": shares(inter.largest_holding, 0),
+    }
+    short, first = np.zeros(len(labels.histogram)), ""
     if target is not None:
-        headings, short, first = [*headings, ">target", ">nearest"], target.short, ", those short of the target first"
+        short, first = target.short, ", those short of the target first"
+        columns[">target"] = shares(target.mix)
+        reached = zip(shares(target.nearest), short, strict=True)
+        columns[">nearest"] = [Text(share, style="red" if is_short else "") for share, is_short in reached]
     order = np.lexsort((labels.histogram, -short))
-    print_table(console, "Classes", headings, row, order, CLASSES_SHOWN, f"rarest{first}; all with --json")
+    console.columns("Classes", columns, order, f"rarest{first}; all with --json")
 
 
 def _print_clients(console: Console, report: SkewReport) -> None:
     """Print every client, or the most one-sided of those with samples."""
-    sizes, even = report.counts.sizes, report.label_distribution.client_evenness
-
-    def row(client: int) -> list[str]:
-        of_group = (np.flatnonzero(report.groups[client] == group) for group in range(len(GROUPS)))
-        name = escaped(report.counts.clients[client])
-        return [name, amount(sizes[client]), f"{even[client]:.0%}", *(_listed(report, one) for one in of_group)]
-
-    order = np.lexsort((-sizes, -report.kl_to_uniform, sizes == 0))
-    headings = ["client", ">samples", ">evenness", *GROUPS]
-    print_table(console, "Clients", headings, row, order, CLIENTS_SHOWN, "most one-sided; all with --json")
-
-
-def _print_weights(console: Console, found: _Weighed) -> None:
-    sizes, weights, plain = found.counts.sizes, found.weights, found.plain
-
-    def row(client: int) -> list[str]:
-        times = f"{weights[client] / plain[client]:.2f}" if plain[client] else "-"
-        name = escaped(found.counts.clients[client])
-        return [name, amount(sizes[client]), f"{weights[client]:.4g}", f"{plain[client]:.4g}", times]
-
-    headings, order = ["client", ">samples", ">weight", ">FedAvg", ">times"], np.argsort(-weights, kind="stable")
-    print_table(console, "Weights", headings, row, order, CLIENTS_SHOWN, "with most weight; all with --csv or --json")
+    counts = report.counts
+    columns: dict[str, Sequence[str]] = {
+        "client": counts.clients,
+        ">samples": [*map(amount, counts.sizes)],
+        ">evenness": shares(report.label_distribution.client_evenness, 0),
+    }
+    for group, name in enumerate(GROUPS):
+        columns[name] = [_listed(counts.classes, np.flatnonzero(row == group)) for row in report.groups]
+    order = np.lexsort((-counts.sizes, -report.kl_to_uniform, counts.sizes == 0))
+    console.columns("Clients", columns, order, "most one-sided; all with --json", CLIENTS_SHOWN)
 
 
-def _print_mix(console: Console, found: _Weighed) -> None:
-    mixes = {">mix": found.mix(found.weights), ">FedAvg's mix": found.mix(found.plain)}
-    order = np.argsort(-np.abs(np.subtract(*mixes.values())), kind="stable")
-    if found.target is not None:
-        mixes[">target"] = found.target
-
-    def row(label: int) -> list[str]:
-        return [escaped(found.counts.classes[label]), *(f"{mix[label]:.1%}" for mix in mixes.values())]
-
-    note = "that differ most from FedAvg's; all with --json"
-    print_table(console, "Label mix", ["class", *mixes], row, order, CLASSES_SHOWN, note)
-
-
-def _listed(report: SkewReport, classes: np.ndarray) -> str:
+def _listed(names: Sequence[str], classes: np.ndarray) -> str:
     named = len(classes) if len(classes) <= CLASSES_NAMED else CLASSES_NAMED - 1
-    names = ", ".join(report.counts.classes[label] for label in classes[:named])
-    return escaped(names + (f" +{len(classes) - named}" if len(classes) > named else ""))
+    more = f" +{len(classes) - named}" if len(classes) > named else ""
+    return ", ".join(names[label] for label in classes[:named]) + more

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.console import Console
 from fedskew.cli.options import Changes
+from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.files import writing
 from fedskew.tables import counted

@@ -1,15 +1,24 @@
-"""`fedskew deploy run | status | readmit`: what the operator of a federation's server starts, asks and decides."""
+"""What the operator of a federation's server starts, asks and decides: `run`, `status`, `readmit`, keys of sites."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.cells import cell_len
+from rich.table import Table
 
-from fedskew.cli.console import Console
+from fedskew.cli.deploy import Federation
+from fedskew.cli.page import Console, table_of
+from fedskew.errors import ConfigError, EndedEarlyError, RunError
+from fedskew.names import visible
+
+if TYPE_CHECKING:
+    from fedskew.report import SiteActivity
 
 RUN = typer.Argument(
     help="The federation's folder: its newest run; or a run folder, server/runs/NAME-....", show_default=False
@@ -28,7 +37,6 @@ def run(context: typer.Context) -> None:
         fedskew deploy run ../app fedskew --run-config 'out="/srv/runs"'      (see server/run.sh)
     """
     from fedskew.deploy import Ending
-    from fedskew.errors import EndedEarlyError
 
     path = Path.cwd() / f".ended-{os.getpid()}.json"
     Ending.reserve(path)
@@ -66,9 +74,7 @@ def status(run: Annotated[Path, RUN]) -> None:
 
         fedskew deploy status hospitals
     """
-    from fedskew.cli.tables import sites_table
     from fedskew.deploy import expires_soon, target_line
-    from fedskew.errors import RunError
     from fedskew.experiment import RunFolder
     from fedskew.report import SiteActivity, still_rounds, undone_rounds
 
@@ -113,7 +119,6 @@ def readmit(
         fedskew deploy readmit hospitals --nobody      (go on without them)
     """
     from fedskew.deploy import Decisions
-    from fedskew.errors import ConfigError
     from fedskew.experiment import RunFolder
     from fedskew.report import SiteActivity
 
@@ -137,9 +142,60 @@ def readmit(
     )
 
 
+def superlink(
+    context: typer.Context,
+    max_reply: Annotated[int, typer.Option(min=1, help="Most bytes that a site may send in reply to one message.")] = 2
+    ** 30,
+) -> None:
+    """Run Flower's flower-superlink with its options, but accept commands (register a node, run an app) from this
+    machine only, and from others no more bytes than they need. Flower's own accepts both from anybody who reaches its
+    port.
+
+    Example:
+
+        fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
+    """
+    from fedskew.deploy import run_superlink
+
+    run_superlink(context.args, max_reply)
+
+
+def register(folder: Federation) -> None:
+    """Register the sites' keys at the server that runs on this machine, those that are not registered yet.
+
+    Example:
+
+        fedskew deploy register hospitals       (as server/register.sh does)
+    """
+    from fedskew.deploy import Agreement, Registry
+
+    names = Agreement.read(folder / "app" / "deploy.toml").members
+    with Registry.of(folder) as registry:
+        for line in registry.register(names):
+            typer.echo(line)
+
+
+def revoke(
+    folder: Federation,
+    name: Annotated[str, typer.Argument(help="The site.", show_default=False)],
+) -> None:
+    """Remove a site's key from the server that runs on this machine: the site is out, and can't join with it again.
+
+    Rounds go on without the site. It may come back with another key: put its key.pub into sites/NAME, and run
+    register.sh.
+
+    Example:
+
+        fedskew deploy revoke hospitals north
+    """
+    from fedskew.deploy import Registry
+
+    with Registry.of(folder) as registry:
+        Console().say(registry.revoke(name))
+
+
 def _run_folder(place: Path) -> Path:
     """Return a run folder: the one given, or the newest of a federation's or its server's folder."""
-    from fedskew.errors import ConfigError
 
     if (place / "rounds.jsonl").exists():
         return place
@@ -147,3 +203,19 @@ def _run_folder(place: Path) -> Path:
     if not runs:
         raise ConfigError(f"{place}: expected a federation's folder in which a run has begun, or a run folder")
     return max(runs, key=lambda path: (path / "rounds.jsonl").stat().st_mtime)
+
+
+def sites_table(sites: Sequence[SiteActivity]) -> Table:
+    """Return a row for each site of a federation: how often it was asked and counted, and what went wrong.
+
+    It is read at 60 columns: what is long is wrapped, and the name last.
+    """
+    from fedskew.report import SiteActivity
+
+    headings, rows = SiteActivity.table(sites)
+    table = table_of(headings, rows)
+    table.columns[0].min_width = min(16, max(cell_len(visible(row[0])) for row in rows))
+    table.columns[1].no_wrap = True
+    for column, heading in zip(table.columns[2:], headings[2:], strict=True):
+        column.min_width, column.overflow = max(map(len, heading.split())), "ellipsis"
+    return table

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from fedskew.cli.console import Console
-from fedskew.errors import ConfigError
+from fedskew.cli.page import Console, table_of
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.tables import counted, duration
 
 if TYPE_CHECKING:
@@ -141,8 +142,39 @@ def print_estimate(console: Console, configs: Sequence[Config], only: bool, time
         console.print("Time: about a minute at most." if found else "Time: nothing is missing.")
 
 
-def print_failures(failures: Sequence[str], refused: Sequence[str]) -> None:
-    """Print a line for each run that failed and each combination that was not run, and exit with 1 if there are any."""
+def check_processes(processes: int | None, on: str | None) -> None:
+    """Refuse `--processes` beside `--on`, and fewer than one."""
+    if processes is not None and (on is not None or processes < 1):
+        reason = "is for this machine, and --on for others; give one of them" if on else "must be at least 1"
+        raise ArgumentError(f"--processes: {reason}")
+
+
+def finish(
+    title: str,
+    table: tuple[Sequence[str], Sequence[Sequence[str]], int],
+    notes: Iterable[str],
+    quick: str,
+    made: Iterable[str],
+    failures: Sequence[str],
+    refused: Sequence[str] = (),
+) -> None:
+    """Print what many runs gave: a table (headings, rows, how many columns are labels), notes, which files were made.
+
+    A line follows for each run that failed and each combination that was not run; the exit status is 1 then.
+    """
+    console, (headings, rows, labels) = Console(), table
+    if rows:
+        headings = [f">{heading}" if at >= labels else heading for at, heading in enumerate(headings)]
+        cells = (
+            (Text(cell) if at >= labels else cell for at, cell in enumerate(row)) for row in rows
+        )  # numbers may take two lines
+        console.wide.print(table_of(headings, cells, title))
+    for note in notes:
+        console.wide.note(note)
+    if quick:
+        console.wide.note(quick, style="yellow")
+    for line in made:
+        console.say(line)
     errors = Console(stderr=True, soft_wrap=True)
     for line in (*(f"refused: {text}" for text in refused), *(f"failed: {text}" for text in failures)):
         errors.say(line, style="red")

@@ -1,25 +1,108 @@
-"""A page of a command that looks at numbers: headings, sentences, tables, the options of all such commands."""
+"""What commands print: text of files and sites that can't move the cursor, headings, sentences, tables, JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import rich.console
 import typer
+from rich import box
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
-from fedskew.cli.console import Console
 from fedskew.errors import ArgumentError
 from fedskew.files import write_text, writing
+from fedskew.names import visible
 from fedskew.tables import csv_text
 
 CLASSES_SHOWN = 20
+KEEP = "\n\t"
+BOXED: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
+RULED: dict[str, Any] = BOXED | {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
+BARE: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 1), "header_style": "dim"}
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
 NoPicture = Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")]
+
+
+class Console(rich.console.Console):
+    """rich's console, which writes characters that can't be seen as escapes (see `names.visible`)."""
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a text as it is, whatever its width."""
+        self.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+
+    def note(self, text: str, style: str | None = None) -> None:
+        """Print a text as it is, wrapped."""
+        self.print(text, style=style, markup=False, highlight=False)
+
+    def heading(self, text: str) -> None:
+        """Print a heading."""
+        self.print(Text(f"\n{text}", style="bold"))
+
+    def sentences(self, title: str, sentences: Iterable[str]) -> None:
+        """Print a heading and a list of sentences."""
+        self.heading(title)
+        for sentence in sentences:
+            grid = Table.grid(padding=(0, 1))
+            grid.add_row("•", Text(sentence))
+            self.print(Padding(grid, (0, 0, 0, 1)))
+
+    def columns(
+        self,
+        title: str,
+        columns: Mapping[str, Sequence[str | Text]],
+        order: np.ndarray,
+        note: str,
+        most: int = CLASSES_SHOWN,
+    ) -> None:
+        """Print a table by its columns, in the file's order; of more than `most` rows the first of an order."""
+        self.heading(title)
+        shown = order[:most].tolist() if len(order) > most else range(len(order))
+        self.print(table_of(list(columns), ([cells[at] for cells in columns.values()] for at in shown), **BARE))
+        if len(shown) < len(order):
+            self.print(f" [dim]the {len(shown)} {note}")
+
+    @property
+    def wide(self) -> Console:
+        """The console itself; in a log, one where lines may be long."""
+        return self if self.is_terminal else Console(width=160)
+
+    def render_str(self, text: str, **more: Any) -> Text:
+        """See rich; here, so that the width of what is shown is known."""
+        return super().render_str(visible(text, KEEP), **more)
+
+    def render(
+        self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """See rich."""
+        return _visible(super().render(renderable, options))
+
+
+def _visible(segments: Iterable[Segment]) -> Iterator[Segment]:
+    for segment in segments:
+        if segment.control or segment.text.isprintable():
+            yield segment
+        else:
+            yield segment._replace(text=visible(segment.text, KEEP))
+
+
+def table_of(headings: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "", **look: Any) -> Table:
+    """Return a table; headings with ">" are of numbers, and without any there is no line. Texts are shown as is."""
+    found = Table(title=Text(title) if title else None, show_header=any(headings), **look or RULED)
+    for heading in headings:
+        number = heading.startswith(">")
+        justify: Any = "right" if number else "left"
+        found.add_column(Text(heading.removeprefix(">")), justify=justify, no_wrap=number, overflow="fold")
+    for row in rows:  # each cell as it is shown, so that its width is known
+        found.add_row(*(cell if isinstance(cell, Text) else Text(visible(cell)) for cell in row))
+    return found
 
 
 def picture_path(picture: Path | None, no_picture: bool, as_json: bool, default: Path) -> Path | None:
@@ -34,54 +117,12 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def print_heading(console: Console, text: str) -> None:
-    """Print a heading."""
-    console.print(f"\n[bold]{escaped(text)}[/bold]")
-
-
-def print_sentences(console: Console, title: str, sentences: Iterable[str]) -> None:
-    """Print a heading and a list of sentences."""
-    print_heading(console, title)
-    for sentence in sentences:
-        grid = Table.grid(padding=(0, 1))
-        grid.add_row("•", escaped(sentence))
-        console.print(Padding(grid, (0, 0, 0, 1)))
-
-
-def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table of cells in rich's markup; headings with ">" are of numbers, and without any there is no line."""
-    table = Table(box=None, show_header=any(headings), pad_edge=False, padding=(0, 2, 0, 1))
-    for name in headings:
-        justify: Any = "right" if name.startswith(">") else "left"
-        table.add_column(name.removeprefix(">"), justify=justify, overflow="fold", header_style="dim")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def print_table(
-    console: Console,
-    title: str,
-    headings: Sequence[str],
-    row: Callable[[int], list[str]],
-    order: np.ndarray,
-    most: int,
-    note: str,
-) -> None:
-    """Print a row for each in the file's order; where they are more than `most`, the first of an order, with a note."""
-    print_heading(console, title)
-    shown = order[:most].tolist() if len(order) > most else range(len(order))
-    console.print(table_of(headings, map(row, shown)))
-    if len(shown) < len(order):
-        console.print(f" [dim]the {len(shown)} {note}")
-
-
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Write a table of cells."""
     with writing(path):
         write_text(path, csv_text(rows))
 
 
-def escaped(text: str) -> str:
-    """Return the text as it is, not as markup."""
-    return text.replace("[", r"\[")
+def shares(values: Iterable[float], digits: int = 1) -> list[str]:
+    """Return shares as percentages."""
+    return [f"{value:.{digits}%}" for value in values]

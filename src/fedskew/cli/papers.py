@@ -7,29 +7,20 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from fedskew.cli.console import Console
-from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, print_failures
+from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, config_file, finish
+from fedskew.cli.page import Console, table_of
+from fedskew.cli.run import results_table
 from fedskew.errors import ConfigError
 from fedskew.tables import counted, duration, flatten
 
 if TYPE_CHECKING:
     from fedskew.papers import Recipe, RecipeRow
 
-TASK: dict[str, Any] = {
-    "schema": 1,
-    "name": "demo",
-    "seeds": [0, 1, 2],
-    "data": {"name": "digits"},
-    "partition": {"rule": "dirichlet_by_class", "clients": 20, "beta": 0.1, "min_size": 1},
-    "model": {"name": "mlp3"},
-    "training": {"rounds": 25, "participation": 0.25, "epochs": 5, "batch_size": 16, "lr": 0.05},
-    "target": {"mix": [0.02] * 5 + [0.18] * 5},
-}
 METHODS = ("fedavg", "fedentopt", "fedvls", "fedla", "fedpals")
 
 SETTING = (
@@ -89,7 +80,6 @@ def recipes(
 
 
 def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | None) -> None:
-    from fedskew.cli.tables import plain_table
     from fedskew.papers import config_names
 
     rows = []
@@ -98,8 +88,8 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
             cost = [_time(recipe.rows)] if with_cost else []
             runs = sum(len(row.tree["seeds"]) for row in recipe.rows)
             rows.append([recipe.name, _data(recipe, root), recipe.title, str(runs), *cost])
-    table = plain_table(["recipe", "data", "content", "runs", *(["time"] if with_cost else [])], rows, labels=3)
-    console.print(table)
+    headings = ["recipe", "data", "content", ">runs", *([">time"] if with_cost else [])]
+    console.print(table_of(headings, rows))
     console.print("Data: ✓ present, ✗ missing (see --data-root). Runs: rows times seeds.")
     if with_cost:
         console.print("Time: all runs one after another on this machine's CPU, estimated from a few measured steps.")
@@ -182,7 +172,6 @@ def reproduce(
         fedskew reproduce fedvls-table1 --rows mnist,dir0.05,fedavg,fedvls --rounds 10
     """
     from fedskew.cli.progress import SweepProgressBar, stoppable
-    from fedskew.cli.tables import comparison_table
     from fedskew.papers import Recipe
     from fedskew.papers import reproduce as run_recipe
 
@@ -202,14 +191,8 @@ def reproduce(
             progress=bar,
             command=_command(),
         )
-    wide = console.wide
-    wide.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
-    wide.print(comparison_table(done))
-    for note in done.notes:
-        wide.note(note)
-    for file in done.files:
-        console.say(f"written: {file}")
-    print_failures(done.failures, done.refused)
+    console.wide.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
+    finish("", done.table(), done.notes, "", [f"written: {file}" for file in done.files], done.failures, done.refused)
 
 
 def _command() -> str:
@@ -229,13 +212,13 @@ def demo(out: Out = Path("runs")) -> None:
         fedskew demo
     """
     from fedskew.cli.progress import announced
-    from fedskew.cli.tables import results_table
-    from fedskew.experiment import RunBar, resolve, run_folder, simulate
+    from fedskew.experiment import RunBar, read, run_folder, simulate
     from fedskew.report import write_report
 
     console = Console()
     console.print(SETTING)
-    configs = [resolve(TASK).with_method(name) for name in METHODS]
+    whole = read(config_file(Path("@demo")))
+    configs = [whole.with_method(name) for name in METHODS]
     results = []
     with RunBar(console, configs) as bar:
         for config in configs:

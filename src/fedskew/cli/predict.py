@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from fedskew.cli.console import Console
 from fedskew.cli.options import TrustCode
-from fedskew.cli.page import AsJson, escaped, print_json, table_of, write_csv
+from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of, write_csv
 from fedskew.errors import ArgumentError, DataError
 from fedskew.tables import counted
 
@@ -95,7 +94,7 @@ def predict(
         return
     console.say(f"model: {model.file}")
     shown = (found.row(at) for at in range(min(SHOWN, len(found.names))))
-    console.print(table_of(["file", "class", ">probability", "second"], shown))
+    console.print(table_of(["file", "class", ">probability", "second"], shown, **BARE))
     if len(found.names) > SHOWN:
         console.print(f" [dim]the first {SHOWN} of {len(found.names):,}; all with --csv or --json")
     console.print(found.summary(), markup=False)
@@ -135,7 +134,7 @@ class _Predicted:
         classes, line = self.model.classes, self.probabilities[sample]
         first, *others = np.argsort(-line, kind="stable").tolist()
         second = f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""
-        return [*map(escaped, (self.names[sample], classes[first], f"{line[first]:.1%}", second))]
+        return [self.names[sample], classes[first], f"{line[first]:.1%}", second]
 
     def summary(self) -> str:
         """Say how many samples each class was predicted for, most first, and how many images were resized."""

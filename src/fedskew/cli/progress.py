@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich.console
 import typer
 
-from fedskew.cli.console import Console
 from fedskew.cli.options import print_estimate
+from fedskew.cli.page import Console
 from fedskew.experiment import Bar, Job, RunBar, target_in_words
 from fedskew.tables import counted
 

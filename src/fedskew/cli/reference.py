@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.text import Text
 
-from fedskew.cli.console import Console
-from fedskew.cli.page import AsJson, print_json
+from fedskew.cli.page import AsJson, Console, print_json, table_of
 from fedskew.errors import ConfigError, nearest
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from fedskew.cli.config_keys import Entry, Key
+    from fedskew.cli.config_keys import Key
 
 
 WIDEST = 100
@@ -51,7 +50,6 @@ def listing(
         fedskew list schema > fedskew.schema.json      (for editors; see `fedskew new`)
     """
     from fedskew.cli.config_keys import choices, json_schema, tables
-    from fedskew.cli.tables import plain_table
 
     if what == "schema":
         typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
@@ -63,7 +61,10 @@ def listing(
             raise ConfigError(f"{name}: nothing of this name among {what}{nearest(name, names)}")
         entries = tuple(entry for entry in entries if entry.name == name)
     if as_json:
-        print_json([_plain(entry) for entry in entries])
+        said = {"value": "kind"} | {name: name for name in ("name", "required", "default", "meaning")}
+        keys = [[{word: getattr(key, name) for word, name in said.items()} for key in one.keys] for one in entries]
+        plain = zip(entries, keys, strict=True)
+        print_json([{"name": one.name, "summary": one.summary, "keys": own} for one, own in plain])
         return
     wide = Console().wide
     if what == "keys" or name is not None:
@@ -73,24 +74,18 @@ def listing(
             wide.print(Text(entry.summary))
             if entry.keys:
                 rows = [[_written(key), key.kind, key.meaning] for key in entry.keys]
-                wide.print(plain_table(["key", "value", "meaning"], rows, labels=3))
+                wide.print(table_of(["key", "value", "meaning"], rows))
         return
     keyed = any(entry.keys for entry in entries)
     headings = ["name", *(["keys of its own"] if keyed else []), "what it is"]
     lines = [[one.name, *([", ".join(map(_written, one.keys))] if keyed else []), one.summary] for one in entries]
-    wide.print(plain_table(headings, lines, labels=3))
+    wide.print(table_of(headings, lines))
     wide.print(f"A config names one as {PLACES[what]}. More: fedskew list {what} NAME", markup=False)
 
 
 def _written(key: Key) -> str:
     """Return a key with its default, as a config writes it."""
-    return key.name if key.required or not key.value else f"{key.name} = {key.value}"
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    said = ("name", "required", "default", "meaning")
-    keys = [{"value": key.kind} | {name: getattr(key, name) for name in said} for key in entry.keys]
-    return {"name": entry.name, "summary": entry.summary, "keys": keys}
+    return f"{key.name} = {key.value}" if key.value else key.name
 
 
 def methods(

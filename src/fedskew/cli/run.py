@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from fedskew.cli.console import Console
 from fedskew.cli.options import (
     Changes,
     ConfigFile,
@@ -24,11 +25,12 @@ from fedskew.cli.options import (
     print_estimate,
     quick_note,
 )
+from fedskew.cli.page import BOXED, Console, table_of
 from fedskew.errors import ArgumentError
-from fedskew.tables import counted
+from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
-    from fedskew.experiment import Config
+    from fedskew.experiment import Config, Result
 
 
 def run(
@@ -74,7 +76,6 @@ def run(
     """
     from fedskew import experiment, methods, models, torchrun
     from fedskew.cli.progress import announced
-    from fedskew.cli.tables import results_table
     from fedskew.experiment import run_folder
     from fedskew.report import write_report
 
@@ -125,6 +126,37 @@ def run(
     if len(results) > 1 and torchrun.rank() == 0:
         path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)
     console.say(f"report: {path}")
+
+
+def results_table(results: Sequence[Result]) -> Table:
+    """Return a row for each result: the figures that its report page shows first, in percent.
+
+    They are mean ± standard deviation over its seeds; with a finish there are two rows, of the last round's model
+    before and after it.
+    """
+    from fedskew.report import SeedRun
+
+    seeds = min(len(result.runs) for result in results)
+    rows: list[tuple[str, Mapping[str, Spread], float]] = []
+    for result in results:
+        name, seconds = result.config.name, sum(run.summary["seconds"] for run in result.runs)
+        if after := result.headline("finished"):
+            longer = seconds + sum(run.summary["finished"]["seconds"] for run in result.runs)
+            finish = result.config.method["finish"]["name"]
+            rows.append((SeedRun.as_trained(name), result.headline("final"), seconds))
+            rows.append((SeedRun.after_finish(name, finish), after, longer))
+        else:
+            rows.append((name, result.headline(), seconds))
+    columns = list(dict.fromkeys(heading for _, figures, _ in rows for heading in figures))
+    lines = [
+        [name, *(figures[one].text(scale=100) if one in figures else "-" for one in columns), f"{seconds:.1f}"]
+        for name, figures, seconds in rows
+    ]
+    title = f"Test set, {SeedRun.headline_in_words(run for result in results for run in result.runs)}, %"
+    caption = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: no spread is known"
+    more = "; as trained, after a finish: the last round's model alone" if len(rows) > len(results) else ""
+    headings = ["run", *(f">{heading}" for heading in columns), ">seconds"]
+    return table_of(headings, lines, title, caption=caption + more, **BOXED)
 
 
 def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> list[str]:

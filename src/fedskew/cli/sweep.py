@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedskew.cli.console import Console
 from fedskew.cli.options import (
     Changes,
     ConfigFile,
@@ -22,11 +22,13 @@ from fedskew.cli.options import (
     Quick,
     Seeds,
     changed_keys,
+    check_processes,
     config_file,
+    finish,
     print_estimate,
-    print_failures,
     quick_note,
 )
+from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError
 from fedskew.tables import counted
 
@@ -80,7 +82,6 @@ def sweep(
         fedskew sweep my.toml --on tcp://10.0.0.1:8786 --out /shared/runs
     """
     from fedskew.cli.progress import SweepProgressBar, stoppable
-    from fedskew.cli.tables import sweep_table
     from fedskew.executors import executor
     from fedskew.experiment import Job, Sweep, run_sweep
 
@@ -92,21 +93,19 @@ def sweep(
         missing = [job for job in Job.of(whole) if not job.is_finished(out)]
         print_estimate(console, Job.configs(missing), only=True)
         return
-    if processes is not None and on is not None:
-        raise ArgumentError("--processes: is for this machine, and --on for others; give one of them")
+    check_processes(processes, on)
     workers = executor(1, on) if on is not None else nullcontext((None, 1))
     with stoppable(SweepProgressBar(console)) as bar, workers as (pool, _):
         result = run_sweep(whole, out, processes, bar, fresh, pool)
-    wide = console.wide
-    wide.print(sweep_table(result, wide.width))
-    for note in result.notes():
-        wide.note(note)
-    if quick:
-        wide.note(quick_note(config, changed), style="yellow")
-    console.say(f"tables: {result.folder}/table.csv, table.md, runs.csv")
-    if result.report.exists():
-        console.say(f"report: {result.report}")
-    print_failures(result.failures, result.refused)
+    headings, rows = result.table()
+    axes = len(result.sweep.axes)
+    if sum(max(map(len, column)) + 2 for column in zip(headings, *rows, strict=True)) > console.wide.width:
+        headings = [*headings[:axes], *(heading.replace(" ", "\n", 1) for heading in headings[axes:])]
+        rows = [[*row[:axes], *(re.sub(r" (?=[±(])", "\n", cell) for cell in row[axes:])] for row in rows]
+    made = [f"tables: {result.folder}/table.csv, table.md, runs.csv"]
+    made += [f"report: {result.report}"] if result.report.exists() else []
+    smaller = quick_note(config, changed) if quick else ""
+    finish(result.sweep.name, (headings, rows, axes), result.notes(), smaller, made, result.failures, result.refused)
 
 
 def arena(
@@ -163,12 +162,9 @@ def arena(
     """
     from fedskew.arena import Arena, ArenaState, comparison, run_arena, write_comparison
     from fedskew.cli.progress import ArenaProgressBar, stoppable
-    from fedskew.cli.tables import plain_table
     from fedskew.executors import cores, executor
 
-    if processes is not None and (on is not None or processes < 1):
-        reason = "is for this machine, and --on for others; give one of them" if on else "must be at least 1"
-        raise ArgumentError(f"--processes: {reason}")
+    check_processes(processes, on)
     path = config_file(config)
     changed = changed_keys(changes, seeds, None, data_root)
     whole = Arena.read(path, changed, quick, _labels(only))
@@ -187,19 +183,12 @@ def arena(
             state = run_arena(whole, out, pool, at_once, bar)
     files = write_comparison(state, out)
     headings, body, notes = comparison(state)
-    if body:
-        console.wide.print(plain_table(headings, body, labels=1))
-        for note in notes:
-            console.wide.note(note)
-    else:
-        console.print(f"Nothing can be compared with {whole.settings.reference} yet.")
-    if quick:
-        console.note(quick_note(path, changed), style="yellow")
-    console.say(
-        f"{len(state.runs):,} of {counted(state.number, 'run')}: {whole.folder(out) / 'runs.csv'}"
-        + (f"; {', '.join(file.name for file in files)}" if files else "")
-    )
-    print_failures(state.failures, ())
+    if not body:
+        notes = [f"Nothing can be compared with {whole.settings.reference} yet."]
+    made = "; ".join(filter(None, [str(whole.folder(out) / "runs.csv"), ", ".join(file.name for file in files)]))
+    smaller = quick_note(path, changed) if quick else ""
+    trained = f"{len(state.runs):,} of {counted(state.number, 'run')}: {made}"
+    finish("", (headings, body, 1), notes, smaller, [trained], state.failures)
 
 
 def _labels(only: list[str] | None) -> dict[str, str]:

@@ -9,27 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import numpy as np
 import typer
 
-from fedskew.cli.console import Console
 from fedskew.cli.counts import DecimalSign
 from fedskew.cli.options import TrustCode
-from fedskew.cli.page import (
-    CLASSES_SHOWN,
-    AsJson,
-    NoPicture,
-    escaped,
-    picture_path,
-    print_json,
-    print_sentences,
-    print_table,
-    write_csv,
-)
+from fedskew.cli.page import AsJson, Console, NoPicture, picture_path, print_json, shares, write_csv
 from fedskew.errors import ArgumentError
 from fedskew.labels import MixMethod
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.experiment import Adaptation, TrainedModel
-    from fedskew.labels import MixEstimate, Outcomes
+    from fedskew.labels import MixEstimate
 
 LEAST_SAMPLES = 8
 """Fewest samples of a target whose mix is estimated; what intervals are worth from there: docs/label-counts.md."""
@@ -89,18 +78,31 @@ def target(
     estimate = outcomes.estimate(mix_method(method))
     samples = int(outcomes.cells.sum())
     check_samples(samples, predictions)
+    held_out = outcomes.tables.sum(axis=1) / outcomes.tables.sum()
     if drawn is not None:
-        _draw(outcomes, estimate, drawn)
+        from fedskew.report import drawing
+
+        with drawing.figure(drawn, width=11, height=5) as figure:
+            axes = figure.add_subplot()
+            drawing.mix_with_intervals(axes, estimate.mix, estimate.interval(), held_out, outcomes.classes)
     if out is not None:
-        shares = map(repr, estimate.mix.tolist())
-        write_csv(out, [("class", "share"), *zip(outcomes.classes, shares, strict=True)])
+        exact = map(repr, estimate.mix.tolist())
+        write_csv(out, [("class", "share"), *zip(outcomes.classes, exact, strict=True)])
     if as_json:
-        more = {"samples": samples, "held_out": _held_out(outcomes).tolist()}
+        more = {"samples": samples, "held_out": held_out.tolist()}
         print_json(mix_values(estimate, outcomes.classes) | more)
         return
     console = Console(highlight=False)
-    print_sentences(console, f"Label mix of {counted(samples, 'sample')}", sentences(estimate, outcomes.classes))
-    _print_classes(console, f"Classes ({counted(int(outcomes.tables.sum()), 'held-out sample')})", outcomes, estimate)
+    console.sentences(f"Label mix of {counted(samples, 'sample')}", sentences(estimate, outcomes.classes))
+    columns = {
+        "class": outcomes.classes,
+        ">target": shares(estimate.mix),
+        ">95 % interval": ["{:.1%} to {:.1%}".format(*ends) for ends in estimate.interval()],
+        ">held out": shares(held_out),
+    }
+    title = f"Classes ({counted(int(outcomes.tables.sum()), 'held-out sample')})"
+    order = np.argsort(-np.abs(estimate.mix - held_out), kind="stable")
+    console.columns(title, columns, order, "that differ most from the held-out samples; all with --json")
     if out is not None:
         console.say(f"\nThe mix: {out}")
     if drawn is not None:
@@ -131,11 +133,6 @@ def check_samples(number: int, path: Path) -> None:
         )
 
 
-def _held_out(outcomes: Outcomes) -> np.ndarray:
-    shares: np.ndarray = outcomes.tables.sum(axis=1) / outcomes.tables.sum()
-    return shares
-
-
 def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
     """Describe an estimate in sentences, the verdict first."""
     chance = f"p = {estimate.p_value:.2g}, {counted(estimate.dof, 'degree')} of freedom"
@@ -164,18 +161,6 @@ def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
     return said
 
 
-def _print_classes(console: Console, title: str, outcomes: Outcomes, estimate: MixEstimate) -> None:
-    held_out, ends = _held_out(outcomes), estimate.interval()
-
-    def row(label: int) -> list[str]:
-        shares = f"{estimate.mix[label]:.1%}", "{:.1%} to {:.1%}".format(*ends[label]), f"{held_out[label]:.1%}"
-        return [escaped(outcomes.classes[label]), *shares]
-
-    headings, note = ["class", ">target", ">95 % interval", ">held out"], "that differ most from the held-out samples"
-    order = np.argsort(-np.abs(estimate.mix - held_out), kind="stable")
-    print_table(console, title, headings, row, order, CLASSES_SHOWN, f"{note}; all with --json")
-
-
 def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
     """Return an estimate as plain values, for JSON."""
     tested = estimate.dof > 0
@@ -190,14 +175,6 @@ def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
         "misfit": estimate.misfit,
         "unseen": [classes[label] for label in estimate.unseen],
     }
-
-
-def _draw(outcomes: Outcomes, estimate: MixEstimate, path: Path) -> None:
-    from fedskew.report import drawing
-
-    with drawing.figure(path, width=11, height=5) as figure:
-        axes, held_out = figure.add_subplot(), _held_out(outcomes)
-        drawing.mix_with_intervals(axes, estimate.mix, estimate.interval(), held_out, outcomes.classes)
 
 
 def adapt(
@@ -290,20 +267,21 @@ def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
         f"{100 * low:+.1f} to {100 * high:+.1f})."
     )
     title = f"What the target's {found.samples:,} samples say"
-    print_sentences(console, title, [*sentences(found.estimate, model.classes), accuracy])
-
-    def row(label: int) -> list[str]:
-        gain, low, high = 100 * found.gains[label]
-        name, share = escaped(model.classes[label]), f"{found.estimate.mix[label]:.1%}"
-        if not found.held_out[label]:
-            return [name, "not known", "-", "-", "-", "-"]
-        shares = f"{found.plain[label]:.1%}", f"{found.adapted[label]:.1%}"
-        return [name, share, *shares, f"{gain:+.1f}", f"{low:+.1f} to {high:+.1f}"]
-
+    console.sentences(title, [*sentences(found.estimate, model.classes), accuracy])
+    columns: dict[str, Sequence[str]] = {
+        "class": model.classes,
+        ">target": shares(found.estimate.mix),
+        ">right now": shares(found.plain),
+        ">moved": shares(found.adapted),
+        ">points": [f"{100 * gain:+.1f}" for gain, _, _ in found.gains],
+        ">95 % interval": [f"{100 * low:+.1f} to {100 * high:+.1f}" for _, low, high in found.gains],
+    }
+    for heading, cells in [*columns.items()][1:]:
+        missing = "not known" if heading == ">target" else "-"
+        columns[heading] = [cell if there else missing for cell, there in zip(cells, found.held_out, strict=True)]
     title = f"Classes ({found.held_out.sum():,} held-out samples)"
-    headings = ["class", ">target", ">right now", ">moved", ">points", ">95 % interval"]
     order = np.argsort(-found.estimate.mix, kind="stable")
-    print_table(console, title, headings, row, order, CLASSES_SHOWN, "with the largest share; all with --json")
+    console.columns(title, columns, order, "with the largest share; all with --json")
     if path is not None:
         console.say(f"\nadapted: {path}")
 

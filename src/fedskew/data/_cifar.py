@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,6 @@ import torch
 from fedskew.data._dataset import Arrays, Dataset
 from fedskew.data._images import of_bytes
 from fedskew.data.published import Source
-
-_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
-
-_CIFAR10 = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-}
-_CIFAR10_NAMES = {"batches.meta": "5ff9c542aee3614f3951f8cda6e48888"}
-_CIFAR10_MOMENTS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-
-_CIFAR100 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
-_CIFAR100_NAMES = {"meta": "7973b15100ade9c7d40fb424638fde48"}
-_CIFAR100_MOMENTS = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 def cifar10(root: Path, verify: bool = True) -> Dataset:
@@ -45,9 +27,9 @@ def cifar10(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    source = Source(root / "cifar-10-batches-py", _PAGE, verify)
-    ((names,),) = _read(source, _CIFAR10_NAMES, "label_names")
-    return of_bytes("cifar10", _arrays(source, _CIFAR10, "labels"), tuple(names), _CIFAR10_MOMENTS)
+    source = Source.of("cifar10", root, verify)
+    (names,) = _read(source, "batches.meta", "label_names")
+    return of_bytes("cifar10", _arrays(source, "labels"), tuple(names), source.moments)
 
 
 def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dataset:
@@ -60,18 +42,19 @@ def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dat
         superclasses: Use the 20 superclasses as classes.
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    source, level = Source(root / "cifar-100-python", _PAGE, verify), "coarse" if superclasses else "fine"
-    ((names,),) = _read(source, _CIFAR100_NAMES, f"{level}_label_names")
-    return of_bytes("cifar100", _arrays(source, _CIFAR100, f"{level}_labels"), tuple(names), _CIFAR100_MOMENTS)
+    source, level = Source.of("cifar100", root, verify), "coarse" if superclasses else "fine"
+    (names,) = _read(source, "meta", f"{level}_label_names")
+    return of_bytes("cifar100", _arrays(source, f"{level}_labels"), tuple(names), source.moments)
 
 
-def _arrays(source: Source, files: Mapping[str, str], labels: str) -> Arrays:
-    """Return images, `(samples, 3, 32, 32)` uint8, and labels: those of the last file are the test part.
+def _arrays(source: Source, labels: str) -> Arrays:
+    """Return images, `(samples, 3, 32, 32)` uint8, and labels: those of the last batch are the test part.
 
     A row is the red plane, then green, then blue, each in row order.
     """
     pixels, targets = [], []
-    for name, (data, given) in zip(files, _read(source, files, "data", labels), strict=True):
+    for name in source.facts["batches"]:
+        data, given = _read(source, name, "data", labels)
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
             raise source.damaged(name, "its data is not uint8 (samples, 3072)")
         pixels.append(torch.from_numpy(data).view(-1, 3, 32, 32))
@@ -84,20 +67,19 @@ def _arrays(source: Source, files: Mapping[str, str], labels: str) -> Arrays:
     return torch.cat(pixels[:-1]), torch.cat(targets[:-1]), pixels[-1], targets[-1]
 
 
-def _read(source: Source, files: Mapping[str, str], *entries: str) -> Iterator[list[Any]]:
-    """Yield some entries of the dict in each of some files."""
-    for name, md5 in files.items():
-        content = source.read(name, md5=md5)
-        try:
-            found = _Unpickler(io.BytesIO(content), encoding="latin1").load()
-        except Exception as error:  # a damaged pickle can raise almost anything
-            raise source.damaged(name, f"no pickle of arrays and plain values ({error})") from None
-        if not isinstance(found, dict):
-            raise source.damaged(name, f"holds a {type(found).__name__}, not a dict")
-        for entry in entries:
-            if entry not in found:
-                raise source.damaged(name, f"has no {entry!r} (found: {', '.join(map(str, found))})")
-        yield [found[entry] for entry in entries]
+def _read(source: Source, name: str, *entries: str) -> list[Any]:
+    """Return some entries of the dict in a file."""
+    content = source.read(name)
+    try:
+        found = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise source.damaged(name, f"no pickle of arrays and plain values ({error})") from None
+    if not isinstance(found, dict):
+        raise source.damaged(name, f"holds a {type(found).__name__}, not a dict")
+    for entry in entries:
+        if entry not in found:
+            raise source.damaged(name, f"has no {entry!r} (found: {', '.join(map(str, found))})")
+    return [found[entry] for entry in entries]
 
 
 class _Unpickler(pickle.Unpickler):

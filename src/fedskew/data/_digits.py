@@ -16,32 +16,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedskew.data._dataset import Arrays, Dataset
-from fedskew.data._idx import DIGITS, mnist_arrays
+from fedskew.data._idx import mnist_arrays
 from fedskew.data._images import of_bytes
 from fedskew.data._stored import ByteImages
-from fedskew.data.published import IMAGENET, Source
+from fedskew.data.published import DIGITS, IMAGENET, Source
 from fedskew.errors import ArgumentError
-
-_SVHN_PAGE = "http://ufldl.stanford.edu/housenumbers/"
-_SVHN = {
-    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-    "extra_32x32.mat": "a93ce644f1a588dc4d68dda5feec44a7",
-}
-_SYN_PAGE = "http://yaroslav.ganin.net/"
-_SYN = {"synth_train_32x32.mat": 479_400, "synth_test_32x32.mat": 9_553}
-_USPS_PAGE = "https://hastie.su.domains/ElemStatLearn/data.html"
-# For each file of USPS: its SHA-256, and that of its values.
-_USPS = {
-    "zip.train.gz": (
-        "ce03cd1b0eaa9ebffefb68780ccc947e6fd4ac92e2271c084ef1f57678ac49d3",
-        "0a5472119740d8405dcdce0737f9bf57b1f04e315a50daa4cd7fb073538f0bf0",
-    ),
-    "zip.test.gz": (
-        "0445c6fd1dc8f39a2db1a160228ba5855b891e862f89597bff97a3b9ff095bab",
-        "90b61e7a2da087423377cb80e7feda5bfd2afca9de8534a24ee9983de428aa61",
-    ),
-}
 
 
 def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
@@ -56,7 +35,7 @@ def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
     """
     pixels, labels, *test = _svhn(root, verify)
     if extra:
-        more = _matlab(Source(root / "svhn", _SVHN_PAGE, verify), "extra_32x32.mat")
+        more = _matlab(Source.of("svhn", root, verify), "extra_32x32.mat")
         pixels, labels = torch.cat([pixels, more[0]]), torch.cat([labels, more[1]])
     return of_bytes("svhn", (pixels, labels, test[0], test[1]), DIGITS, held=ByteImages)
 
@@ -145,24 +124,26 @@ def _common(pixels: Tensor) -> Tensor:
 
 
 def _svhn(root: Path, verify: bool) -> Arrays:
-    source = Source(root / "svhn", _SVHN_PAGE, verify)
+    source = Source.of("svhn", root, verify)
     return *_matlab(source, "train_32x32.mat"), *_matlab(source, "test_32x32.mat")
 
 
 def _syn(root: Path, verify: bool) -> Arrays:
-    source = Source(root / "syn", _SYN_PAGE, verify)
-    train, test = (_matlab(source, name) for name in _SYN)
-    for name, (_, labels) in zip(_SYN, (train, test), strict=True):
-        if verify and len(labels) != _SYN[name]:
-            raise source.damaged(name, f"it holds {len(labels)} samples, expected {_SYN[name]}")
-    return *train, *test
+    source = Source.of("syn_digits", root, verify)
+    arrays: list[Tensor] = []
+    for name, expected in source.facts["samples"].items():
+        arrays += _matlab(source, name)
+        if verify and len(arrays[-1]) != expected:
+            raise source.damaged(name, f"it holds {len(arrays[-1])} samples, expected {expected}")
+    train, labels, test, test_labels = arrays
+    return train, labels, test, test_labels
 
 
 def _matlab(source: Source, name: str) -> tuple[Tensor, Tensor]:
     """Return images, `(samples, 3, 32, 32)` uint8, and int64 labels of a file of SVHN or SYN."""
     from scipy.io import loadmat
 
-    content = source.read(name, md5=_SVHN.get(name))
+    content = source.read(name)
     try:
         found = loadmat(io.BytesIO(content), variable_names=("X", "y"))
     except Exception as error:  # a damaged file can raise almost anything
@@ -179,15 +160,15 @@ def _matlab(source: Source, name: str) -> tuple[Tensor, Tensor]:
 def _usps(root: Path, verify: bool) -> Arrays:
     """Return images, `(samples, 1, 16, 16)` float32 in [-1, 1], and labels."""
     arrays: list[Tensor] = []
-    source = Source(root / "usps", _USPS_PAGE, verify)
-    for file, (sha256, digest) in _USPS.items():
-        expected = f"sha256 {sha256}, or the same values compressed anew"
+    source = Source.of("usps", root, verify)
+    for file, archive in source.facts["archives"].items():
+        expected = f"sha256 {archive['sha256']}, or the same values compressed anew"
         content = source.unpacked(file, expected)
         try:
             table = np.loadtxt(io.BytesIO(content), dtype=np.float32, ndmin=2)
         except ValueError as error:
             raise source.damaged(file, f"{error}; expected {expected}") from None
-        if verify and hashlib.sha256(table.tobytes()).hexdigest() != digest:
+        if verify and hashlib.sha256(table.tobytes()).hexdigest() != archive["values"]:
             raise source.damaged(file, f"its values are not those published; expected {expected}")
         if table.shape[1] != 257:
             raise source.damaged(file, f"a line holds {table.shape[1]} values, not a digit and 256")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._images import as_floats, common_shape, opened, sides
+from fedskew.data._images import as_floats, opened, read_pictures
 from fedskew.data._own import RawSamples, make
 from fedskew.data._tables import read_inputs
 from fedskew.errors import DataError, DataWarning
@@ -64,12 +66,16 @@ def folder(
     split, names = (root / "train").is_dir(), classes or {}
     train = _renamed(tree(root / "train" if split else root, client_level), names)
     test = _renamed(tree(root / "test", client_level), names) if split and (root / "test").is_dir() else None
-    images = train.images + (test.images if test else [])
-    shape = common_shape(map(_header, (image.path for image in images)), sides(size))
+    parts = [train, test] if test else [train]
+    inputs = read_pictures([[(str(path), partial(opened, path)) for path, *_ in part.images] for part in parts], size)
+    samples = [
+        RawSamples(values, [image.label for image in part.images], [image.client or "" for image in part.images])
+        for values, part in zip(inputs, parts, strict=True)
+    ]
     return make(
         "folder",
-        _read(train, shape, client_level),
-        _read(test, shape, client_level) if test else None,
+        samples[0] if client_level else replace(samples[0], clients=None),
+        samples[1] if test else None,
         test_share,
         rng,
         classes=train.classes | (test.classes if test else set()),
@@ -148,26 +154,6 @@ def _warn(top: Path, skipped: Counter[str]) -> None:
         DataWarning,
         stacklevel=2,
     )
-
-
-def _header(path: Path) -> tuple[str, int, int, str]:
-    """Return mode, height and width of an image file, and its path."""
-    with opened(path) as image:
-        return image.mode, image.height, image.width, str(path)
-
-
-def _read(tree: Tree, shape: tuple[int, int, int], client_level: bool) -> RawSamples:
-    inputs = torch.empty(len(tree.images), *shape)
-    for row, image in enumerate(tree.images):
-        inputs[row] = _pixels(image.path, shape)
-    clients = [image.client or "" for image in tree.images] if client_level else None
-    return RawSamples(inputs, [image.label for image in tree.images], clients)
-
-
-def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
-    """Return values in [0, 1], `(1 or 3, height, width)`."""
-    with opened(path) as image:
-        return as_floats(image, shape, path)
 
 
 class Unlabelled(NamedTuple):

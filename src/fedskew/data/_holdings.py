@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedskew.data._folder import is_image, tree
-from fedskew.data._huggingface import names_in, saved_table
+from fedskew.data._huggingface import names_of, saved_table
 from fedskew.data._own import ordered
-from fedskew.data._tables import read_arrays
-from fedskew.errors import ArgumentError, DataError
+from fedskew.data._tables import names_in, read_arrays
+from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
 from fedskew.sheets import Sheet, find_column
 
-_EVERYONE = "all"
+Counted = tuple[NDArray[np.float64], tuple[str, ...], tuple[str, ...]]
+"""Label counts, `(clients, classes)`, and the names of clients and classes, in order."""
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """The label of every sample, and the client that holds it (None: the data name none); all names, in order."""
+def holdings(path: Path, label: str | None = None, client: str | None = None) -> Counted:
+    """Count who holds which labels: a folder of images, an `.npz` file, a CSV file or a folder of Hugging Face.
 
-    labels: Sequence[str]
-    clients: Sequence[str] | None
-    class_names: tuple[str, ...]
-    client_names: tuple[str, ...]
-
-
-def holdings(path: Path, label: str | None = None, client: str | None = None) -> Holdings:
-    """Read who holds which labels: a folder of images, an `.npz` file, a CSV file or a folder of Hugging Face.
-
-    A test part does not count.
+    A test part does not count. A DataWarning says where the data name no clients: all samples are those of one.
 
     Args:
         path: The folder or file, as the readers "folder", "npz", "csv" and "huggingface" take it. In a folder of images
@@ -49,55 +43,56 @@ def holdings(path: Path, label: str | None = None, client: str | None = None) ->
     return _of_arrays(path) if path.suffix.lower() == ".npz" else _of_table(path, label, client)
 
 
-def _made(
+def _counted(
     path: Path,
     labels: Sequence[str],
     clients: Sequence[str] | None,
     class_names: Sequence[str] = (),
-    client_names: Sequence[str] = (),
-) -> Holdings:
+    client_names: Collection[str] = (),
+) -> Counted:
     if not labels:
         raise DataError(f"{path}: holds no samples")
-    classes = tuple(class_names) or ordered(labels)
-    owners = (_EVERYONE,) if clients is None else ordered({*clients, *client_names})
-    warn_of_look_alikes(classes, "classes", path)
-    warn_of_look_alikes(owners, "clients", path)
-    return Holdings(labels, clients, classes, owners)
+    if clients is None:
+        warnings.warn(
+            f"{path}: names no clients, so that all samples are counted as those of one", DataWarning, stacklevel=2
+        )
+        clients = ["all"] * len(labels)
+    names = ordered({*clients, *client_names}), tuple(class_names) or ordered(labels)
+    for found, what in zip(names, ("clients", "classes"), strict=True):
+        warn_of_look_alikes(found, what, path)
+    table = np.zeros((len(names[0]), len(names[1])))
+    places = [{name: place for place, name in enumerate(found)} for found in names]
+    np.add.at(table, ([places[0][name] for name in clients], [places[1][name] for name in labels]), 1)
+    return table, *names
 
 
-def _of_images(path: Path) -> Holdings:
+def _of_images(path: Path) -> Counted:
     top = path / "train" if (path / "train").is_dir() else path
     folders = [folder for folder in top.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
     client_level = not any(is_image(file) for folder in folders for file in folder.iterdir())
     found = tree(top, client_level)
     clients = [image.client or "" for image in found.images] if client_level else None
-    return _made(path, [image.label for image in found.images], clients, ordered(found.classes), list(found.clients))
+    return _counted(path, [image.label for image in found.images], clients, ordered(found.classes), found.clients)
 
 
-def _of_arrays(path: Path) -> Holdings:
+def _of_arrays(path: Path) -> Counted:
     arrays = read_arrays(path, ("y", "client"))
     if "y" not in arrays:
         raise DataError(f"{path}: has no array 'y' of labels")
-    labels, clients = (
-        None if name not in arrays else [str(value) for value in arrays[name].ravel().tolist()]
-        for name in ("y", "client")
-    )
-    assert labels is not None
-    if clients is not None and len(clients) != len(labels):
-        raise DataError(f"{path}: 'client' has {len(clients)} entries and 'y' {len(labels)}")
-    return _made(path, labels, clients)
+    clients = names_in(path, "client", arrays["client"], arrays["y"].size) if "client" in arrays else None
+    return _counted(path, names_in(path, "y", arrays["y"], arrays["y"].size), clients)
 
 
-def _of_table(path: Path, label: str | None, client: str | None) -> Holdings:
+def _of_table(path: Path, label: str | None, client: str | None) -> Counted:
     sheet = Sheet(path, "a header line, then one sample a line", error=DataError)
     place, owner = sheet.column("label", CLASS_WORDS, label), sheet.column("client", CLIENT_WORDS, client)
     if place is None:
         listed = ", ".join(sheet.header)
         sheet.fail(sheet.line, f"no column of labels; say by --label which it is (it has: {listed})")
-    return _made(path, sheet.texts(place, "class"), None if owner is None else sheet.texts(owner, "client"))
+    return _counted(path, sheet.texts(place, "class"), None if owner is None else sheet.texts(owner, "client"))
 
 
-def _of_huggingface(path: Path, label: str | None, client: str | None) -> Holdings:
+def _of_huggingface(path: Path, label: str | None, client: str | None) -> Counted:
     table = saved_table(path)
     part = table["train"] if isinstance(table, dict) and "train" in table else table  # a DatasetDict
     try:
@@ -108,5 +103,5 @@ def _of_huggingface(path: Path, label: str | None, client: str | None) -> Holdin
     if place is None:
         raise DataError(f"{path}: no column of labels; say by --label which it is")
     label = part.column_names[place]
-    owners = None if owner is None else names_in(part, part.column_names[owner])
-    return _made(path, names_in(part, label), owners, list(getattr(part.features[label], "names", None) or []))
+    owners = None if owner is None else names_of(part, part.column_names[owner])
+    return _counted(path, names_of(part, label), owners, list(getattr(part.features[label], "names", None) or []))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._images import as_floats, common_shape, sides
-from fedskew.data._own import RawSamples, hold_out, make
+from fedskew.data._images import Picture, read_pictures
+from fedskew.data._own import RawSamples, as_inputs, hold_out, make
 from fedskew.data._text import token_ids, vocabulary
 from fedskew.errors import ArgumentError, DataError, MissingPackageError, nearest
 
@@ -79,17 +81,18 @@ def from_huggingface(
         if absent := {*columns, label} - set(held.column_names):
             raise DataError(f"table: its part {test!r} has no column {sorted(absent)[0]!r}")
     else:
-        kept_rows, held_rows = hold_out(names_in(train, label), test_share, rng)
+        kept_rows, held_rows = hold_out(names_of(train, label), test_share, rng)
         train, held = train.select(kept_rows), train.select(held_rows)
     features = train.features[label]
     values, held_values = _read(package, train, held, columns, size, vocabulary_size, length)
     return make(
         "huggingface",
-        RawSamples(values, names_in(train, label), None if client is None else names_in(train, client)),
-        RawSamples(held_values, names_in(held, label)),
+        RawSamples(values, names_of(train, label), None if client is None else names_of(train, client)),
+        RawSamples(held_values, names_of(held, label)),
         test_share,
         rng,
         numbered=features.names if isinstance(features, package.ClassLabel) else (),
+        where="table",
     )
 
 
@@ -143,7 +146,7 @@ def _columns(table: Table, label: str, client: str | None, inputs: str | None) -
     return numbers
 
 
-def names_in(table: Table, column: str) -> list[str]:
+def names_of(table: Table, column: str) -> list[str]:
     """Return the values of a column as names; those of a ClassLabel by its own names."""
     feature, values = table.features[column], list(table[column])
     if None in values:
@@ -172,52 +175,26 @@ def _read(
         ids = vocabulary(texts, vocabulary_size)
         return token_ids(texts, ids, length), token_ids(held_texts, ids, length)
     if kind == "image":
-        shape = common_shape(_sizes([train, held], columns[0]), sides(size))
-        return _images(train, columns[0], shape), _images(held, columns[0], shape)
-    values, held_values = (_arrays(part, columns) for part in (train, held))
-    if values.shape[1:] != held_values.shape[1:]:
-        raise DataError(
-            f"table: training samples are {tuple(values.shape[1:])}, test ones {tuple(held_values.shape[1:])}"
-        )
+        images, held_images = read_pictures([list(_pictures(part, columns[0])) for part in (train, held)], size)
+        return images, held_images
+    values, held_values = (as_inputs(_arrays(part, columns), f"table: {', '.join(columns)}") for part in (train, held))
     return values, held_values
 
 
-def _sizes(tables: Sequence[Table], column: str) -> Iterator[tuple[str, int, int, str]]:
-    """Yield mode, height, width and location of each image."""
-    for table in tables:
-        for row, image in enumerate(table[column]):
-            if image is None:
-                raise DataError(f"table: {column!r} is empty in row {row}")
-            yield image.mode, image.height, image.width, f"table: {column!r} in row {row}"
-
-
-def _images(table: Table, column: str, shape: tuple[int, int, int]) -> Tensor:
-    values = torch.empty(len(table), *shape)
+def _pictures(table: Table, column: str) -> Iterator[Picture]:
     for row, image in enumerate(table[column]):
-        values[row] = as_floats(image, shape, f"table: {column!r} in row {row}")
-    return values
+        if image is None:
+            raise DataError(f"table: {column!r} is empty in row {row}")
+        yield f"table: {column!r} in row {row}", partial(nullcontext, image)
 
 
-def _arrays(table: Table, columns: list[str]) -> Tensor:
-    """`(samples, features)`, or `(samples, channels, height, width)`."""
+def _arrays(table: Table, columns: list[str]) -> NDArray[Any]:
+    """`(samples, features)`, or `(samples, ..., height, width)`."""
     try:
         found = [np.asarray(table.with_format("numpy")[column][:]) for column in columns]
-        array = found[0] if len(found) == 1 else np.stack(found, axis=1)
-        values = torch.from_numpy(array.astype(np.float32 if array.ndim > 2 else np.float64))
+        array = np.stack(found, axis=1) if found[0].ndim == 1 else found[0]
+        # The column's own type: the numpy format widens bytes.
+        of_bytes = array.ndim > 2 and "'uint8'" in str(table.features[columns[0]])
+        return array.astype(np.uint8 if of_bytes else np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"table: {', '.join(columns)}: not all samples are numbers of one shape ({error})") from None
-    if values.dim() == 1:
-        values = values.unsqueeze(1)
-    if values.dim() > 4 or not torch.isfinite(values).all():
-        raise DataError(f"table: {', '.join(columns)}: has an empty value, NaN, or more than three dimensions")
-    # The column's own type: the numpy format widens bytes.
-    if values.dim() > 2 and _dtype(table.features[columns[0]]) == "uint8":
-        values.div_(255)
-    return values.unsqueeze(1) if values.dim() == 3 else values
-
-
-def _dtype(feature: Any) -> str:
-    """Return the dtype of the numbers in a column, however deep its lists."""
-    if isinstance(feature, list):
-        return _dtype(feature[0])
-    return _dtype(feature.feature) if hasattr(feature, "feature") else str(feature.dtype)

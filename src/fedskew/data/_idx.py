@@ -8,45 +8,19 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedskew.data._dataset import Arrays, Dataset, names_clients
 from fedskew.data._images import of_bytes
-from fedskew.data.published import Source
+from fedskew.data.published import DIGITS, Source
 from fedskew.errors import ArgumentError
 
-# For each file: the MD5 of the gzip file as published, and that of its content, for files that were unpacked.
-_MNIST = {
-    "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
-    "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
-    "t10k-images-idx3-ubyte": ("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
-    "t10k-labels-idx1-ubyte": ("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
-}
-_FASHION_MNIST = {
-    "train-images-idx3-ubyte": ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
-    "train-labels-idx1-ubyte": ("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
-    "t10k-images-idx3-ubyte": ("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
-    "t10k-labels-idx1-ubyte": ("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
-}
-# The authors publish one archive of all parts of EMNIST, and no checksums of single files.
-_EMNIST = {
-    f"emnist-balanced-{part}-{kind}-ubyte": (None, None)
-    for part in ("train", "test")
-    for kind in ("images-idx3", "labels-idx1")
-}
-_MNIST_PAGE = "http://yann.lecun.com/exdb/mnist/"
-_FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
-_EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
-DIGITS = tuple("0123456789")
-_GARMENTS = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 _MOST_TRIES = 10_000
 
@@ -59,16 +33,13 @@ def mnist(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    return of_bytes("mnist", mnist_arrays(root, verify), DIGITS, ((0.1307,), (0.3081,)))
+    source = Source.of("mnist", root, verify)
+    return of_bytes("mnist", _read(source), DIGITS, source.moments)
 
 
 def mnist_arrays(root: Path, verify: bool = True) -> Arrays:
     """Return MNIST's images, `(samples, 1, 28, 28)` uint8, and labels as they are in its files."""
-    return _read(Source(root / "MNIST" / "raw", _MNIST_PAGE, verify), _MNIST)
-
-
-def _fashion_arrays(root: Path, verify: bool) -> Arrays:
-    return _read(Source(root / "FashionMNIST" / "raw", _FASHION_PAGE, verify), _FASHION_MNIST)
+    return _read(Source.of("mnist", root, verify))
 
 
 def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
@@ -79,7 +50,8 @@ def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
-    return of_bytes("fashion_mnist", _fashion_arrays(root, verify), _GARMENTS, ((0.2860,), (0.3530,)))
+    source = Source.of("fashion_mnist", root, verify)
+    return of_bytes("fashion_mnist", _read(source), source.classes, source.moments)
 
 
 def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
@@ -91,10 +63,11 @@ def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: As in `mnist`.
     """
-    digits, garments = mnist_arrays(root, verify), _fashion_arrays(root, verify)
+    fashion = Source.of("fashion_mnist", root, verify)
+    digits, garments = mnist_arrays(root, verify), _read(fashion)
     train, test = (torch.cat([digits[part], garments[part]]) for part in (0, 2))
     labels, test_labels = (torch.cat([digits[part], garments[part] + len(DIGITS)]) for part in (1, 3))
-    return of_bytes("mnist_and_fashion", (train, labels, test, test_labels), DIGITS + _GARMENTS)
+    return of_bytes("mnist_and_fashion", (train, labels, test, test_labels), DIGITS + fashion.classes)
 
 
 def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
@@ -108,9 +81,9 @@ def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
     Args:
         verify: Check the files against the published sizes (single files have no published checksum).
     """
-    source = Source(root / "EMNIST" / "raw", _EMNIST_PAGE, verify)
-    train, labels, test, test_labels = _read(source, _EMNIST)
-    for part, found, each in (("train", labels, 2400), ("test", test_labels, 400)):
+    source = Source.of("emnist_balanced", root, verify)
+    train, labels, test, test_labels = _read(source, "emnist-balanced-train", "emnist-balanced-test")
+    for (part, each), found in zip(source.facts["each"].items(), (labels, test_labels), strict=True):
         if verify and found.bincount().tolist() != [each] * len(_CHARACTERS):
             what = f"it does not hold {each} labels of each of {len(_CHARACTERS)} classes"
             raise source.damaged(f"emnist-balanced-{part}-labels-idx1-ubyte", what)
@@ -183,22 +156,25 @@ def _owners(
     )
 
 
-def _read(source: Source, files: Mapping[str, tuple[str | None, str | None]]) -> Arrays:
-    values = [_values(source, file, *md5s) for file, md5s in files.items()]
-    for file, images, labels in zip(list(files)[1::2], values[::2], values[1::2], strict=True):
+def _read(source: Source, *parts: str) -> Arrays:
+    arrays: list[Tensor] = []
+    for part in parts or ("train", "t10k"):
+        file = f"{part}-labels-idx1-ubyte"
+        images, labels = _values(source, f"{part}-images-idx3-ubyte"), _values(source, file)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise source.damaged(file, f"it holds labels {labels.shape}, and the images are {images.shape}")
-    train, train_labels, test, test_labels = map(torch.from_numpy, values)
-    return train.unsqueeze(1), train_labels.long(), test.unsqueeze(1), test_labels.long()
+        arrays += [torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long()]
+    train, train_labels, test, test_labels = arrays
+    return train, train_labels, test, test_labels
 
 
-def _values(source: Source, name: str, packed_md5: str | None, plain_md5: str | None) -> np.ndarray:
+def _values(source: Source, name: str) -> np.ndarray:
     """Return the array in an IDX file of uint8, gzipped or not."""
     packed = f"{name}.gz"
     if (source.folder / name).exists() and not (source.folder / packed).exists():
-        content = source.read(name, md5=plain_md5)
+        content = source.read(name)
     else:
-        name, content = packed, source.unpacked(packed, "an IDX file", packed_md5)
+        name, content = packed, source.unpacked(packed, "an IDX file")
     dimensions = content[3] if content[:3] == b"\x00\x00\x08" else 0
     start = 4 + 4 * dimensions
     if not dimensions or len(content) < start:

@@ -16,21 +16,6 @@ from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data.published import IMAGENET, ImageFiles, Source
 from fedskew.errors import ArgumentError
 
-_CINIC_PAGE = "https://datashare.ed.ac.uk/handle/10283/3192"
-_CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CINIC_EACH = 9_000
-_CINIC = (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)
-
-_TINY_PAGE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-_TINY_CLASSES, _TINY_EACH, _TINY_TEST = 200, 500, 10_000
-
-_PACS_PAGE = "https://domaingeneralization.github.io"
-_PACS_DOMAINS = {"art_painting": 2_048, "cartoon": 2_344, "photo": 1_670, "sketch": 3_929}
-_PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-
-_WILD_PAGE = "https://wilds.stanford.edu/datasets/#iwildcam"
-_WILD_SPLITS = {"train": 129_809, "val": 14_961, "test": 42_791, "id_val": 7_314, "id_test": 8_154}
-_WILD_CLASSES = 182
 _WILD_TABLE = "metadata.csv"
 
 
@@ -97,18 +82,18 @@ def cinic10(
         packed: Decode once into one file (see `ImageFiles.pack`), 280 MB a part; else batch by batch.
         verify: Check the folders against the published numbers of images.
     """
-    source = Source(root / "cinic-10", _CINIC_PAGE, verify)
+    source = Source.of("cinic10", root, verify)
 
     def part(name: str) -> _Part:
-        return _Part(*source.class_folders([f"{name}/{label}" for label in _CINIC_CLASSES], _CINIC_EACH))
+        return _Part(*source.class_folders([f"{name}/{label}" for label in source.classes], source.facts["each"]))
 
     train, test = part("train"), part("test")
     held = part("valid") if valid != "unused" else _Part()
     whole = _dataset(
         "cinic10",
-        ImageFiles(source, (), (32, 32), *_CINIC),
+        ImageFiles(source, (), (32, 32), *source.moments),
         (train, held, test),
-        _CINIC_CLASSES,
+        source.classes,
         ("train" if valid == "unused" else "train+valid", "test") if packed else None,
     )
     return replace(whole, validation=None) if valid == "train" else whole
@@ -126,19 +111,19 @@ def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Datas
         packed: Decode once into one file (see `ImageFiles.pack`), 1.2 GB; else batch by batch.
         verify: Check the folders against the published numbers of images.
     """
-    source = Source(root / "tiny-imagenet-200", _TINY_PAGE, verify)
-    annotations = "val/val_annotations.txt"
+    source, annotations = Source.of("tiny_imagenet", root, verify), "val/val_annotations.txt"
+    facts = source.facts
     ids = sorted(" ".join(source.lines("wnids.txt")).split())
-    if verify and len(ids) != _TINY_CLASSES:
-        raise source.damaged("wnids.txt", f"it names {len(ids)} classes, expected {_TINY_CLASSES}")
-    train, test = _Part(*source.class_folders([f"train/{wnid}/images" for wnid in ids], _TINY_EACH)), _Part()
+    if verify and len(ids) != facts["number_of_classes"]:
+        raise source.damaged("wnids.txt", f"it names {len(ids)} classes, expected {facts['number_of_classes']}")
+    train, test = _Part(*source.class_folders([f"train/{wnid}/images" for wnid in ids], facts["each"])), _Part()
     number = {wnid: index for index, wnid in enumerate(ids)}
     for line, row in enumerate(source.lines(annotations), start=1):
         file, wnid, *_ = [*row.split("\t"), ""]  # and a box
         if wnid not in number:
             raise source.damaged(annotations, f"line {line} names no image and class")
         test.add(f"val/images/{file}", number[wnid])
-    source.check_count("val", len(test.names), _TINY_TEST)
+    source.check_count("val", len(test.names), facts["test"])
     words = dict(row.split("\t", 1) for row in source.lines("words.txt") if "\t" in row)
     classes = tuple(words.get(wnid, wnid).split(",")[0] for wnid in ids)
     files = ImageFiles(source, (), (64, 64), *IMAGENET)
@@ -174,16 +159,17 @@ def pacs(
         packed: Decode once into one file (see `ImageFiles.pack`), 1.5 GB; else batch by batch.
         verify: Check the folders against the published numbers of images.
     """
+    source = Source.of("pacs", root, verify)
+    classes, domains = source.classes, tuple(source.facts["domains"])
     used = [*train, *([validation_domain] if validation_domain is not None else []), test]
-    if not train or len(set(used)) != len(used) or not set(used) <= set(_PACS_DOMAINS):
+    if not train or len(set(used)) != len(used) or not set(used) <= set(domains):
         raise ArgumentError(
-            f"train, validation_domain, test: expected domains among {', '.join(_PACS_DOMAINS)}, each once; got {used}"
+            f"train, validation_domain, test: expected domains among {', '.join(domains)}, each once; got {used}"
         )
-    if unknown := set(leave_out) - set(_PACS_CLASSES):
-        raise ArgumentError(f"leave_out: got {unknown.pop()!r}, expected class names among {', '.join(_PACS_CLASSES)}")
+    if unknown := set(leave_out) - set(classes):
+        raise ArgumentError(f"leave_out: got {unknown.pop()!r}, expected class names among {', '.join(classes)}")
     if size < 1:
         raise ArgumentError(f"size: got {size}, expected a side in pixels")
-    source = Source(root / "PACS", _PACS_PAGE, verify)
     trained, held = _domains(source, train, "train" if kfold else None), _Part()
     if validation_domain is not None:
         held = _domains(source, [validation_domain], None, leave_out)
@@ -194,27 +180,27 @@ def pacs(
         "pacs",
         ImageFiles(source, (), (size, size), *IMAGENET),
         (trained, held, tested),
-        _PACS_CLASSES,
+        classes,
         ("train", "test") if packed else None,
-        target=tested.label_mix(len(_PACS_CLASSES)),
+        target=tested.label_mix(len(classes)),
         domains=np.array(trained.sources + held.sources),
         test_domains=np.array(tested.sources),
-        domain_names=tuple(_PACS_DOMAINS),
+        domain_names=domains,
     )
 
 
 def _domains(source: Source, domains: Sequence[str], fold: str | None, leave_out: Sequence[str] = ()) -> _Part:
     """Return all images of some domains, or the images that one of the domains' fold files lists."""
-    part = _Part()
+    part, numbers = _Part(), source.facts["domains"]
     for domain in domains:
         if fold is None:
-            names, labels = source.class_folders([f"{domain}/{name}" for name in _PACS_CLASSES])
-            source.check_count(domain, len(names), _PACS_DOMAINS[domain])
+            names, labels = source.class_folders([f"{domain}/{name}" for name in source.classes])
+            source.check_count(domain, len(names), numbers[domain])
         else:
             names, labels = _fold(source, f"{domain}_{fold}_kfold.txt")
         for name, label in zip(names, labels, strict=True):
-            if _PACS_CLASSES[label] not in leave_out:
-                part.add(name, label, list(_PACS_DOMAINS).index(domain))
+            if source.classes[label] not in leave_out:
+                part.add(name, label, list(numbers).index(domain))
     return part
 
 
@@ -256,9 +242,9 @@ def iwildcam(
     """
     if size < 1:
         raise ArgumentError(f"size: must be a side in pixels, got {size}")
-    source = Source(root / "iwildcam_v2.0", _WILD_PAGE, verify)
-    splits = _splits(source)
-    for split, expected in _WILD_SPLITS.items():
+    source = Source.of("iwildcam", root, verify)
+    splits, expected_classes = _splits(source), source.facts["number_of_classes"]
+    for split, expected in source.facts["splits"].items():
         source.check_count("", len(splits[split].names), expected)
     trained, tested = splits["train"], splits[test]
     held = _Part() if validation_split is None else splits[validation_split]
@@ -266,8 +252,8 @@ def iwildcam(
         raise source.damaged(_WILD_TABLE, "it has no row of split train, or none of the test split")
     cameras, owners = np.unique(trained.sources, return_inverse=True)
     classes = max(max(part.labels, default=0) for part in splits.values()) + 1
-    if verify and classes != _WILD_CLASSES:
-        raise source.damaged(_WILD_TABLE, f"it has {classes} classes, expected {_WILD_CLASSES}")
+    if verify and classes != expected_classes:
+        raise source.damaged(_WILD_TABLE, f"it has {classes} classes, expected {expected_classes}")
     rows = _table(source, "categories.csv") if (source.folder / "categories.csv").exists() else []
     names = {row.get("y"): row.get("name") for row in rows}
     return _dataset(
@@ -284,7 +270,7 @@ def iwildcam(
 
 def _splits(source: Source) -> dict[str, _Part]:
     """Return the images of each split, with their cameras."""
-    splits = {split: _Part() for split in _WILD_SPLITS}
+    splits = {split: _Part() for split in source.facts["splits"]}
     for line, row in enumerate(_table(source, _WILD_TABLE), start=2):
         try:
             split, camera, label, file = row["split"], int(row["location_remapped"]), int(row["y"]), row["filename"]

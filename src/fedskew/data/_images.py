@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import Tensor
 from fedskew.data._dataset import Arrays, Dataset
 from fedskew.data._stored import Inputs
 from fedskew.errors import ArgumentError, DataError, in_one_line
+
+Picture = tuple[str, Callable[[], AbstractContextManager[Any]]]
+"""An image by its place, for messages, and what opens it."""
 
 _GREY = {"1", "L", "LA", "La"}
 _DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
@@ -50,23 +54,28 @@ def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return found
 
 
-def common_shape(images: Iterable[tuple[str, int, int, str]], wanted: tuple[int, int] | None) -> tuple[int, int, int]:
-    """Return (channels, height, width) for images of some modes, heights, widths and places; grey if all are.
+def read_pictures(parts: Sequence[Sequence[Picture]], size: int | tuple[int, int] | None) -> list[Tensor]:
+    """Decode the images of some parts as values in [0, 1], (1 or 3 channels, height, width); grey if all are.
 
-    Their sizes must not differ unless a size is `wanted`.
+    Their sizes must not differ unless a `size`, a side or (height, width), is wanted.
     """
-    channels, first, size = 1, "", wanted or (0, 0)
-    for mode, height, width, where in images:
-        if not is_grey(mode):
-            channels = 3
-        if wanted is not None:
-            continue
-        first, size = (first, size) if first else (where, (height, width))
-        if (height, width) != size:
-            raise DataError(
-                f"{where}: is {height} x {width} pixels, but {first} is {size[0]} x {size[1]}; set size to resize all"
-            )
-    return channels, *size
+    wanted = sides(size)
+    channels, first, common = 1, "", wanted or (0, 0)
+    for where, open_one in chain(*parts):
+        with open_one() as image:
+            channels = channels if is_grey(image.mode) else 3
+            first, common = (first, common) if first or wanted else (where, (image.height, image.width))
+            if not wanted and (image.height, image.width) != common:
+                raise DataError(
+                    f"{where}: is {image.height} x {image.width} pixels, but {first} is {common[0]} x {common[1]}; set "
+                    "size to resize all"
+                )
+    read = [torch.empty(len(part), channels, *common) for part in parts]
+    for inputs, part in zip(read, parts, strict=True):
+        for row, (where, open_one) in enumerate(part):
+            with open_one() as image:
+                inputs[row] = as_floats(image, (channels, *common), where)
+    return read
 
 
 def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fedskew.data._dataset import Dataset
 from fedskew.data._huggingface import from_huggingface
-from fedskew.data._images import as_floats, is_grey
-from fedskew.data._own import RawSamples, make
+from fedskew.data._images import read_pictures
+from fedskew.data._own import RawSamples, as_inputs, make
 from fedskew.errors import DataError, in_one_line
 
 Items = Any
@@ -53,15 +54,13 @@ def from_object(value: Any, test: Any = None) -> ObjectData:
         return _table(value, test)
     train = _read(value, "data")
     held = None if test is None else _read(test, "data.test")
-    if held is not None and held.inputs.shape[1:] != train.inputs.shape[1:]:
-        raise DataError(f"data.test: items are {tuple(held.inputs.shape[1:])}, those of data {_shape(train)}")
     numbered = _class_names(value)
     label = type(value).__name__
 
     def read(rng: np.random.Generator, test_share: float = 0.2) -> Dataset:
         parts = [None if part is None else RawSamples(part.inputs.clone(), part.labels) for part in (train, held)]
         assert parts[0] is not None
-        return make(label, parts[0], parts[1], test_share, rng, numbered=numbered)
+        return make(label, parts[0], parts[1], test_share, rng, numbered=numbered, where="data")
 
     parts = [train.inputs, train.labels, *([] if held is None else [held.inputs, held.labels])]
     return ObjectData(label, _digest(*parts, numbered), read)
@@ -92,29 +91,28 @@ def _read(items: Items, where: str) -> RawSamples:
     if not len(items):
         raise DataError(f"{where}: {kind} has no items")
     with torch.random.fork_rng(devices=[]):  # a transform may draw
-        first, label = _item(items, 0, where)
-        if not torch.equal(first, _item(items, 0, where)[0]):
-            raise DataError(
-                f"{where}: an item of {kind} differs each time that it is read, so its transform draws at random; "
-                "leave that out, and set training.augmentation"
-            )
-        inputs = torch.empty(len(items), *first.shape, dtype=first.dtype)
-        labels = [label] * len(items)
-        for at in range(len(items)):
-            found, labels[at] = _item(items, at, where)
-            if found.shape != first.shape:
-                raise DataError(
-                    f"{where}: item {at} is {tuple(found.shape)}, item 0 is {tuple(first.shape)}; resize them to one "
-                    "shape"
-                )
-            inputs[at] = found
-    if inputs.is_floating_point() and not torch.isfinite(inputs).all():
-        raise DataError(f"{where}: {kind} has a value that is NaN or infinite")
+        again, _ = _item(items, 0, where)
+        values, labels = zip(*(_item(items, at, where) for at in range(len(items))), strict=True)
+    if not np.array_equal(np.asarray(values[0]), np.asarray(again)):
+        raise DataError(
+            f"{where}: an item of {kind} differs each time that it is read, so its transform draws at random; "
+            "leave that out, and set training.augmentation"
+        )
+    shapes = [value.size[::-1] if isinstance(value, Image.Image) else value.shape for value in values]
+    if odd := [at for at, shape in enumerate(shapes) if shape != shapes[0]]:
+        raise DataError(f"{where}: item {odd[0]} is {shapes[odd[0]]}, item 0 is {shapes[0]}; resize them to one shape")
+    if isinstance(again, Image.Image):
+        pictures = [(f"{where}: item {at}", partial(nullcontext, value)) for at, value in enumerate(values)]
+        (inputs,) = read_pictures([pictures], None)
+    elif again.ndim == 1 and again.dtype in (np.int32, np.int64):
+        inputs = torch.from_numpy(np.stack(values).astype(np.int64))  # token ids
+    else:
+        inputs = as_inputs(np.stack(values), f"{where}: {kind}").float()
     return RawSamples(inputs, _names(labels, _class_names(items)))
 
 
-def _item(items: Items, at: int, where: str) -> tuple[Tensor, Any]:
-    """Input and label of an item: floats, `(features,)` or `(channels, height, width)`, or token ids."""
+def _item(items: Items, at: int, where: str) -> tuple[Any, Any]:
+    """Return the input of an item, an image or an array, and its label."""
     try:
         item = items[at]
     except Exception as error:
@@ -123,20 +121,11 @@ def _item(items: Items, at: int, where: str) -> tuple[Tensor, Any]:
         raise DataError(f"{where}: item {at} is a {type(item).__name__}; expected (input, label)")
     value, label = item
     if isinstance(value, Image.Image):
-        shape = (1 if is_grey(value.mode) else 3, value.height, value.width)
-        return as_floats(value, shape, f"{where}: item {at}"), label
+        return value, label
     try:
-        found = torch.as_tensor(value)
+        return torch.as_tensor(value).numpy(force=True), label
     except (TypeError, ValueError, RuntimeError):
         raise DataError(f"{where}: the input of item {at} is a {type(value).__name__}, not numbers") from None
-    if found.dtype == torch.uint8:
-        found = found.float() / 255
-    if found.dim() == 2:
-        found = found.unsqueeze(0)
-    if not 1 <= found.dim() <= 3 or found.is_complex():
-        raise DataError(f"{where}: the input of item {at} is {tuple(found.shape)}; expected one to three dimensions")
-    tokens = found.dim() == 1 and found.dtype in (torch.int32, torch.int64)
-    return found.long() if tokens else found.float(), label
 
 
 def _class_names(items: Items) -> tuple[str, ...]:
@@ -154,10 +143,6 @@ def _names(labels: Sequence[Any], classes: tuple[str, ...]) -> list[str]:
         if classes and (label >= len(classes) or label < 0 if isinstance(label, int) else label not in classes):
             raise DataError(f"data: the label of item {at} is {label!r}, and there are classes 0 to {len(classes) - 1}")
     return [classes[label] if classes and isinstance(label, int) else str(label) for label in plain]
-
-
-def _shape(samples: RawSamples) -> tuple[int, ...]:
-    return tuple(samples.inputs.shape[1:])
 
 
 def _digest(*parts: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,14 +40,19 @@ def make(
     classes: Iterable[str] = (),
     clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
+    where: object = "",
 ) -> Dataset:
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
-    `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set.
+    `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set;
+    `where` says in messages where they were read from.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
         train, test = train.take(kept), train.take(held)
+    shapes = [tuple(part.inputs.shape[1:]) for part in (train, test)]
+    if shapes[0] != shapes[1]:
+        raise DataError(f"{where or name}: training samples are {shapes[0]}, those of the test part {shapes[1]}")
     names = tuple(numbered) or ordered({*classes, *train.labels, *test.labels})
     client_names = ordered({*clients, *(train.clients or ())})
     warn_of_look_alikes(names, "classes", f"data {name!r}")
@@ -54,9 +60,9 @@ def make(
     mean, std = _standardise(train.inputs, test.inputs) if train.inputs.is_floating_point() else ((), ())
     return Dataset(
         name,
-        _as_stored(train.inputs),
+        train.inputs.float() if train.inputs.is_floating_point() else train.inputs,
         torch.from_numpy(_ids(train.labels, names)),
-        _as_stored(test.inputs),
+        test.inputs.float() if test.inputs.is_floating_point() else test.inputs,
         torch.from_numpy(_ids(test.labels, names)),
         names,
         mean,
@@ -87,17 +93,32 @@ def hold_out(
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
+def as_inputs(array: NDArray[Any], where: str) -> Tensor:
+    """Return numbers as floats: features, `(samples, features)`, in double, or images in single precision.
+
+    Images are `(samples, height, width)` or `(samples, channels, height, width)`. Bytes are scaled to [0, 1].
+    """
+    if array.ndim not in (2, 3, 4) or array.size == 0 or array.dtype.kind not in "fiub":
+        raise DataError(
+            f"{where} must be numbers, (samples, features), (samples, height, width) or (samples, channels, height, "
+            f"width); found {array.dtype} {array.shape}"
+        )
+    if array.ndim == 4 and array.shape[1] > 4 >= array.shape[3]:
+        raise DataError(f"{where} has its channels last; write it as x.transpose(0, 3, 1, 2)")
+    inputs = torch.from_numpy(array.astype(np.float64 if array.ndim == 2 else np.float32))
+    if not torch.isfinite(inputs).all():
+        raise DataError(f"{where} has an empty value, NaN or an infinite one")
+    if array.dtype == np.uint8:
+        inputs.div_(255)
+    return inputs.unsqueeze(1) if array.ndim == 3 else inputs
+
+
 def ordered(names: Iterable[str]) -> tuple[str, ...]:
     """Sort names: by value if all are whole numbers, else alphabetically."""
     names = set(names)
     if all(re.fullmatch(r"-?\d+", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
-
-
-def _as_stored(inputs: Tensor) -> Tensor:
-    """Convert floats to float32; leave token ids unchanged."""
-    return inputs.float() if inputs.is_floating_point() else inputs
 
 
 def _ids(values: Sequence[str], names: tuple[str, ...]) -> NDArray[np.int64]:

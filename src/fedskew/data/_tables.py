@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._own import RawSamples, make
+from fedskew.data._own import RawSamples, as_inputs, make
 from fedskew.errors import DataError, in_one_line
 from fedskew.sheets import Sheet
 
@@ -82,8 +82,7 @@ def _of_table(path: Path, label: str, client: str | None) -> tuple[RawSamples, l
     table = np.frombuffer(values).reshape(len(labels), len(features))
     if not np.isfinite(table).all():
         row, column = np.argwhere(~np.isfinite(table))[0]
-        line = [line for line, _ in sheet][row]
-        sheet.fail(line, f"{table[row, column]} is not a finite number", header[features[column]])
+        sheet.fail_row(row, f"{table[row, column]} is not a finite number", header[features[column]])
     return RawSamples(torch.from_numpy(table.copy()), labels, clients), header
 
 
@@ -108,12 +107,7 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
         raise DataError(f"{root}: has only one of 'x_test' and 'y_test'; a test part needs both")
     train = _of_arrays(root, arrays, "x", "y", "client")
     test = _of_arrays(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
-    if test is not None and test.inputs.shape[1:] != train.inputs.shape[1:]:
-        raise DataError(
-            f"{root}: samples of 'x_test' are {tuple(test.inputs.shape[1:])}, "
-            f"those of 'x' {tuple(train.inputs.shape[1:])}"
-        )
-    return make("npz", train, test, test_share, rng)
+    return make("npz", train, test, test_share, rng, where=root)
 
 
 def read_inputs(path: Path) -> Tensor:
@@ -121,7 +115,7 @@ def read_inputs(path: Path) -> Tensor:
     arrays = read_arrays(path, ["x"])
     if "x" not in arrays:
         raise DataError(f"{path}: has no array 'x'")
-    return _inputs(path, "x", arrays["x"])
+    return as_inputs(arrays["x"], f"{path}: 'x'")
 
 
 def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Array]:
@@ -136,28 +130,13 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, A
 
 
 def _of_arrays(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> RawSamples:
-    inputs = _inputs(path, x, arrays[x])
-    clients = _names(path, client, arrays[client], len(inputs)) if client in arrays and client else None
-    return RawSamples(inputs, _names(path, y, arrays[y], len(inputs)), clients)
+    inputs = as_inputs(arrays[x], f"{path}: {x!r}")
+    clients = names_in(path, client, arrays[client], len(inputs)) if client in arrays and client else None
+    return RawSamples(inputs, names_in(path, y, arrays[y], len(inputs)), clients)
 
 
-def _inputs(path: Path, name: str, array: Array) -> Tensor:
-    if array.ndim not in (2, 3, 4) or array.size == 0 or array.dtype.kind not in "fiub":
-        raise DataError(
-            f"{path}: {name!r} must be numbers, (samples, features), (samples, height, width) or (samples, channels, "
-            f"height, width); found {array.dtype} {array.shape}"
-        )
-    if array.ndim == 4 and array.shape[1] > 4 >= array.shape[3]:
-        raise DataError(f"{path}: {name!r} has its channels last; write it as x.transpose(0, 3, 1, 2)")
-    inputs = torch.from_numpy(array.astype(np.float64 if array.ndim == 2 else np.float32))
-    if not torch.isfinite(inputs).all():
-        raise DataError(f"{path}: {name!r} has a value that is NaN or infinite")
-    if array.dtype == np.uint8:
-        inputs.div_(255)
-    return inputs.unsqueeze(1) if array.ndim == 3 else inputs
-
-
-def _names(path: Path, name: str, array: Array, samples: int) -> list[str]:
+def names_in(path: Path, name: str, array: Array, samples: int) -> list[str]:
+    """Return labels or clients as names."""
     if array.shape != (samples,) or array.dtype.kind not in "iubU":
         raise DataError(
             f"{path}: {name!r} must be whole numbers or text, ({samples},); found {array.dtype} {array.shape}"

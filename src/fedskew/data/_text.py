@@ -20,10 +20,7 @@ _SEPARATED = str.maketrans(
     {mark: f" {mark} " for mark in "'.,()!?"} | {'"': None} | dict.fromkeys(";:", " "),
 )
 
-_PAGE = "https://github.com/zhangxiangxiao/Crepe"
 _TRAIN, _SUBSET, _TEST = "train.csv", "train-subset.csv", "test.csv"
-_MD5 = {_TRAIN: "b1a00f826fdfbd249f79597b59e1dc12", _TEST: "d52ea96a97a2d943681189a97654912d"}
-_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 
 def ag_news(
@@ -45,9 +42,9 @@ def ag_news(
         length: Number of words kept of each text, from its beginning.
         verify: Check the published files against their MD5; False accepts other files in this format too.
     """
-    source, train = Source(root / "ag_news_csv", _PAGE, verify), _SUBSET if subset else _TRAIN
+    source, train = Source.of("ag_news", root, verify), _SUBSET if subset else _TRAIN
     if not (source.folder / train).exists() and (source.folder / _SUBSET).exists():
-        error = source.missing(train, f"MD5 {_MD5[train]}")
+        error = source.missing(train, f"MD5 {source.facts['md5'][train]}")
         raise DataError(f"{error}; set subset = true to train on {_SUBSET}")
     texts, labels = _read(source, train)
     test_texts, test_labels = _read(source, _TEST)
@@ -58,13 +55,13 @@ def ag_news(
         torch.tensor(labels),
         token_ids(test_texts, ids, length),
         torch.tensor(test_labels),
-        _CLASSES,
+        source.classes,
     )
 
 
 def _read(source: Source, name: str) -> tuple[list[str], list[int]]:
     """Return texts, and class ids from 0."""
-    content = source.read(name, md5=_MD5.get(name))
+    content = source.read(name)
     texts, labels = [], []
     try:
         rows = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))

@@ -15,8 +15,10 @@ so that it also gives the sign; and shears, translations and rotations interpola
 
 from __future__ import annotations
 
+import csv
 import functools
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,33 +28,9 @@ from fedskew.data._augmentation import CropFlip, check, per_channel
 from fedskew.parameters import component
 from fedskew.randomness import uniform
 
-POLICY = (
-    # operation, probability, level; twice
-    (("invert", 0.1, 0), ("contrast", 0.2, 6)),
-    (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
-    (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)),
-    (("shear_y", 0.5, 8), ("translate_y", 0.7, 9)),
-    (("auto_contrast", 0.5, 0), ("equalize", 0.9, 0)),
-    (("shear_y", 0.2, 7), ("posterize", 0.3, 7)),
-    (("color", 0.4, 3), ("brightness", 0.6, 7)),
-    (("sharpness", 0.3, 9), ("brightness", 0.7, 9)),
-    (("equalize", 0.6, 0), ("equalize", 0.5, 0)),
-    (("contrast", 0.6, 7), ("sharpness", 0.6, 5)),
-    (("color", 0.7, 7), ("translate_x", 0.5, 8)),
-    (("equalize", 0.3, 0), ("auto_contrast", 0.4, 0)),
-    (("translate_y", 0.4, 3), ("sharpness", 0.2, 6)),
-    (("brightness", 0.9, 6), ("color", 0.2, 8)),
-    (("solarize", 0.5, 2), ("invert", 0.0, 0)),
-    (("equalize", 0.2, 0), ("auto_contrast", 0.6, 0)),
-    (("equalize", 0.2, 0), ("equalize", 0.6, 0)),
-    (("color", 0.9, 9), ("equalize", 0.6, 0)),
-    (("auto_contrast", 0.8, 0), ("solarize", 0.2, 8)),
-    (("brightness", 0.1, 3), ("color", 0.7, 0)),
-    (("solarize", 0.4, 5), ("auto_contrast", 0.9, 0)),
-    (("translate_y", 0.9, 9), ("translate_y", 0.7, 9)),
-    (("auto_contrast", 0.9, 0), ("solarize", 0.8, 3)),
-    (("equalize", 0.8, 0), ("invert", 0.1, 0)),
-    (("translate_y", 0.7, 9), ("auto_contrast", 0.9, 0)),
+POLICY = tuple(
+    tuple((row[at], float(row[at + 1]), int(row[at + 2])) for at in (0, 3))
+    for row in csv.reader(Path(__file__).with_suffix(".csv").read_text(encoding="utf-8").splitlines()[1:])
 )
 """The 25 sub-policies; operations without a strength have level 0 (the paper prints one, which means nothing)."""
 

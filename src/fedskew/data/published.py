@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import tomllib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,24 +25,50 @@ from fedskew.data._stored import MappedImages
 from fedskew.errors import DataError
 from fedskew.files import replacing
 
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
 """Means and deviations by channel."""
+
+IMAGENET: Moments = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DIGITS = tuple("0123456789")
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _ROWS_AT_ONCE = 1000
 _CPU = torch.device("cpu")
 
 
+@cache
+def _published() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True)
 class Source:
     """Where a published data set lies, and the page where its authors publish it; every error names both.
 
-    Checksums and sizes are those published; without `verify`, others will do.
+    Checksums and sizes are those published, as `facts` says; without `verify`, others will do.
     """
 
     folder: Path
     page: str
     verify: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: str, root: Path, verify: bool) -> Source:
+        """Return where the data set of a name lies below `root`, and what `published.toml` says of it."""
+        facts = _published()[name]
+        return cls(root / facts["folder"], facts["page"], verify, facts)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return tuple(self.facts["classes"])
+
+    @property
+    def moments(self) -> Moments:
+        """By what pixels are normalised."""
+        mean, std = self.facts["moments"]
+        return tuple(mean), tuple(std)
 
     def missing(self, name: str, expected: str) -> DataError:
         """Return the error for a file or folder that does not exist."""
@@ -51,29 +80,29 @@ class Source:
         """Return the error for a file whose content is wrong."""
         return DataError(f"{self.folder / name} is damaged: {what}; its authors publish it at {self.page}")
 
-    def read(self, name: str, expected: str = "a file with any checksum", md5: str | None = None) -> bytes:
-        """Read a file; its MD5 must be `md5`, where one is given."""
-        checked = self.verify and md5 is not None
-        expected = f"MD5 {md5}" if checked else expected
+    def read(self, name: str, expected: str = "a file with any checksum") -> bytes:
+        """Read a file; its MD5 must be as published, if it is."""
+        md5 = self.facts.get("md5", {}).get(name) if self.verify else None
+        expected = expected if md5 is None else f"MD5 {md5}"
         try:
             content = (self.folder / name).read_bytes()
         except FileNotFoundError:
             raise self.missing(name, expected) from None
         except OSError as error:
             raise DataError(f"{self.folder / name} can't be read: {error.strerror}") from None
-        if checked and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
+        if md5 is not None and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != md5:
             raise self.damaged(name, f"its MD5 is {found}, expected {expected}")
         return content
 
-    def unpacked(self, name: str, expected: str, md5: str | None = None) -> bytes:
+    def unpacked(self, name: str, expected: str) -> bytes:
         """Read what must be a complete gzip file, and not empty."""
         try:
-            if plain := gzip.decompress(self.read(name, expected, md5)):
+            if plain := gzip.decompress(self.read(name, expected)):
                 return plain
             reason = "it is empty"
         except (OSError, EOFError, zlib.error) as error:
             reason = str(error)
-        raise self.damaged(name, f"{reason}; expected {expected if md5 is None else f'MD5 {md5}'}")
+        raise self.damaged(name, f"{reason}; expected {expected}")
 
     def lines(self, name: str) -> list[str]:
         """Read a text file."""

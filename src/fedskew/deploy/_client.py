@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,34 +14,24 @@ from torch import nn
 
 from fedskew import __version__, components, methods, models
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import ModelLayout, encode
 from fedskew.deploy._book import Book
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     AGAIN,
-    ARRAYS,
-    CELLS,
     CHANGED,
-    CLIENT,
-    CONFUSION,
     EVALUATION_LOSS,
     FINISH,
-    LOSS,
     METRICS,
-    OUTCOMES,
     REFUSED,
-    REPLY,
-    REPORT_SAMPLES,
     ROUND,
     SAMPLES,
-    STEPS,
     SUM_COUNTS,
     UNMASK,
     VERSION,
     TrainInstruction,
     config_of,
 )
-from fedskew.deploy._releases import CountsRequest, Neighbours, NotAgreedError, ReleaseMode
+from fedskew.deploy._releases import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode
 from fedskew.deploy._site import (
     MOST_SAID,
     CountsChangedError,
@@ -49,6 +39,7 @@ from fedskew.deploy._site import (
     Worker,
     agreed_site,
     counts_reply,
+    trained_reply,
 )
 from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._terms import Terms, terms_path
@@ -109,50 +100,34 @@ class OwnClient:
         newest = 0 if states is None else states.newest
         round = int(config.get(ROUND, 0))  # type: ignore[arg-type]
         task = instruction or TrainInstruction(STOCK, round, self.node, self.epochs, newest)
-        update, model, _ = self.worker.train(content, task, states)
+        trained = self.worker.train(content, task, states)
         if states is not None:
-            states.keep(task.round, update.state)  # also if it is empty, so that a lost state is noticed
-        elif update.state:
+            states.keep(task.round, trained.update.state)  # also if it is empty, so that a lost state is noticed
+        elif trained.update.state:
             raise ConfigError("data: this method keeps a state between rounds; give the site a folder (state)")
-        figures: dict[str, Any] = {LOSS: update.loss}
-        if instruction is not None:
-            figures |= {CLIENT: task.client, ROUND: task.round, STEPS: update.steps}
-        if instruction is None or (REPORT_SAMPLES in config and self.request.label_counts != "noisy"):
-            figures[SAMPLES] = len(self.worker.data.targets)
-        layout = ModelLayout(self.worker.model)
-        reply = RecordDict({ARRAYS: layout.to_record(model), METRICS: MetricRecord(figures)})
-        if update.reply:
-            if instruction is None:
-                raise ConfigError("method: it returns arrays beside the model; use fedskew.deploy.strategy")
-            reply[REPLY] = encode(update.reply)
-        return reply
+        if trained.update.reply and instruction is None:
+            raise ConfigError("method: it returns arrays beside the model; use fedskew.deploy.strategy")
+        tells = instruction is None or self.request.label_counts != "noisy"
+        samples = {SAMPLES: len(self.worker.data.targets)} if tells else {}
+        return trained_reply(self.worker.model, trained, instruction, samples)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """Evaluate the model that a message contains: loss and accuracy, or the confusion matrix that is asked for."""
-        config = config_of(content)
+        """Evaluate the model that a message contains: loss and accuracy."""
         self.worker.read(content)
-        if not {CONFUSION, OUTCOMES, CELLS} & config.keys():
-            confusion, loss = self.worker.predict()
-            right = float(np.trace(confusion) / max(confusion.sum(), 1))
-            return RecordDict(
-                {METRICS: MetricRecord({SAMPLES: int(confusion.sum()), EVALUATION_LOSS: loss, "accuracy": right})}
-            )
-        if self.request.label_counts != "exact":
-            raise ConfigError("evaluation: the server asks for a confusion matrix, which this site does not report")
-        return RecordDict({METRICS: MetricRecord({ROUND: int(config[ROUND]), **self.worker.confusion()})})  # type: ignore[arg-type]
+        confusion, loss = self.worker.predict()
+        samples = int(confusion.sum())
+        accuracy = float(np.trace(confusion) / max(samples, 1))
+        return RecordDict({METRICS: MetricRecord({SAMPLES: samples, EVALUATION_LOSS: loss, "accuracy": accuracy})})
 
-    def report_labels(self) -> RecordDict:
+    def query(self, content: RecordDict) -> RecordDict:
         """Report exact or noisy label counts, or only the number of samples."""
-        request, data = self.request, self.worker.data
-        if request.label_counts == "noisy" and (request.epsilon is None or data.state is None):
+        request, counts, state = self.request, self.worker.data.counts, self.worker.data.state
+        if request.label_counts == "noisy" and (request.epsilon is None or state is None):
             raise ConfigError(
                 "label_counts: noisy counts need epsilon, and a folder where the release is stored (state)"
             )
-        if data.state is None:
-            counts = data.counts
-            return counts_reply(request, [counts.sum()] if request.label_counts == "withheld" else list(counts), None)
-        values, release = Book(data.state).release(request, data.counts, None)
-        return counts_reply(request, values, release.epsilon_for(request.neighbours))
+        made = Release.of(request, counts, request.plain(counts))
+        return counts_reply(request, made if state is None else Book(state).release(request, counts, request.once))
 
 
 def client_app(
@@ -183,8 +158,7 @@ def client_app(
         training: Batch size, learning rate and the other settings of local training.
         epochs: Local epochs under a stock server; fedskew's server sets them itself.
         seed: Seed of shuffles, dropout and augmentation.
-        label_counts: What the site replies to a query of its label counts (see `Agreement`). Unless it is "exact",
-            confusion matrices are not reported either.
+        label_counts: What the site replies to a query of its label counts (see `Agreement`).
         epsilon: Privacy parameter of noisy label counts. They are released once: queried again, with whatever epsilon,
             the site reports the same numbers.
         neighbours: What epsilon protects (see `Agreement`).
@@ -231,15 +205,7 @@ def site_app(folder: str | Path) -> ClientApp:
         agreement, config = Agreement.read(folder / "deploy.toml"), read(folder / "run.toml")
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
-    return _app(
-        site,
-        {
-            FINISH: lambda made, content: made.finish(content),
-            SUM_COUNTS: lambda made, content: made.add_counts(content),
-            AGAIN: lambda made, content: made.mask_again(content),
-            UNMASK: lambda made, content: made.unmask(content),
-        },
-    )
+    return _app(site, (FINISH, SUM_COUNTS, AGAIN, UNMASK))
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
@@ -270,20 +236,18 @@ def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None =
     return built
 
 
-def _app(
-    make: Callable[[Context], Any], queries: Mapping[str, Callable[[Any, RecordDict], RecordDict]] | None = None
-) -> ClientApp:
-    """Make the app that answers with what `make` makes for each message; `queries`: further ones, by Flower's name."""
+def _app(make: Callable[[Context], Any], queries: Sequence[str] = ()) -> ClientApp:
+    """Make the app that answers by the methods of what `make` makes for each message; `queries`: further ones."""
     app = ClientApp()
 
-    def handler(work: Callable[[Any, RecordDict], RecordDict]) -> Callable[[Message, Context], Message]:
+    def answer(work: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             config = config_of(message.content)
             if (reason := config.get(REFUSED)) is not None:
                 LOG.warning("the server refused what this site sent: %s", str(reason)[:MOST_SAID])
             try:
                 _check_version(config)
-                return Message(work(make(context), message.content), reply_to=message)
+                return Message(getattr(make(context), work)(message.content), reply_to=message)
             except (Exception, SystemExit) as error:  # a reader's or a model's own can be anything
                 LOG.error("%s", error if isinstance(error, FedskewError) else in_one_line(error))
                 # What is raised, Flower sends to the server, with its text, which may name files and values.
@@ -291,11 +255,11 @@ def _app(
 
         return handle
 
-    app.train()(handler(lambda made, content: made.train(content)))
-    app.evaluate()(handler(lambda made, content: made.evaluate(content)))
-    app.query()(handler(lambda made, _: made.report_labels()))
-    for name, work in (queries or {}).items():
-        app.query(name)(handler(work))
+    app.train()(answer("train"))
+    app.evaluate()(answer("evaluate"))
+    app.query()(answer("query"))
+    for name in queries:
+        app.query(name)(answer(name))
     return app
 
 

@@ -48,5 +48,5 @@ LOG.addFilter(VisibleText())
 
 
 def utc_now() -> str:
-    """Return the time in UTC, as ISO 8601 with seconds."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """Return the time in UTC, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

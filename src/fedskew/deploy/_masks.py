@@ -35,7 +35,7 @@ from fedskew.deploy._messages import (
     over_few,
 )
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._releases import NotAgreedError
+from fedskew.deploy._releases import NotAgreedError, refuse_unless
 from fedskew.deploy._terms import Terms
 from fedskew.engine import Update
 from fedskew.engine.sums import encode_update
@@ -105,37 +105,23 @@ class Masks:
         return max(self.plan.agreement.sum_sites, self.terms.sum_sites)
 
     def check(self, asked: SumAsked | None, purpose: str) -> SumAsked:
-        """Check that this site agreed to be in a sum.
-
-        Raises:
-            NotAgreedError: The site did not agree to it.
-        """
+        """Raise NotAgreedError unless this site agreed to be in a sum."""
         if asked is None:
-            raise NotAgreedError(
-                "updates", "updates: the server asks for an answer without masks; this site agreed to none"
-            )
-        if purpose == EVALUATE and not self._is_evaluated(asked.round):
-            raise NotAgreedError(
-                "rounds",
-                f"rounds: the server asks for an evaluation after round {asked.round}, where the config has none",
-            )
-        members = self._members(asked)
-        if len(members) < self.least:
-            raise NotAgreedError(
-                "members", f"members: a sum over {len(members)} sites; this site agreed to {self.least} at least"
-            )
-        if purpose == SUM_COUNTS and len(members) < len(self.peers):
-            raise NotAgreedError(
-                "members",
-                f"members: sums of label counts are over all {len(self.peers)} sites, not {len(members)}: two over "
-                "different sites tell their difference",
-            )
+            raise NotAgreedError("updates", "the server asks for an answer without masks; this site agreed to none")
+        if purpose == EVALUATE:
+            why = f"the server asks for an evaluation after round {asked.round}, where the config has none"
+            refuse_unless(self._is_evaluated(asked.round), "rounds", why)
+        members = len(self._members(asked))
+        why = f"a sum over {members} sites; this site agreed to {self.least} at least"
+        refuse_unless(members >= self.least, "members", why)
+        if purpose == SUM_COUNTS:
+            why = f"sums of label counts are over all {len(self.peers)} sites, not {members}: two over different sites "
+            refuse_unless(members == len(self.peers), "members", why + "tell their difference")
+            return asked
         if purpose == TRAIN:
-            self._check_weights(asked.weights, len(members))
-            if self.protection is not None:
-                self._check_noise(self.protection, len(members))
-        if purpose != SUM_COUNTS:
-            self.book.check_open(self.terms, purpose, asked.round)
+            self._check_weights(asked.weights, members)
+            self._check_noise(members)
+        self.book.check_open(self.terms, purpose, asked.round)
         return asked
 
     def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
@@ -152,13 +138,10 @@ class Masks:
             RunError: It is not finite.
         """
         parts = {
-            "change": update.change,
-            "norm": update.norm.reshape(1),
-            "buffers": update.buffers,
-            "integers": update.integers,
-            "steps": torch.tensor([update.steps]),
-            "loss": torch.tensor([update.loss], dtype=torch.float64),
-            "weight": torch.tensor([weight], dtype=torch.float64),
+            **{name: getattr(update, name) for name in ("change", "norm", "buffers", "integers")},
+            "steps": torch.tensor(update.steps),
+            "loss": torch.tensor(update.loss, dtype=torch.float64),
+            "weight": torch.tensor(weight, dtype=torch.float64),
             **{f"reply.{name}": values for name, values in update.reply.items()},
         }
         odd = next(
@@ -235,38 +218,34 @@ class Masks:
         members = set(asked.members)
         if self.name not in members or not members <= self.peers.keys() or len(members) < len(asked.members):
             names = ", ".join(asked.members)
-            raise NotAgreedError("members", f"members: a sum over {names:.{MOST_SAID}} is none of this federation's")
+            raise NotAgreedError("members", f"a sum over {names:.{MOST_SAID}} is none of this federation's")
         return members
 
-    def _check_noise(self, protection: Protection, members: int) -> None:
-        answers = protection.noise.answers
-        if answers is not None and members < answers:
-            raise NotAgreedError(
-                "members", f"members: a sum over {members} sites; this site's share of the noise is for {answers}"
-            )
-        self.book.check_affordable(protection)
+    def _check_noise(self, members: int) -> None:
+        if self.protection is None:
+            return
+        answers = self.protection.noise.answers or 0
+        why = f"a sum over {members} sites; this site's share of the noise is for {answers}"
+        refuse_unless(members >= answers, "members", why)
+        self.book.check_affordable(self.protection)
 
     def _check_weights(self, values: Sequence[float], members: int) -> None:
         if self.plan.by_sums is not None:
-            if values:
-                raise NotAgreedError("weights", "weights: the server tells some, and each site computes its own")
-            return
-        if len(values) != members or not all(0 <= value <= 1 for value in values) or abs(sum(values) - 1) > ROUNDING:
-            raise NotAgreedError("weights", "weights: expected one from 0 to 1 for each site that is asked, sum 1")
-        if max(values) > self.limit * (1 + LIMIT_ROUNDING):
-            raise NotAgreedError(
-                "weights",
-                f"weights: one site would have {max(values):.3g} of the weight, so that the sum would be nearly its "
-                f"update; this site agreed to {self.limit:g} at most",
-            )
-        if reason := over_few(values, self.least):
-            raise NotAgreedError("weights", f"weights: {reason}")
+            return refuse_unless(not values, "weights", "the server tells some, and each site computes its own")
+        is_share = all(0 <= value <= 1 for value in values) and abs(sum(values) - 1) <= ROUNDING
+        why = "expected one from 0 to 1 for each site that is asked, sum 1"
+        refuse_unless(len(values) == members and is_share, "weights", why)
+        why = f"one site would have {max(values):.3g} of the weight, so that the sum would be nearly its update; "
+        why += f"this site agreed to {self.limit:g} at most"
+        refuse_unless(max(values) <= self.limit * (1 + LIMIT_ROUNDING), "weights", why)
+        reason = over_few(values, self.least)
+        return refuse_unless(not reason, "weights", reason)
 
     def _encoded(self, parts: Mapping[str, Tensor], weight: float, members: int) -> dict[str, NDArray[Any]]:
         update = Update(
             client=0,
             change=parts["change"],
-            norm=parts["norm"][0],
+            norm=parts["norm"],
             buffers=parts["buffers"],
             integers=parts["integers"],
             steps=int(parts["steps"]),
@@ -310,9 +289,7 @@ def _protection(plan: Plan, terms: Terms) -> Protection | None:
     if section is None or limit is None:
         return None
     if terms.updates_epsilon is None or terms.updates_delta is None:
-        raise NotAgreedError(
-            "updates_epsilon", "updates_epsilon: this site agreed to none; look, and agree: fedskew deploy site --check"
-        )
+        raise NotAgreedError("updates_epsilon", "agreed to none; look, and agree: fedskew deploy site --check")
     noise = UpdateNoise(section.clip, section.noise, limit, section.answers)
     return Protection(noise, terms.updates_epsilon, terms.updates_delta)
 

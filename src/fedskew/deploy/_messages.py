@@ -56,9 +56,6 @@ ROUND, CLIENT, STEPS = "server-round", "fedskew-client", "fedskew-steps"
 VERSION = "fedskew-version"
 """Key of the server's version of fedskew, which a site's own has to be."""
 
-REPORT_SAMPLES = "fedskew-report-samples"
-"""Key that asks a site to report its number of samples with its reply, if the site may report it."""
-
 REPORTED = "fedskew-reported"
 """Key of the hash of the label counts that the server has of a site (see `fingerprint`), so that the site notices that
 they are no longer those that it would report."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from fedskew import __version__
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
-from fedskew.deploy._book import Book, cost, now
+from fedskew.deploy._book import Book, cost
 from fedskew.deploy._disclosures import Disclosure
 from fedskew.deploy._folder import asked_of_site, other_code
+from fedskew.deploy._log import utc_now
 from fedskew.deploy._mask_keys import key_fingerprint, read_mask_key
 from fedskew.deploy._releases import CountsRequest, converted
 from fedskew.deploy._site_data import SiteData
@@ -132,15 +133,15 @@ class Look:
             notes.append(f"Since {self.before.agreed} it has trained in {book.rounds(self.before)} rounds.")
         if terms.epsilon is not None:
             released = sum(release.epsilon is not None for release in book.releases)
-            spent = book.spent(terms.neighbours)
+            spent = book.releases.spent(terms.neighbours)
             notes.append(f"Releases of noisy label counts so far: {released}, with a sum of epsilons of {spent:g}.")
-            if why := book.why_another(CountsRequest.of(self.agreement), self.data.counts):
+            if why := book.releases.why_another(CountsRequest.of(self.agreement), self.data.counts):
                 notes.append(f"{why}: if you agree, the counts are released once more.")
         if privacy is not None:
-            total = book.spending(privacy.noise, privacy.delta)
+            before, following = cost(book.noises, privacy.delta), cost([*book.noises, privacy.noise], privacy.delta)
             notes.append(
-                f"Sums opened with noise on updates so far: {total.sums}, with an epsilon of {total.epsilon:.3g}; one "
-                f"more makes it {total.following:.3g}. It is about {COVERED}."
+                f"Sums opened with noise on updates so far: {len(book.noises)}, with an epsilon of {before:.3g}; one "
+                f"more makes it {following:.3g}. It is about {COVERED}."
             )
         return notes
 
@@ -192,19 +193,19 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
         data: The site's samples.
         before: What the site agreed to last.
     """
-    epsilon, total, mark = agreement.epsilon, None, now() if before is None else before.data
+    epsilon, total, mark = agreement.epsilon, None, utc_now() if before is None else before.data
     if epsilon is not None and data.state is not None:
-        book, request = Book(data.state), CountsRequest.of(agreement)
-        kept, total = book.covering(agreement.classes), book.spent(agreement.neighbours)
+        releases, request = Book(data.state).releases, CountsRequest.of(agreement)
+        kept, total = releases.covering(agreement.classes), releases.spent(agreement.neighbours)
         if kept is not None:
-            mark = now() if book.why_another(request, data.counts) else kept.data
+            mark = utc_now() if releases.why_another(request, data.counts) else kept.data
         if kept is None or kept.data != mark:
             total += epsilon
         if before is not None and before.epsilon_total is not None:
             total = max(total, converted(before.epsilon_total, before.neighbours, agreement.neighbours))
     return Terms(
         schema=1,
-        agreed=now(),
+        agreed=utc_now(),
         app=app,
         fedskew=__version__,
         rounds=config.training.rounds,

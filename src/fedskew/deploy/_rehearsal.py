@@ -105,7 +105,7 @@ def rehearse(
     if counts is None:
         counts = example_counts(len(agreement.names), len(agreement.classes))
     plan = Plan.of(config, agreement)
-    federation = plan.federation(_Nobody(), counts, ClientStates(), plan.mix(counts, target))
+    federation = plan.federation(Nobody(), counts, ClientStates(), plan.mix(counts, target))
     losses = [_loss(plan, federation, client) for client in range(len(agreement.names))]
     return Rehearsal(plan, federation, tuple(losses), plan.pushed_bytes)
 
@@ -187,7 +187,7 @@ def _why_still(plan: Plan, federation: Federation, state: ServerState, cohort: C
     return "" if number >= federation.method.aggregation.least else shortage(federation.method.aggregation, number)
 
 
-class _Nobody(Backend):
+class Nobody(Backend):
     """A backend of sites that are not asked."""
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:

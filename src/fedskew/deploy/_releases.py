@@ -18,7 +18,7 @@ import pydantic
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from fedskew.deploy._log import LOG
+from fedskew.deploy._log import LOG, utc_now
 from fedskew.errors import RunError
 from fedskew.labels import SENSITIVITY
 
@@ -43,8 +43,14 @@ class NotAgreedError(RunError):
     """
 
     def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{kind}: {message}")
         self.kind = kind
+
+
+def refuse_unless(is_agreed: bool, kind: str, message: str) -> None:
+    """Raise NotAgreedError for what is not agreed to."""
+    if not is_agreed:
+        raise NotAgreedError(kind, message)
 
 
 class CountsRequest(NamedTuple):
@@ -59,6 +65,15 @@ class CountsRequest(NamedTuple):
     def of(cls, agreement: Agreement) -> CountsRequest:
         """Return the request that servers make under an agreement."""
         return cls(agreement.label_counts, tuple(agreement.classes), agreement.epsilon, agreement.neighbours)
+
+    @property
+    def once(self) -> Budget:
+        """The budget of this release, and of no other."""
+        return Budget(self.epsilon or 0.0, self.epsilon or 0.0, self.neighbours)
+
+    def plain(self, counts: NDArray[np.float64]) -> list[float]:
+        """Return exact counts, or the number of samples."""
+        return [float(counts.sum())] if self.label_counts == "withheld" else counts.astype(float).tolist()
 
 
 class Budget(NamedTuple):
@@ -111,10 +126,27 @@ class Release(BaseModel):
             raise ValueError("a release has a number for each class")
         return self
 
-    def of(self, classes: Sequence[str]) -> list[float]:
-        """Return the released numbers of these classes, in this order."""
+    @classmethod
+    def of(cls, request: CountsRequest, counts: NDArray[np.float64], released: list[float], data: str = "") -> Release:
+        """Make the release that answers a request with these numbers."""
+        noisy = request.label_counts == "noisy"
+        return cls(
+            at=utc_now(),
+            label_counts=request.label_counts,
+            classes=list(request.classes),
+            exact=counts.astype(int).tolist(),
+            released=released,
+            epsilon=request.epsilon if noisy else None,
+            neighbours=request.neighbours if noisy else None,
+            data=data,
+        )
+
+    def values(self, classes: Sequence[str]) -> list[float]:
+        """Return the released numbers of these classes, in this order, or the number of samples."""
+        if self.label_counts == "withheld":
+            return self.released
         released = dict(zip(self.classes, self.released, strict=True))
-        return [released[name] for name in classes]
+        return [released.get(name, 0.0) for name in classes]
 
     def has(self, classes: Sequence[str], counts: NDArray[np.float64]) -> bool:
         """Return whether this release holds exactly these counts."""
@@ -126,6 +158,61 @@ class Release(BaseModel):
         if self.epsilon is None or self.neighbours is None:
             return None
         return converted(self.epsilon, self.neighbours, neighbours)
+
+
+class Releases(tuple[Release, ...]):
+    """All releases of a site, the oldest first."""
+
+    def spent(self, neighbours: Neighbours) -> float:
+        """Return the sum of the epsilons of all noisy releases, for these neighbours."""
+        return math.fsum(release.epsilon_for(neighbours) or 0.0 for release in self)
+
+    def covering(self, classes: Sequence[str]) -> Release | None:
+        """Return the newest noisy release that has all of these classes."""
+        noisy = (release for release in reversed(self) if release.label_counts == "noisy")
+        return next((release for release in noisy if set(classes) <= set(release.classes)), None)
+
+    def answering(self, request: CountsRequest, counts: NDArray[np.float64], budget: Budget) -> Release | None:
+        """Return the release that a query is answered with; None if it takes another one."""
+        if request.label_counts == "noisy":
+            last = self.covering(request.classes)
+            is_due = last is not None and last.data != budget.data and not self._excess(request, budget)
+            return None if is_due else last
+        last = next((one for one in reversed(self) if one.label_counts == request.label_counts), None)
+        return None if last is None or not last.has(request.classes, counts) else last
+
+    def why_another(self, request: CountsRequest, counts: NDArray[np.float64]) -> str:
+        """Say why the site should release noisy counts once more; empty if it need not, or has not released any."""
+        last = self.covering(request.classes)
+        epsilon = None if last is None else last.epsilon_for(request.neighbours)
+        if last is None or epsilon is None or request.epsilon is None:
+            return ""
+        if not last.has(request.classes, counts):
+            return "The data have changed since the last one"
+        if request.label_counts == "summed" and epsilon > request.epsilon * ROUNDING:
+            return "The last one has less noise than is asked for in what is summed"
+        if is_too_noisy(epsilon, request.epsilon):
+            return f"The last one is over {NOISIEST:g} times noisier than this server asks for"
+        return ""
+
+    def check_affordable(self, request: CountsRequest, budget: Budget) -> None:
+        """Raise NotAgreedError for a noisy release beyond what the site agreed to."""
+        if excess := self._excess(request, budget):
+            raise NotAgreedError("epsilon", excess)
+
+    def _excess(self, request: CountsRequest, budget: Budget) -> str:
+        """Say how a noisy release goes beyond what the site agreed to; empty if it does not."""
+        assert request.epsilon is not None, "of noisy counts"
+        epsilon, before = (
+            converted(request.epsilon, request.neighbours, budget.neighbours),
+            self.spent(budget.neighbours),
+        )
+        if epsilon <= budget.epsilon * ROUNDING and before + epsilon <= budget.total * ROUNDING:
+            return ""
+        return (
+            f"the server asks for a release with {epsilon:g}; this site agreed to {budget.epsilon:g} in one release "
+            f"and {budget.total:g} in all ({budget.neighbours}), and has spent {before:g}"
+        )
 
 
 def converted(epsilon: float, neighbours: Neighbours, wanted: Neighbours) -> float:
@@ -142,64 +229,18 @@ def is_too_noisy(epsilon: float, agreed: float) -> bool:
     return epsilon * NOISIEST * ROUNDING < agreed
 
 
-def plain(request: CountsRequest, counts: NDArray[np.float64]) -> list[float]:
-    """Return exact counts, or the number of samples."""
-    return [float(counts.sum())] if request.label_counts == "withheld" else counts.astype(float).tolist()
-
-
-def spent(releases: Sequence[Release], neighbours: Neighbours) -> float:
-    return math.fsum(release.epsilon_for(neighbours) or 0.0 for release in releases)
-
-
-def covering(releases: Sequence[Release], classes: Sequence[str]) -> Release | None:
-    noisy = (release for release in reversed(releases) if release.label_counts == "noisy")
-    return next((release for release in noisy if set(classes) <= set(release.classes)), None)
-
-
-def is_due(last: Release, releases: Sequence[Release], request: CountsRequest, budget: Budget | None) -> bool:
-    """Return whether the site has said that its data changed since a release, and may make another."""
-    return budget is not None and last.data != budget.data and is_affordable(releases, request, budget)
-
-
-def is_affordable(releases: Sequence[Release], request: CountsRequest, budget: Budget) -> bool:
-    assert request.epsilon is not None, "of noisy counts"
-    epsilon = converted(request.epsilon, request.neighbours, budget.neighbours)
-    total = spent(releases, budget.neighbours) + epsilon
-    return epsilon <= budget.epsilon * ROUNDING and total <= budget.total * ROUNDING
-
-
-def explain(
-    place: Path, last: Release, request: CountsRequest, counts: NDArray[np.float64], budget: Budget | None
-) -> None:
+def explain(place: Path, last: Release, request: CountsRequest, counts: NDArray[np.float64]) -> None:
     """Log why a query is answered with a release of other data or of another epsilon."""
-    if not last.has(request.classes, counts):
-        how = "" if budget is None else "; fedskew deploy site --check data.toml releases new ones, if you agree"
-        LOG.warning("%s: the data have changed since %s; the old release is reported%s", place, last.at, how)
-    if (last.epsilon, last.neighbours) != (request.epsilon, request.neighbours):
+    is_old, asked = not last.has(request.classes, counts), (request.epsilon, request.neighbours)
+    if is_old or asked != (last.epsilon, last.neighbours):
         LOG.warning(
-            "%s: the server asks for epsilon %g (%s); the release of %s with epsilon %g (%s) is reported",
+            "%s: asked for epsilon %g (%s), and reports the release of %s with epsilon %g (%s)%s",
             place,
-            request.epsilon,
-            request.neighbours,
+            *asked,
             last.at,
             last.epsilon,
             last.neighbours,
-        )
-
-
-def refuse_beyond(place: Path, releases: Sequence[Release], request: CountsRequest, budget: Budget | None) -> None:
-    assert request.epsilon is not None, "of noisy counts"
-    if budget is None:
-        if any(release.epsilon for release in releases):
-            raise NotAgreedError(
-                "epsilon",
-                f"{place}: label counts of other classes were released; these would be a second release",
-            )
-    elif not is_affordable(releases, request, budget):
-        raise NotAgreedError(
-            "epsilon",
-            "epsilon: the server asks for a release with "
-            f"{converted(request.epsilon, request.neighbours, budget.neighbours):g}; this site agreed to "
-            f"{budget.epsilon:g} in one release and {budget.total:g} in all ({budget.neighbours}), and has spent "
-            f"{spent(releases, budget.neighbours):g}",
+            "; the data have changed since: fedskew deploy site --check releases them anew, if you agree"
+            if is_old
+            else "",
         )

@@ -50,7 +50,7 @@ from fedskew.deploy._messages import (
     hash_of_question,
 )
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._releases import ROUNDING, CountsRequest, NotAgreedError, is_too_noisy
+from fedskew.deploy._releases import ROUNDING, CountsRequest, NotAgreedError, Release, is_too_noisy, refuse_unless
 from fedskew.deploy._replies import check_size
 from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._terms import Terms
@@ -118,19 +118,21 @@ class Worker:
 
 @dataclass(frozen=True)
 class Site:
-    """A site that keeps to its terms, and whose server sees what it sends.
+    """A site that keeps to its terms: it checks what a message asks for, charges it in its book, and then does it.
 
     Attributes:
         worker: What trains and evaluates.
         plan: What the federation computes.
         terms: What the site agreed to.
         state: The site's state folder.
+        masks: Its part in masked sums, in which alone its updates and evaluations leave it; None: its server sees each.
     """
 
     worker: Worker
     plan: Plan
     terms: Terms
     state: Path
+    masks: Masks | None
 
     @property
     def book(self) -> Book:
@@ -138,30 +140,37 @@ class Site:
         return Book(self.state)
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Train as a message instructs; return the reply's records."""
+        """Train as a message instructs; return the reply's records, or those for a sum."""
+        masks, asked = self.masks, self._sum(content, TRAIN)
         instruction = self._instruction(content)
-        trained = self.worker.train(content, instruction, self._states(instruction))
-        update = trained.update
-        self._states(instruction).keep(instruction.round, update.state)
-        if beyond := sorted(update.reply.keys() - self.plan.returned.keys()):
-            raise NotAgreedError("returns", f"returns: the method returns {beyond[0]}; this site did not agree to it")
-        figures: Figures = {
-            LOSS: update.loss,
-            CLIENT: instruction.client,
-            ROUND: instruction.round,
-            STEPS: update.steps,
-        }
-        layout = ModelLayout(self.worker.model)
-        reply = RecordDict({ARRAYS: layout.to_record(trained.model), METRICS: MetricRecord(figures)})
-        if update.reply:
-            reply[REPLY] = encode(update.reply)
-        return self._within(reply)
+        states = self._states(instruction)
+        trained = self.worker.train(content, instruction, states)
+        update, state, samples = trained.update, trained.update.state, len(self.worker.data.targets)
+        if masks is None or asked is None:
+            states.keep(instruction.round, state)
+            for name in sorted(update.reply.keys() - self.plan.returned.keys()):
+                raise NotAgreedError("returns", f"the method returns {name}; this site did not agree to it")
+            return self._within(trained_reply(self.worker.model, trained, instruction, {}))
+        if masks.protection is not None:  # its loss and norm are not sent
+            if stilled(update) is not update:
+                LOG.warning("this site's update is NaN or infinite; it takes part with noise alone, which tells nobody")
+                state = trained.before
+            update = stilled(update)._replace(loss=0.0, norm=torch.zeros(()))
+        states.keep(instruction.round, state)
+        training, weight = hash_of_model(content), self._own_weight(content, masks.limit)
+        if self.worker.work.training.batch_size < samples:  # else batches are the same in every round
+            training += f" {instruction.round}"
+        masks.keep_update(instruction.round, training, about_of(content), update, weight)
+        return self._within(masks.answer(asked, instruction.client))
 
     def evaluate(self, content: RecordDict) -> RecordDict:
-        """Evaluate the model that a message contains."""
+        """Evaluate the model that a message contains; return figures, or integers for a sum."""
+        config, masks, asked = config_of(content), self.masks, self._sum(content, EVALUATE)
         self._check_evaluation(content)
         self.worker.read(content)
-        config = config_of(content)
+        if masks is not None and asked is not None:
+            masks.keep_evaluation(asked.round, hash_of_model(content), about_of(content), *self.worker.predict())
+            return self._within(masks.answer(asked))
         figures: Figures = {ROUND: int(config[ROUND])}  # type: ignore[arg-type]
         if OUTCOMES in config:
             figures |= self._outcomes()
@@ -171,29 +180,26 @@ class Site:
             figures[CELLS] = self._cells()
         return RecordDict({METRICS: MetricRecord(figures)})
 
-    def report_labels(self) -> RecordDict:
+    def query(self, content: RecordDict) -> RecordDict:
         """Return the reply to a query: exact or noisy label counts, or only the number of samples."""
         self._check_labelled()
         request = CountsRequest.of(self.plan.agreement)
-        if request.label_counts == "summed":
-            raise NotAgreedError("label_counts", "label_counts: the server asks for this site's own; they are summed")
-        values, release = self.book.release(request, self.worker.data.counts, self.terms.budget)
-        return counts_reply(request, values, release.epsilon_for(request.neighbours))
+        is_own = request.label_counts != "summed"
+        refuse_unless(is_own, "label_counts", "the server asks for this site's own; they are summed")
+        return counts_reply(request, self.book.release(request, self.worker.data.counts, self.terms.budget))
 
     def finish(self, content: RecordDict) -> RecordDict:
         """Answer a question of the method's finish by sums over this site's samples; none where it has no such."""
         source, finish, data = config_of(content).get(SOURCE), self.plan.method.finish, self.worker.data
         if finish is None:
-            raise NotAgreedError("finish", "finish: the server asks for sums; this site agreed to none")
+            raise NotAgreedError("finish", "the server asks for sums; this site agreed to none")
         if source not in ("training", "held_out", "target"):
             raise ArgumentError(f"message: asks for sums over {str(source)[:40]!r} samples")
         question = broadcast_of(content)
-        if (kind := kind_of(source, question)) not in map(str, self.plan.questions):
-            raise NotAgreedError(
-                "finish", f"finish: the server asks for sums ({kind[:MOST_SAID]}) that this site did not agree to"
-            )
-        if source == "target" and data.unlabelled is None:
-            raise NotAgreedError("cells", "cells: the server asks for sums over samples without labels; agreed to none")
+        kind, has_cells = kind_of(source, question), source != "target" or data.unlabelled is not None
+        is_known = kind in map(str, self.plan.questions)
+        refuse_unless(is_known, "finish", f"the server asks for sums ({kind[:MOST_SAID]}) that are not agreed to")
+        refuse_unless(has_cells, "cells", "the server asks for sums over samples without labels; agreed to none")
         self._count("models", hash_of_model(content), FINISHED_MODELS)
         self._count("finish", hash_of_question(content, source), self.plan.most_questions)
         inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
@@ -207,17 +213,36 @@ class Site:
         sums = answer(finish, self.worker.model.module, samples, question, source != "target")
         return self._within(RecordDict({REPLY: encode(sums)}))
 
-    def add_counts(self, content: RecordDict) -> RecordDict:
+    def counts(self, content: RecordDict) -> RecordDict:
         """Answer a question about this site's label counts, in a sum over all sites."""
-        raise NotAgreedError("label_counts", "label_counts: the server asks for sums of them; agreed to none")
+        weighting, masks = self.plan.by_sums, self.masks
+        if weighting is None or masks is None:
+            raise NotAgreedError("label_counts", "the server asks for sums of them; agreed to none")
+        asked = masks.check(SumAsked.parse(config_of(content), SUM_COUNTS), SUM_COUNTS)
+        self._count("counts", hash_of_question(content, "counts"), self.plan.most_questions)
+        question = {name: values.numpy() for name, values in broadcast_of(content).items()}
+        values = encode_answer(weighting, self._share(), question)
+        return self._within(masks.answer_of_counts(asked, about_of(content), values))
 
-    def mask_again(self, content: RecordDict) -> RecordDict:
+    def again(self, content: RecordDict) -> RecordDict:
         """Mask this site's last answer once more, for a sum over fewer sites; none of this round is opened yet."""
-        raise NotAgreedError("updates", "updates: the server asks for masked ones; this site agreed to none")
+        asked, masks = SumAsked.parse(config_of(content)), self.masks
+        if masks is None or asked is None:
+            raise NotAgreedError("updates", "the server asks for masked ones, or not for which; agreed to none")
+        is_agreed = asked.purpose != EVALUATE or self.plan.agreement.evaluates
+        refuse_unless(is_agreed, "evaluation", "the server asks for one; this site agreed to none")
+        return self._within(masks.answer(masks.check(asked, asked.purpose)))
 
     def unmask(self, content: RecordDict) -> RecordDict:
         """Open this site's part of a sum, once."""
-        raise NotAgreedError("updates", "updates: the server asks to open a sum; this site has masked nothing")
+        asked, masks = SumAsked.parse(config_of(content)), self.masks
+        if masks is None or asked is None:
+            raise NotAgreedError("updates", "the server asks to open a sum, or not which; this site has masked nothing")
+        return masks.unmask(asked)
+
+    def _sum(self, content: RecordDict, purpose: str) -> SumAsked | None:
+        """Read which sum an answer is for, within the terms; None where answers are not masked."""
+        return None if self.masks is None else self.masks.check(SumAsked.parse(config_of(content), purpose), purpose)
 
     def _states(self, instruction: TrainInstruction) -> SiteStates:
         """Return the states of a run: as many earlier ones as its evaluations and checkpoints can make it go back."""
@@ -230,54 +255,47 @@ class Site:
         instruction = TrainInstruction.parse(config_of(content))
         self._check_labelled()
         if instruction is None:
-            raise NotAgreedError("message", "message: this is no instruction of fedskew's server, as was agreed")
+            raise NotAgreedError("message", "this is no instruction of fedskew's server, as was agreed")
         self._check_instruction(instruction)
         known, request = config_of(content).get(REPORTED), CountsRequest.of(self.plan.agreement)
         if isinstance(known, str) and request.label_counts != "summed":
-            reported = self.book.current(request, self.worker.data.counts, self.terms.budget)
-            if reported is None or fingerprint(reported) != known:
+            counts = self.worker.data.counts
+            reported = request.plain(counts)
+            if request.label_counts == "noisy":
+                last = self.book.releases.answering(request, counts, self.terms.budget)
+                reported = [] if last is None else last.values(request.classes)
+            if fingerprint(reported) != known:
                 raise CountsChangedError("the data have changed since the label counts that the server has")
         self._count("train", hash_of_question(content, instruction), self.terms.rounds)
         return instruction
 
     def _check_labelled(self) -> None:
         """Refuse what takes labels at a site that says that it has none."""
-        if self.worker.data.is_unlabelled:
-            raise NotAgreedError(
-                "data", "data: the server takes this site for one that trains, and its data.toml has no table [data]"
-            )
+        why = "the server takes this site for one that trains, and its data.toml has no table [data]"
+        refuse_unless(not self.worker.data.is_unlabelled, "data", why)
 
     def _check_round(self, round: object, first: int) -> None:
         """Refuse a round that is none of the config's: a learning rate may depend on its number."""
         rounds = self.plan.config.training.rounds
-        if not isinstance(round, int) or not first <= round <= rounds:
-            raise NotAgreedError(
-                "rounds",
-                f"rounds: the server asks for round {str(round)[:20]}; this site agreed to {first} to {rounds}",
-            )
+        why = f"the server asks for round {str(round)[:20]}; this site agreed to {first} to {rounds}"
+        refuse_unless(isinstance(round, int) and first <= round <= rounds, "rounds", why)
 
     def _check_instruction(self, instruction: TrainInstruction) -> None:
         """Refuse a training that is not the config's: by a few samples or steps, a reply would show single samples."""
         self._check_round(instruction.round, first=1)
-        training = self.plan.config.training
+        training, epochs, steps = self.plan.config.training, instruction.epochs, instruction.steps
         asks = f"in round {instruction.round}; this site agreed to"
-        if instruction.epochs != training.most_epochs:
-            raise NotAgreedError(
-                "epochs", f"epochs: the server asks for {instruction.epochs:g} {asks} {training.most_epochs:g}"
-            )
-        if instruction.steps != training.steps:
-            limits = [
-                "no limit" if steps is None else f"{steps} at most" for steps in (instruction.steps, training.steps)
-            ]
-            raise NotAgreedError("steps", f"steps: the server asks for {limits[0]} {asks} {limits[1]}")
+        why = f"the server asks for {epochs:g} {asks} {training.most_epochs:g}"
+        refuse_unless(epochs == training.most_epochs, "epochs", why)
+        limits = ["no limit" if most is None else f"{most} at most" for most in (steps, training.steps)]
+        refuse_unless(steps == training.steps, "steps", f"the server asks for {limits[0]} {asks} {limits[1]}")
         exact = self.plan.agreement.label_counts == "exact"
-        assigns = exact and components.has(self.plan.method.selection, "assigns_quotas")
-        if instruction.quota is not None and not assigns:
-            raise NotAgreedError(
-                "quota",
-                f"quota: the server chooses samples of single classes {asks} none: that takes a selection that assigns "
-                "quotas, and exact label counts",
-            )
+        refuse_unless(
+            instruction.quota is None or (exact and components.has(self.plan.method.selection, "assigns_quotas")),
+            "quota",
+            f"the server chooses samples of single classes {asks} none: that takes a selection that assigns quotas, "
+            "and exact label counts",
+        )
 
     def _check_evaluation(self, content: RecordDict) -> None:
         """Refuse an evaluation that goes beyond the terms; count it."""
@@ -289,14 +307,14 @@ class Site:
         wanted = {CONFUSION, OUTCOMES, CELLS} & config.keys()
         bins = {config.get(key) for key in wanted - {CONFUSION}}
         known = None if estimation is None else estimation.bins
-        if not wanted or not wanted <= agreed | {CELLS} or not bins <= {known}:
-            raise NotAgreedError("evaluation", "evaluation: this site did not agree to the one that is asked for")
-        if CELLS in wanted and data.unlabelled is None:
-            raise NotAgreedError(
-                "cells",
-                "cells: the server asks for what the model makes of samples without labels; this site agreed "
-                "to tell nothing of such samples",
-            )
+        is_agreed = bool(wanted) and wanted <= agreed | {CELLS} and bins <= {known}
+        refuse_unless(is_agreed, "evaluation", "this site did not agree to the one that is asked for")
+        refuse_unless(
+            CELLS not in wanted or data.unlabelled is not None,
+            "cells",
+            "the server asks for what the model makes of samples without labels; this site agreed to tell nothing of "
+            "such samples",
+        )
         question = hash_of_question(content, [config.get(key) for key in (ROUND, OUTCOMES, CELLS)])
         self._count("evaluate", question, self.terms.rounds + 1 + EVALUATED_AGAIN)
 
@@ -333,86 +351,19 @@ class Site:
         try:
             check_size(reply, self.plan.reply_bytes)
         except RefusedError as error:
-            raise NotAgreedError("bytes", f"bytes: {error}, by what this site agreed to") from None
+            raise NotAgreedError("bytes", f"{error}, by what this site agreed to") from None
         return reply
 
-
-@dataclass(frozen=True)
-class MaskedSite(Site):
-    """A site whose updates and evaluations leave it in masked sums only."""
-
-    masks: Masks
-
-    def train(self, content: RecordDict) -> RecordDict:
-        """See `Site.train`: the reply is for a sum."""
-        request = self.masks.check(SumAsked.parse(config_of(content), TRAIN), TRAIN)
-        instruction = self._instruction(content)
-        states = self._states(instruction)
-        trained = self.worker.train(content, instruction, states)
-        update, state = trained.update, trained.update.state
-        if self.masks.protection is not None:  # its loss and norm are not sent
-            if stilled(update) is not update:
-                LOG.warning("this site's update is NaN or infinite; it takes part with noise alone, which tells nobody")
-                state = trained.before
-            update = stilled(update)._replace(loss=0.0, norm=torch.zeros(()))
-        states.keep(instruction.round, state)
-        training, weight = hash_of_model(content), self._own_weight(content)
-        samples = len(self.worker.data.targets)
-        if self.worker.work.training.batch_size < samples:  # else batches are the same in every round
-            training += f" {instruction.round}"
-        self.masks.keep_update(instruction.round, training, about_of(content), update, weight)
-        return self._within(self.masks.answer(request, instruction.client))
-
-    def evaluate(self, content: RecordDict) -> RecordDict:
-        """See `Site.evaluate`: the reply is for a sum."""
-        request = self.masks.check(SumAsked.parse(config_of(content), EVALUATE), EVALUATE)
-        self._check_evaluation(content)
-        self.worker.read(content)
-        confusion, loss = self.worker.predict()
-        self.masks.keep_evaluation(request.round, hash_of_model(content), about_of(content), confusion, loss)
-        return self._within(self.masks.answer(request))
-
-    def add_counts(self, content: RecordDict) -> RecordDict:
-        """See `Site.add_counts`."""
-        weighting = self.plan.by_sums
-        if weighting is None:
-            return super().add_counts(content)
-        request = self.masks.check(SumAsked.parse(config_of(content), SUM_COUNTS), SUM_COUNTS)
-        self._count("counts", hash_of_question(content, "counts"), self.plan.most_questions)
-        question = {name: values.numpy() for name, values in broadcast_of(content).items()}
-        values = encode_answer(weighting, self._share(), question)
-        return self._within(self.masks.answer_of_counts(request, about_of(content), values))
-
-    def mask_again(self, content: RecordDict) -> RecordDict:
-        """See `Site.mask_again`."""
-        request = SumAsked.parse(config_of(content))
-        if request is None:
-            return super().mask_again(content)
-        if request.purpose == EVALUATE and not self.plan.agreement.evaluates:
-            raise NotAgreedError("evaluation", "evaluation: the server asks for one; this site agreed to none")
-        return self._within(self.masks.answer(self.masks.check(request, request.purpose)))
-
-    def unmask(self, content: RecordDict) -> RecordDict:
-        """See `Site.unmask`."""
-        request = SumAsked.parse(config_of(content))
-        if request is None:
-            raise RunError("the server's request to open a sum does not say which")
-        return self.masks.unmask(request)
-
-    def _own_weight(self, content: RecordDict) -> float:
+    def _own_weight(self, content: RecordDict, limit: float) -> float:
         """Compute this site's weight from what was announced to all sites, once; 0 where the server tells it."""
-        weighting = self.plan.by_sums
-        announced = {
-            name.removeprefix(ANNOUNCED): values
-            for name, values in broadcast_of(content).items()
-            if name.startswith(ANNOUNCED)
-        }
+        weighting, sent = self.plan.by_sums, broadcast_of(content)
         if weighting is None:
             return 0.0
+        announced = {name[len(ANNOUNCED) :]: values for name, values in sent.items() if name.startswith(ANNOUNCED)}
         if announced:
             self._count("announced", hash_of_question(RecordDict({BROADCAST: encode(announced)}), "announced"), 1)
         facts = {name: values.numpy() for name, values in announced.items()}
-        return min(weighting.own_weight(self._share(), facts), self.masks.limit)
+        return min(weighting.own_weight(self._share(), facts), limit)
 
     def _share(self) -> NDArray[np.float64]:
         """Return what stands for this site in sums of label counts, with an epsilon its noisy release.
@@ -425,17 +376,17 @@ class MaskedSite(Site):
     def _noisy(self) -> NDArray[np.float64]:
         """Return noisy counts with the noise that was agreed on: nobody who gets a sum is told another epsilon."""
         request = CountsRequest.of(self.plan.agreement)._replace(label_counts="noisy")
-        values, release = self.book.release(request, self.worker.data.counts, self.terms.budget)
+        release = self.book.release(request, self.worker.data.counts, self.terms.budget)
         epsilon, wanted = release.epsilon_for(request.neighbours), request.epsilon
         assert epsilon is not None, "of noisy counts"
         assert wanted is not None, "of noisy counts"
-        if epsilon > wanted * ROUNDING or is_too_noisy(epsilon, wanted):
-            raise NotAgreedError(
-                "epsilon",
-                f"epsilon: this site released its label counts with {epsilon:g}, and what is summed is to have "
-                f"{wanted:g}; to release them once more, agree: fedskew deploy site --check data.toml",
-            )
-        return summable(np.array(values))
+        refuse_unless(
+            epsilon <= wanted * ROUNDING and not is_too_noisy(epsilon, wanted),
+            "epsilon",
+            f"this site released its label counts with {epsilon:g}, and what is summed is to have {wanted:g}; to "
+            "release them once more, agree: fedskew deploy site --check data.toml",
+        )
+        return summable(np.array(release.values(request.classes)))
 
 
 def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Terms, place: Path) -> Site:
@@ -451,18 +402,32 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     work = make_work(config, config.seeds[0], plan.method, data, tuple(agreement.mean), tuple(agreement.std))
     torch.set_num_threads(config.engine.threads)
     worker = Worker(plan.model, work, data)
-    if not plan.is_masked:
-        return Site(worker, plan, terms, data.state)
-    return MaskedSite(worker, plan, terms, data.state, Masks.of(plan, terms, data.state, place))
+    masks = Masks.of(plan, terms, data.state, place) if plan.is_masked else None
+    return Site(worker, plan, terms, data.state, masks)
 
 
-def counts_reply(request: CountsRequest, values: list[float], epsilon: float | None) -> RecordDict:
-    """Make the reply to a query of label counts; `epsilon` is that of noisy ones."""
+def trained_reply(
+    model: FlatModel, trained: Trained, instruction: TrainInstruction | None, more: Figures
+) -> RecordDict:
+    """Make the reply to a training: the model, figures, and what the method returns beside them."""
+    update, figures = trained.update, {LOSS: trained.update.loss, **more}
+    if instruction is not None:
+        figures |= {CLIENT: instruction.client, ROUND: instruction.round, STEPS: update.steps}
+    reply = RecordDict({ARRAYS: ModelLayout(model).to_record(trained.model), METRICS: MetricRecord(figures)})
+    if update.reply:
+        reply[REPLY] = encode(update.reply)
+    return reply
+
+
+def counts_reply(request: CountsRequest, release: Release) -> RecordDict:
+    """Make the reply to a query of label counts."""
+    values, epsilon = release.values(request.classes), release.epsilon_for(request.neighbours)
+    figures: Figures = {COUNTS: values if epsilon is not None else [int(value) for value in values]}
+    if epsilon is not None:
+        figures["epsilon"] = epsilon
     if request.label_counts == "withheld":
-        return RecordDict({METRICS: MetricRecord({SAMPLES: int(values[0])})})
-    if epsilon is None:
-        return RecordDict({METRICS: MetricRecord({COUNTS: [int(value) for value in values]})})
-    return RecordDict({METRICS: MetricRecord({COUNTS: values, "epsilon": epsilon})})
+        figures = {SAMPLES: int(values[0])}
+    return RecordDict({METRICS: MetricRecord(figures)})
 
 
 def hash_of_model(content: RecordDict) -> str:

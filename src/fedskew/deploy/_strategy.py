@@ -7,37 +7,38 @@ import dataclasses
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedskew import components
 from fedskew.deploy._agreement import needs_label_counts
 from fedskew.deploy._arrays import ArraysLayout, Layout, ModelLayout, RefusedError, Specs, decode, short
-from fedskew.deploy._ask import Arrivals, error_line, exchange
+from fedskew.deploy._ask import Arrivals, Replies, T, error_line, exchange
 from fedskew.deploy._client import as_method
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
+    ARRAYS,
     CLIENT,
     CONFIG,
     COUNTS,
     LOSS,
     METRICS,
-    REPORT_SAMPLES,
     ROUND,
     SAMPLES,
-    STEPS,
     TrainInstruction,
 )
 from fedskew.deploy._plan import returned_by
+from fedskew.deploy._rehearsal import Nobody
 from fedskew.deploy._replies import (
     bytes_needed,
     check_counts,
@@ -48,10 +49,10 @@ from fedskew.deploy._replies import (
 )
 from fedskew.deploy._round import log_aggregation
 from fedskew.deploy._site_data import SiteData
-from fedskew.deploy._validator import MOST_STEPS, ReplyValidator, Trained
-from fedskew.engine import Assignment, Backend, Federation, LocalTraining, LocalWork, Sent, ServerState, Update
+from fedskew.deploy._validator import ReplyValidator, Trained
+from fedskew.engine import Federation, LocalTraining, LocalWork, ServerState
 from fedskew.engine.contracts import hooked
-from fedskew.errors import ArgumentError, ConfigError, RunError
+from fedskew.errors import ArgumentError, ConfigError
 from fedskew.hooks import Hooks
 from fedskew.labels import as_target
 from fedskew.methods import Method
@@ -65,7 +66,8 @@ _BESIDE = ("broadcast", "init_client", "gather", "end_local")
 FloatArray = NDArray[np.float64]
 
 
-class MethodStrategy(FedAvg):
+@dataclass(eq=False)
+class MethodStrategy(Strategy):
     """A Flower strategy with the selection, weighting and server update of a method.
 
     It is used like Flower's FedAvg: `strategy.start(grid=grid, initial_arrays=arrays, num_rounds=10)`. Its clients are
@@ -73,6 +75,9 @@ class MethodStrategy(FedAvg):
     `fedskew.deploy.client_app`, which is needed if the method has its own objective or local step. The clients are the
     nodes that are connected in round 1, at least `min_nodes`. They are ordered by the names under which their keys are
     registered, or by their ids. A node that connects later takes part in the next run.
+
+    Where the method needs label counts, the server queries them before round 1, and clients reply with a metric
+    `label-counts`, one number per class. Otherwise weights follow from the `num-examples` of their replies.
 
     The arrays in a result, and those that are evaluated, are the model that the method evaluates. Training continues
     from another where the method says so (FedACG's momentum, FedEXP's `average_last_two`).
@@ -86,10 +91,6 @@ class MethodStrategy(FedAvg):
         epochs: Local epochs of clients made by `client_app`.
         seed: Seed of the selection.
         momentum: Momentum of the clients' SGD; FedNova needs it.
-        label_counts: How the server learns label counts. "query": it queries them before round 1, and clients reply
-            with a metric `label-counts`, one number per class. "metric": every reply contains that metric, which is too
-            late for a selection that needs label counts. None: "query" if the method needs label counts; otherwise they
-            are not used, and weights follow from `num-examples`.
         classes: Number of classes; label counts of another number are refused. None: as many as the target has, or
             without a target as most of the clients report.
         min_nodes: Smallest number of nodes to begin with.
@@ -102,7 +103,6 @@ class MethodStrategy(FedAvg):
 
     Attributes:
         record: The last round's record, as in a line of a run's `rounds.jsonl`.
-        own_seconds: Seconds that the server itself computed in the last round, without waiting for clients.
 
     Raises:
         ConfigError: The method can't be used in a Flower project of your own, or not with these arguments.
@@ -112,61 +112,46 @@ class MethodStrategy(FedAvg):
         of_two = strategy("fedavg", nodes=["berlin-*", "lyon"])
     """
 
-    record: dict[str, Any]
+    method: str | Mapping[str, Any] | Method = "fedavg"
+    _: KW_ONLY
+    model: nn.Module | None = None
+    target: ArrayLike | None = None
+    participation: float = 1.0
+    epochs: int = 1
+    seed: int = 0
+    momentum: float = 0.0
+    classes: int | None = None
+    min_nodes: int = 2
+    nodes: str | Sequence[str] | None = None
+    query_timeout: float = 600.0
+    max_reply: int | None = None
+    weight_limit: float | None = None
+    record: dict[str, Any] = field(init=False, default_factory=dict)
+    _state: ServerState = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        method: str | Mapping[str, Any] | Method = "fedavg",
-        *,
-        model: nn.Module | None = None,
-        target: ArrayLike | None = None,
-        participation: float = 1.0,
-        epochs: int = 1,
-        seed: int = 0,
-        momentum: float = 0.0,
-        label_counts: Literal["query", "metric"] | None = None,
-        classes: int | None = None,
-        min_nodes: int = 2,
-        nodes: str | Sequence[str] | None = None,
-        query_timeout: float = 600.0,
-        max_reply: int | None = None,
-        weight_limit: float | None = None,
-    ) -> None:
-        super().__init__(min_train_nodes=min_nodes, min_evaluate_nodes=min_nodes, min_available_nodes=min_nodes)
-        patterns = (nodes,) if isinstance(nodes, str) else None if nodes is None else tuple(nodes)
+    def __post_init__(self) -> None:
+        patterns = (self.nodes,) if isinstance(self.nodes, str) else None if self.nodes is None else tuple(self.nodes)
         if patterns is not None and not (patterns and all(isinstance(one, str) and one for one in patterns)):
             raise ConfigError(
-                f'nodes: expected a pattern of names such as "hospital-*", or a list of them, got {nodes!r}'
+                f'nodes: expected a pattern of names such as "hospital-*", or a list of them, got {self.nodes!r}'
             )
-        if weight_limit is not None and not 0 < weight_limit <= 1:
-            raise ConfigError(f"weight_limit: expected a share above 0 and at most 1, got {weight_limit!r}")
-        self._method = as_method(method, momentum)
-        if label_counts == "metric" and needs_label_counts(self._method, ("selection",)):
-            raise ConfigError("label_counts: this selection needs them before the first reply; use 'query'")
-        shares = None if target is None else np.asarray(target, dtype=np.float64)
-        if shares is not None and classes not in (None, shares.size):
-            raise ConfigError(f"classes: {classes}, but the target has {shares.size} shares")
-        _check_hooks(self._method, model is not None)
-        self._model, self._target, self._max_reply = model, shares, max_reply
-        self._participation, self._epochs, self._seed = participation, epochs, seed
-        self._label_counts = label_counts or ("query" if needs_label_counts(self._method) else None)
-        self._query_timeout, self._patterns, self._weight_limit = query_timeout, patterns, weight_limit
-        self._agreed = classes if shares is None else shares.size
-        self._classes = 1
-        self._classes_of: dict[int, int] = {}  # number of classes that each client reports last
-        self._counts_of: dict[int, FloatArray] = {}
+        if self.weight_limit is not None and not 0 < self.weight_limit <= 1:
+            raise ConfigError(f"weight_limit: expected a share above 0 and at most 1, got {self.weight_limit!r}")
+        self._patterns, self._chosen = patterns, as_method(self.method, self.momentum)
+        self._target = None if self.target is None else np.asarray(self.target, dtype=np.float64)
+        if self._target is not None and self.classes not in (None, self._target.size):
+            raise ConfigError(f"classes: {self.classes}, but the target has {self._target.size} shares")
+        _check_hooks(self._chosen, self.model is not None)
+        self._queries = needs_label_counts(self._chosen)
         self._run = secrets.token_hex(8)
         self._federation: Federation | None = None
-        self._state: ServerState
-        self._nodes: tuple[int, ...] = ()
-        self._messages: dict[int, Message] = {}
+        self._asked: dict[int, Message] = {}
         self._shown: ArrayRecord | None = None  # the model of the last round, where training continues from another
-        self.own_seconds = 0.0
 
     def summary(self) -> None:
         """Log the method when Flower starts."""
-        LOG.info("\t├──> fedskew: %s", self._method)
-        LOG.info("\t└──> label counts: %s", self._label_counts or "not used")
+        LOG.info("\t├──> fedskew: %s", self._chosen)
+        LOG.info("\t└──> label counts: %s", "query" if self._queries else "not used")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -174,7 +159,6 @@ class MethodStrategy(FedAvg):
         """Make the training messages of a round; before the first, query label counts."""
         if self._federation is None:
             self._federation = self._begin(arrays, grid)
-        began = time.perf_counter()
         if arrays is self._shown:
             arrays = self._layout.to_record(self._state.model)
         model = self._model_state(arrays)
@@ -182,45 +166,34 @@ class MethodStrategy(FedAvg):
         self._cohort, self._state = self._federation.select(state)
         self._sent, tasks = self._federation.instruct(self._state, self._cohort)
         self._validator.begin(tasks, self._sent)
-        online = set(grid.get_node_ids())
-        offline = [task.client for task in tasks if self._nodes[task.client] not in online]
-        self._validator.missing(server_round, "offline", offline)
-        entries = {**config, REPORT_SAMPLES: 1} if self._label_counts is None else config
-        self._messages = {
-            task.client: Message(
-                TrainInstruction.of(self._run, server_round, task).content(arrays, self._sent.broadcast, entries),
-                self._nodes[task.client],
-                MessageType.TRAIN,
+        online = self._online(grid)
+        self._validator.missing(server_round, "offline", [task.client for task in tasks if task.client not in online])
+        contents = {
+            task.client: TrainInstruction.of(self._run, server_round, task).content(
+                arrays, self._sent.broadcast, config
             )
             for task in tasks
-            if task.client not in offline
+            if task.client in online
         }
-        self.own_seconds = time.perf_counter() - began
-        return list(self._messages.values())
+        return self._ask(contents, MessageType.TRAIN)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Aggregate the valid replies into the next model; without any, the model stays as it is."""
         assert self._federation is not None
-        began = time.perf_counter()
-        validator, arrivals = self._validator, self._arrivals(server_round, replies)
-        if self._label_counts == "metric":
-            self._count_classes(arrivals)
-        read = arrivals.read(
-            lambda content, client: self._read(content, client, server_round),
-            f"round {server_round}",
-            validator.names,
+        validator, cohort = self._validator, self._cohort
+        read = self._answers(
+            f"round {server_round}", replies, lambda content, client: self._read(content, client, server_round)
         )
         validator.note(read)
         federation = self._federation = dataclasses.replace(self._federation, counts=self._counts)
-        cohort = self._cohort
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
         updates = [trained.update for trained in read.valid.values()]
         self._state, outcome = federation.aggregate(self._state, cohort, self._sent, updates)
         record = federation.record(server_round, cohort, outcome)
-        log_aggregation(record, validator.names, self._weight_limit)
+        log_aggregation(record, validator.names, self.weight_limit)
         self.record = record.to_dict()
         metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(validator.notes["refused"])})
         if self.record["loss"] is not None:
@@ -228,25 +201,18 @@ class MethodStrategy(FedAvg):
         shown = federation.evaluated_model(self._state)
         arrays = self._layout.to_record(shown)
         self._shown = None if shown.parameters is self._state.model.parameters else arrays
-        self.own_seconds += time.perf_counter() - began
         return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Make the evaluation messages of a round, to nodes that may take part."""
-        among: Any = grid if self._patterns is None or not self._nodes else _Only(grid, self._nodes)
-        return super().configure_evaluate(server_round, arrays, config, among)
+        """Make the evaluation messages of a round, to the nodes that take part."""
+        content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config, ROUND: server_round})})
+        return self._ask(dict.fromkeys(self._online(grid), content), MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average each metric that at least half of the valid replies contain, weighted by `num-examples`."""
-        messages = [*replies]
-        nodes = [str(message.metadata.src_node_id) for message in messages]
-        errors = {place: error_line(message) for place, message in enumerate(messages) if message.has_error()}
-        contents = {place: message.content for place, message in enumerate(messages) if place not in errors}
-        valid = [
-            *Arrivals(contents, errors).read(_figures, f"evaluation of round {server_round}", nodes).valid.values()
-        ]
+        valid = [*self._answers(f"evaluation of round {server_round}", replies, _figures).valid.values()]
         often = Counter(key for _, figures in valid for key in figures if key != SAMPLES)
         averages = MetricRecord()
         for key in sorted(key for key, number in often.items() if 2 * number >= len(valid)):
@@ -260,25 +226,28 @@ class MethodStrategy(FedAvg):
         """Find the clients and their label counts, and make what plays the rounds."""
         nodes = self._matching(grid)
         self._nodes = tuple(node for _, node in nodes)
-        network = None if self._model is None else FlatModel(copy.deepcopy(self._model))
+        network = None if self.model is None else FlatModel(copy.deepcopy(self.model))
         self._layout: Layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
         returned: Specs = {} if network is None else self._returned(network)
-        names = [name for name, _ in nodes]
         self._validator = ReplyValidator(
-            names, self._layout, returned, returned, hooked(self._method), max_reply=self._max_reply
+            [name for name, _ in nodes],
+            self._layout,
+            returned,
+            returned,
+            hooked(self._chosen),
+            max_reply=self.max_reply,
         )
-        if self._label_counts == "query":
-            self._query_counts(grid)
+        self._counts = self._query_counts(grid) if self._queries else np.zeros((len(nodes), 1))
         try:
             federation = Federation(
-                method=self._method,
-                backend=_FlowerBackend(),
+                method=self._chosen,
+                backend=Nobody(),
                 counts=self._counts,
                 target=None if self._target is None else as_target(self._target, len(self._target)),
-                participation=self._participation,
-                seed=self._seed,
-                epochs=self._epochs,
-                weight_limit=self._weight_limit,
+                participation=self.participation,
+                seed=self.seed,
+                epochs=self.epochs,
+                weight_limit=self.weight_limit,
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None
@@ -294,10 +263,10 @@ class MethodStrategy(FedAvg):
             fit = [
                 one for one in named if patterns is None or any(fnmatchcase(one[0], pattern) for pattern in patterns)
             ]
-            if len(fit) >= self.min_available_nodes:
+            if len(fit) >= self.min_nodes:
                 return fit
             said = "" if patterns is None else f", of {len(named)} connected, whose names fit {', '.join(patterns)}"
-            LOG.info("waiting for nodes: %d of %d%s", len(fit), self.min_available_nodes, said)
+            LOG.info("waiting for nodes: %d of %d%s", len(fit), self.min_nodes, said)
             time.sleep(PAUSE)
 
     def _model_state(self, arrays: ArrayRecord) -> ModelState:
@@ -306,81 +275,75 @@ class MethodStrategy(FedAvg):
     def _returned(self, network: FlatModel) -> Specs:
         inputs, targets = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         data = SiteData(inputs, targets, inputs, targets, 1)
-        method = self._method
+        method = self._chosen
         work = LocalWork(data, method.objective, method.local_step, LocalTraining(), 0, hooks=hooked(method))
         return returned_by(network, work, len(self._nodes))
 
-    @property
-    def _counts(self) -> FloatArray:
-        """Label counts `(clients, classes)`; 0 of clients that report none."""
-        table = np.zeros((len(self._nodes), self._classes))
-        for client, counts in self._counts_of.items():
-            if len(counts) == self._classes:
-                table[client] = counts
-        return table
+    def _query_counts(self, grid: Grid) -> FloatArray:
+        """Query label counts, `(clients, classes)`; those of clients that do not report them stay 0.
 
-    def _query_counts(self, grid: Grid) -> None:
-        """Query label counts; those of clients that do not report them stay 0."""
+        The number of classes is the agreed one, or that of most clients' reports.
+        """
         content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
-        arrivals = exchange(grid, dict.fromkeys(self._nodes, content), MessageType.QUERY, self._query_timeout)
+        arrivals = exchange(grid, dict.fromkeys(self._nodes, content), MessageType.QUERY, self.query_timeout)
         arrivals = arrivals.by({node: client for client, node in enumerate(self._nodes)})
-        self._count_classes(arrivals)
-        read = arrivals.read(
-            lambda reply, _: check_counts(reply, self._classes, whole=False), "label counts", self._validator.names
-        )
-        self._counts_of = read.valid
-        if not self._counts_of:
+        classes_of = {
+            client: len(values)
+            for client, reply in arrivals.contents.items()
+            for record in reply.metric_records.values()
+            if isinstance(values := record.get(COUNTS), list)
+        }
+        names, votes = self._validator.names, Counter(classes_of.values()).most_common(2)
+        agreed = self.classes if self._target is None else self._target.size
+        if agreed is None and len(votes) == 2 and votes[0][1] == votes[1][1]:
+            said = ", ".join(f"{names[client]} {of}" for client, of in sorted(classes_of.items()))
+            raise ConfigError(f"label_counts: clients differ in their number of classes ({said}); pass classes=...")
+        classes = agreed or (votes[0][0] if votes else 1)
+        read = arrivals.read(lambda reply, _: check_counts(reply, classes, whole=False), "label counts", names)
+        if not read.valid:
             raise ConfigError(
                 "label_counts: no client reported them; reply to queries with a metric 'label-counts', one number per "
                 "class"
             )
+        nothing = np.zeros(classes)
+        return np.array([read.valid.get(client, nothing) for client in range(len(names))])
 
-    def _count_classes(self, arrivals: Arrivals) -> None:
-        """Find the number of classes: the agreed one, or that of most clients' last reports."""
-        for client, reply in arrivals.contents.items():
-            for record in reply.metric_records.values():
-                if isinstance(values := record.get(COUNTS), list):
-                    self._classes_of[client] = len(values)
-        votes = Counter(self._classes_of.values()).most_common(2)
-        if self._agreed is None and len(votes) == 2 and votes[0][1] == votes[1][1]:
-            said = ", ".join(f"{self._validator.names[client]} {of}" for client, of in sorted(self._classes_of.items()))
-            raise ConfigError(f"label_counts: clients differ in their number of classes ({said}); pass classes=...")
-        if votes:
-            self._classes = self._agreed or votes[0][0]
+    def _online(self, grid: Grid) -> list[int]:
+        """Return the clients that are connected."""
+        online = set(grid.get_node_ids())
+        return [client for client, node in enumerate(self._nodes) if node in online]
 
-    def _arrivals(self, round: int, replies: Iterable[Message]) -> Arrivals:
-        """Sort replies by client; refuse replies of nodes that were sent no message, and second replies."""
+    def _ask(self, contents: Mapping[int, RecordDict], kind: str) -> list[Message]:
+        self._asked = {client: Message(content, self._nodes[client], kind) for client, content in contents.items()}
+        return list(self._asked.values())
+
+    def _answers(self, about: str, replies: Iterable[Message], read: Callable[[RecordDict, int], T]) -> Replies[T]:
+        """Read replies by client; refuse those of nodes that were sent no message, and second ones."""
         # Built only now, since a message gets its id when it is sent.
-        clients = {message.metadata.message_id: client for client, message in self._messages.items()}
+        clients = {message.metadata.message_id: client for client, message in self._asked.items()}
         arrivals = Arrivals({}, {})
         for message in replies:
             node, client = message.metadata.src_node_id, clients.get(message.metadata.reply_to_message_id)
             if client is None or self._nodes[client] != node or client in arrivals.contents:
-                LOG.warning("round %d: refused a reply of node %d: it was not asked", round, node)
+                LOG.warning("%s: refused a reply of node %d: it was not asked", about, node)
             elif message.has_error():
                 arrivals.failed[client] = error_line(message)
             else:
                 arrivals.contents[client] = message.content
-        return arrivals
+        return arrivals.read(read, about, self._validator.names)
 
     def _read(self, content: RecordDict, client: int, round: int) -> Trained:
-        """Read the reply of a client, fedskew's or stock, and the label counts or samples that it reports."""
-        validator, metrics = self._validator, content.get(METRICS)
-        ours = isinstance(metrics, MetricRecord) and CLIENT in metrics
-        if ours:
+        """Read the reply of a client, fedskew's or stock, and the number of samples that it reports."""
+        validator, figures = self._validator, only(MetricRecord, content)
+        if CLIENT in figures:
             trained = validator.read(content, client, round)
         else:
-            check_size(content, self._max_reply or bytes_needed(self._layout.specs))
-            if validator.returned or components.has(self._method.server_update, "is_dynamic"):
+            check_size(content, self.max_reply or bytes_needed(self._layout.specs))
+            if validator.returned or components.has(self._chosen.server_update, "is_dynamic"):
                 raise RefusedError("the method needs fedskew.deploy.client_app, but this is the reply of another app")
-            figures = only(MetricRecord, content)
-            trained = validator.trained(client, round, only(ArrayRecord, content), _steps(figures), _loss(figures))
-        report = RecordDict({METRICS: only(MetricRecord, content)})
-        if self._label_counts is None:
-            self._counts_of[client] = np.array([check_only_samples(report)], dtype=np.float64)
-        elif self._label_counts == "metric" and not ours:
-            check_only_samples(report)
-            self._counts_of[client] = check_counts(report, self._classes, whole=False)
+            trained = validator.trained(client, round, only(ArrayRecord, content), 0, _loss(figures))
+        if not self._queries:
+            self._counts[client] = check_only_samples(RecordDict({METRICS: figures}))
         return trained
 
 
@@ -400,41 +363,12 @@ def _check_hooks(method: Method, has_model: bool) -> None:
             )
 
 
-class _FlowerBackend(Backend):
-    """Takes the place of a backend in a federation whose rounds Flower drives."""
-
-    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """Always raises: Flower drives the rounds."""
-        raise RunError("Flower drives the rounds of this strategy; call start")
-
-
-class _Only:
-    """A grid of some of its nodes, which are all that Flower's own sampling sees."""
-
-    def __init__(self, grid: Grid, nodes: Sequence[int]) -> None:
-        self._grid, self._nodes = grid, frozenset(nodes)
-
-    def get_node_ids(self) -> list[int]:
-        """Return the ids of those that are connected."""
-        return [node for node in self._grid.get_node_ids() if node in self._nodes]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._grid, name)
-
-
 def _figures(content: RecordDict, _: int) -> tuple[int, dict[str, float]]:
     """Read an evaluation: its number of samples, and its metrics that are numbers."""
     check_size(content, 2**20)
     metrics = only(MetricRecord, content)
     figures = {key: _finite(key, value) for key, value in metrics.items() if isinstance(value, int | float)}
     return check_only_samples(RecordDict({METRICS: metrics})), figures
-
-
-def _steps(metrics: MetricRecord) -> int:
-    steps = metrics.get(STEPS, 0)
-    if not isinstance(steps, int) or not 0 <= steps <= MOST_STEPS:
-        raise RefusedError(f"its steps are {short(steps)}; expected a whole number from 0 to {MOST_STEPS}")
-    return steps
 
 
 def _loss(metrics: MetricRecord) -> float:

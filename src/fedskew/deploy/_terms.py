@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import __version__
 from fedskew.deploy._app_files import app_hash, read_app
-from fedskew.deploy._releases import Budget, Neighbours, NotAgreedError
+from fedskew.deploy._releases import Budget, Neighbours, NotAgreedError, refuse_unless
 from fedskew.errors import ConfigError
 from fedskew.files import write_text, writing
 from fedskew.parameters import Count, Positive, first_mistake
@@ -68,6 +68,11 @@ class Terms(BaseModel):
     neighbours: Neighbours = "add-remove"
 
     @property
+    def agreement(self) -> str:
+        """Names this agreement: to agree to the same app once more is another."""
+        return f"{self.app} {self.agreed}"
+
+    @property
     def budget(self) -> Budget:
         """The site's limits on the release of its label counts."""
         return Budget(self.epsilon or 0.0, self.epsilon_total or 0.0, self.neighbours, self.data)
@@ -89,11 +94,11 @@ class Terms(BaseModel):
         if self.fedskew != __version__:
             raise NotAgreedError(
                 "version",
-                f"version: this site agreed under fedskew {self.fedskew}, and {__version__} may send other things; "
-                "look, and agree anew: fedskew deploy site --check data.toml",
+                f"this site agreed under fedskew {self.fedskew}, and {__version__} may send other things; look, and "
+                "agree anew: fedskew deploy site --check data.toml",
             )
-        if app_hash(read_app(folder)) != self.app:
-            raise NotAgreedError("app", "app: the server's app is not the one that this site agreed to")
+        is_agreed = app_hash(read_app(folder)) == self.app
+        refuse_unless(is_agreed, "app", "the server's app is not the one that this site agreed to")
 
     @staticmethod
     def read(path: Path) -> Terms:
@@ -104,11 +109,8 @@ class Terms(BaseModel):
             ConfigError: The file can't be read, or a key or value is wrong.
         """
         if not path.exists():
-            raise NotAgreedError(
-                "nothing",
-                f"{path}: this site has agreed to nothing yet; look, and agree: fedskew deploy site --check "
-                f"{path.with_name('data.toml')}",
-            )
+            look = f"look, and agree: fedskew deploy site --check {path.with_name('data.toml')}"
+            raise NotAgreedError("nothing", f"this site has agreed to nothing yet, as there is no {path}; {look}")
         tree, _, _ = read_tree(path, "agreed terms", None, False)
         try:
             return Terms.model_validate(tree)

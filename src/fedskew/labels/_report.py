@@ -6,7 +6,6 @@ It says of a method only what follows from its formula; what each gained in simu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,14 @@ from fedskew.labels._skew import (
     QuantitySkew,
     TargetCoverage,
 )
-from fedskew.tables import amount, counted
+from fedskew.names import visible
+from fedskew.tables import amount, counted, filled
 
 RARE = 0.2
 """A class is rare where its share of all samples is below this part of an even share."""
 
 NAMED_AT_MOST = 6
 """Classes that a sentence names."""
-
-STRONG, CLEAR = 0.4, 0.1
-"""Skew from which it is called strong, or clear."""
-
-EVEN_ENOUGH = 0.95
-"""Below this part of the entropy of all clients, that of a random cohort is worth a sentence."""
 
 
 class SkewReport:
@@ -135,53 +129,32 @@ class SkewReport:
 
     def sentences(self) -> list[str]:
         """Return the report in sentences: in each a finding and its consequence."""
-        parts = (_overview, _skew, _vacant, _few_holders, _pairs, _cohorts, _sizes, _target)
-        return [sentence for part in parts for sentence in part(self)]
+        return [line[2:] for line in self._lines() if line.startswith("- ")]
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return the report's numbers as rows of name and value; a heading has an empty value."""
-        labels, alike = self.label_distribution, self.client_consistency
-        inter, sizes, target, pairs = self.inter_client, self.quantity, self.target, self.pairs
-        held = self.counts.sizes > 0
-        richness, even = labels.client_richness[held], labels.client_evenness[held]
-        groups = ", ".join(f"{numbers[held].mean():.1f} {name}" for name, numbers in self.group_sizes().items())
-        note = f" (over {alike.pairs:,} sampled pairs)" if alike.sampled else ""
-        by_chance = f"by chance {labels.skew_by_chance:.1%}"
-        parts = {
-            "label distribution": {
-                "labels that occur": f"{labels.richness} of {len(labels.histogram)}",
-                "entropy of all samples": f"{labels.entropy:.3f} bits, {labels.evenness:.1%} of even",
-                "labels of a client": f"{richness.mean():.1f} on average, {richness.min()} to {richness.max()}",
-                "evenness of a client": f"{even.mean():.1%} on average, {even.min():.1%} to {even.max():.1%}",
-                "skew": f"the client explains {labels.skew:.1%} of the label's entropy, {by_chance}",
-                "classes of a client": f"{groups} on average",
+        rows = [line.partition("|") for line in self._lines() if not line.startswith("- ")]
+        return [(name, value) for name, bar, value in rows if bar]
+
+    def _lines(self) -> list[str]:
+        names, target = tuple(map(visible, self.counts.classes)), self.target
+        page = filled(
+            "fedskew.labels",
+            "describe.txt",
+            {
+                "amount": amount,
+                "counted": counted,
+                "f": lambda value, form: "-" if value != value else format(value, form),
+                "listed": lambda classes: _listed(names, classes),
+                "percent": _percent,
+                "verb": lambda number, one, several: one if number == 1 else several,
             },
-            "client consistency (mixes sorted)": {
-                "Hellinger distance": _decimal(alike.hellinger) + note,
-                "earth mover's distance": f"{_decimal(alike.emd)} ranks",
-            },
-            "between clients": {
-                "samples whose label others hold": f"{inter.shared:.1%}",
-                "Jaccard similarity of label sets": _decimal(inter.jaccard) + note,
-                "pairs of classes held together": f"{len(pairs.under(pairs.hardly)):,} of {pairs.number:,} by under "
-                f"{pairs.hardly} samples, {len(pairs.under(pairs.few)):,} by under {pairs.few}",
-            },
-            "samples of a client": {
-                "smallest, median, largest": " / ".join(map(amount, (sizes.smallest, sizes.median, sizes.largest))),
-                "inequality": f"Gini {sizes.gini:.3f}, standard deviation / mean {sizes.variation:.2f}",
-            },
-        }
-        if target is not None:
-            parts["target"] = {
-                "nearest mix by weights": f"squared distance {target.distance:.3g}, {target.covered:.1%} in common",
-                "FedAvg's mix": f"squared distance {target.fedavg_distance:.3g}",
-                "held by some client": f"{target.ceiling:.1%} of the target",
-            }
-        return [
-            row
-            for heading, values in parts.items()
-            for row in [(heading, ""), *((f"  {name}", value) for name, value in values.items())]
-        ]
+            report=self,
+            names=names,
+            unheld="" if target is None else self.unheld_in_words(self.counts, target.mix, names),
+            short=[] if target is None else np.argsort(-target.short, kind="stable")[: np.count_nonzero(target.short)],
+        )
+        return page.splitlines()
 
     def __str__(self) -> str:
         rows = self.statistics()
@@ -221,133 +194,6 @@ def describe(counts: CountsLike, target: ArrayLike | None = None) -> SkewReport:
     return SkewReport(record, target)
 
 
-def _overview(report: SkewReport) -> Iterator[str]:
-    clients, classes, samples = len(report.counts), len(report.counts.classes), float(report.counts.sizes.sum())
-    empty = f" ({report.quantity.empty} empty)" if report.quantity.empty else ""
-    held = f"{amount(samples)} {'sample' if samples == 1 else 'samples'} of {counted(classes, 'class', 'classes')}"
-    yield f"{counted(clients, 'client holds', f'clients{empty} hold')} {held}."
-
-
-def _skew(report: SkewReport) -> Iterator[str]:
-    labels = report.label_distribution
-    if len(report.counts) == 1:
-        yield "One client alone has no skew between clients."
-        return
-    hardly = labels.skew <= 2 * labels.skew_by_chance
-    degree = "strongly" if labels.skew >= STRONG else "clearly" if labels.skew >= CLEAR else "mildly"
-    consequence = (
-        "Methods for label skew have little to gain here."
-        if hardly
-        else "The more skewed, the further local training pulls the clients' models apart, and the more accuracy plain "
-        "averaging (FedAvg) loses."
-    )
-    yield (
-        f"The labels are {'hardly' if hardly else degree} skewed: the client explains {_percent(labels.skew)} of the "
-        "entropy of a sample's label; in a random division of as many samples it would explain "
-        f"{_percent(labels.skew_by_chance)}. {consequence}"
-    )
-
-
-def _vacant(report: SkewReport) -> Iterator[str]:
-    vacant = report.group_sizes()["vacant"][report.counts.sizes > 0]
-    lacking = vacant[vacant > 0]
-    if not len(lacking) or len(report.counts) == 1:
-        return
-    yield (
-        f"{len(lacking):,} of {counted(len(vacant), 'client')} with samples {_one(len(lacking), 'lacks', 'lack')} "
-        f"classes ({lacking.mean():.1f} on average). "
-        "While such a client trains, it forgets the classes that it lacks. FedVLS distils these classes from the "
-        "server's model."
-    )
-    one = int(np.count_nonzero(vacant == 1))
-    if one:
-        yield (
-            f"{one:,} of them {_one(one, 'lacks', 'lack')} exactly one class: there FedVLS's distillation is zero by "
-            "its formula, and its calibration works alone."
-        )
-
-
-def _few_holders(report: SkewReport) -> Iterator[str]:
-    if len(report.absent):
-        yield (
-            f"No client holds {_names(report, report.absent)}: neither selecting nor weighing clients can make up for "
-            "that."
-        )
-    if len(report.single_holder):
-        yield (
-            f"Held by one client alone: {_names(report, report.single_holder)}. A round without that client trains "
-            "nothing on it, and FedAvg weighs the client by its size. FedLA weighs by shares of each label: it raises "
-            "such a client, even one with a single sample of the label; with one participant a round it is FedAvg."
-        )
-    if len(report.rare):
-        yield (
-            f"Rare, below a fifth of an even share: {_names(report, report.rare)}. Look at accuracy per class, not "
-            "only at the mean."
-        )
-
-
-def _pairs(report: SkewReport) -> Iterator[str]:
-    found = report.pairs.in_words(report.counts.classes)
-    if found and len(report.counts) > 1:
-        yield (
-            f"Some classes are told apart by hardly any client: {found}. FedVLS's calibrated loss and FedLC compare "
-            "the classes of one client only, so they hardly learn these pairs; cross-entropy and FedRS compare every "
-            "class with all others."
-        )
-
-
-def _cohorts(report: SkewReport) -> Iterator[str]:
-    labels, clients = report.label_distribution, len(report.counts)
-    if math.isnan(labels.cohort_entropy) or labels.cohort_entropy >= EVEN_ENOUGH * labels.entropy:
-        return
-    yield (
-        f"The labels of a random tenth of the clients ({clients // 10:,}) have {labels.cohort_entropy:.2f} bits of "
-        f"entropy on average, those of all {labels.entropy:.2f}: with few participants every round sees different "
-        "labels. FedEntOpt selects participants whose labels together are most even; it needs the label counts once, "
-        "and helps only where some of the clients take part in a round."
-    )
-
-
-def _sizes(report: SkewReport) -> Iterator[str]:
-    clients, share = len(report.counts), report.quantity.largest_tenth
-    if clients >= 10 and share >= 0.3:
-        yield (
-            f"The largest tenth of the clients ({clients // 10:,}) holds {_percent(share)} of all samples, and FedAvg "
-            "gives it as much of the weight."
-        )
-
-
-def _target(report: SkewReport) -> Iterator[str]:
-    target = report.target
-    if target is None:
-        yield "If the model will serve another label mix than all clients' together, give that mix as the target."
-        return
-    if lacking := SkewReport.unheld_in_words(report.counts, target.mix, report.counts.classes):
-        yield lacking
-    if not target.short.any():
-        reach = "Weighing clients can match the target exactly"
-    else:
-        order = np.argsort(-target.short, kind="stable")[: np.count_nonzero(target.short)]
-        worst = int(order[0])
-        reach = (
-            f"No weighing of clients matches the target. The nearest mix lies at a squared distance of "
-            f"{target.distance:.3g} and has {_percent(target.covered)} in common with it. It falls short of "
-            f"{_names(report, order)} (most of {report.counts.classes[worst]}: {target.nearest[worst]:.1%} instead of "
-            f"{target.mix[worst]:.1%})"
-        )
-    if target.fedavg_distance - target.distance <= 1e-6:
-        yield f"{reach}. FedAvg's mix is as near to it already, so FedPALS has nothing to gain."
-        return
-    yield (
-        f"{reach}. FedAvg's mix lies at a squared distance of {target.fedavg_distance:.3g}. FedPALS weighs clients "
-        "towards the target, which costs effective samples; `fedskew weights --method fedpals` says how many."
-    )
-
-
-def _names(report: SkewReport, classes: NDArray[Any]) -> str:
-    return _listed(report.counts.classes, classes)
-
-
 def _listed(class_names: tuple[str, ...], classes: NDArray[Any]) -> str:
     names = [class_names[label] for label in classes[:NAMED_AT_MOST]]
     if len(classes) > len(names):
@@ -361,7 +207,3 @@ def _one(number: int, one: str, several: str) -> str:
 
 def _percent(share: float) -> str:
     return "under 1%" if share < 0.01 else f"{share:.0%}"
-
-
-def _decimal(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"

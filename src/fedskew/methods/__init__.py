@@ -25,7 +25,7 @@ to a preset's by `extra_terms`:
     objective.extra_terms = [{ name = "own:Mine", weight = 0.1 }]
 
 Presets are joined by "+". Each brings components of slots, a classification loss, or terms; a slot that none fills is
-FedAvg's. Two that bring the same thing are refused, unless one of them gives way (`GIVES_WAY`): so "fedlc+fedvls" is
+FedAvg's. Two that bring the same thing are refused, unless one of them gives way (`presets.toml`): so "fedlc+fedvls" is
 FedLC's loss with FedVLS's two terms, as in that paper's table 6.
 """
 

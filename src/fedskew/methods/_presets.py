@@ -1,67 +1,36 @@
 """Named methods, and how names joined by "+" compose.
 
 Every component in an index is a preset under its own name, except its slot's default, components that need parameters,
-and parts of a bundle. Bundles, which fill more than one slot or have another name than their parts, are written down.
+and parts of a bundle. Bundles, which fill more than one slot or have another name than their parts, are written in
+`presets.toml`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from fedskew.errors import CombinationError, ConfigError, nearest
 from fedskew.methods._slots import DEFAULTS, PLACES, Table
 
-BUNDLES: dict[str, dict[str, Table]] = {
-    "fedavg": {},
-    "fedvls": {
-        "objective": {"name": "fedvls_calibration", "terms": [{"name": "vacant_distillation"}, {"name": "suppression"}]}
-    },
-    "feduv": {"objective": {"terms": [{"name": "classifier_variance"}, {"name": "uniformity"}]}},
-    "fednh": {"objective": {"name": "fednh"}, "weighting": {"name": "uniform"}},
-    "scaffold": {"local_step": {"name": "scaffold"}, "weighting": {"name": "uniform"}},
-    "feddyn": {
-        "local_step": {"name": "feddyn"},
-        "weighting": {"name": "uniform"},
-        "server_update": {"name": "feddyn"},
-    },
-    "fedacg": {"local_step": {"name": "fedprox", "mu": 0.002}, "server_update": {"name": "fedacg"}},
-}
-"""Presets that are not one component under its own name."""
+_WRITTEN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 
-GIVES_WAY: dict[str, str] = {
-    "fedvls": "objective",
-    "fednh": "weighting",
-    "scaffold": "weighting",
-    "feddyn": "weighting",
-    "fedacg": "local_step",
-}
-"""The slot in which a bundle gives way to another preset and is still itself (of the objective: its loss)."""
-
-COMBINATIONS: tuple[str, ...] = (
-    "fedentopt+fedprox",
-    "fedentopt+fednova",
-    "fedentopt+scaffold",
-    "fedentopt+fedrs",
-    "fedentopt+fedlc",
-    "fedvls+fedexp",
-    "fedvls+fedsam",
-    "fedvls+fpl",
-    "fedlc+fedvls",
-    "fedpals+fedprox",
-)
+COMBINATIONS: tuple[str, ...] = tuple(_WRITTEN["combinations"])
 """The combinations that the papers themselves try."""
 
 
 def _of_components() -> dict[str, dict[str, Table]]:
     """Return a preset for each component that makes one by itself."""
-    in_bundles = {thing["name"] for bundle in BUNDLES.values() for thing in brings(bundle).values()}
+    in_bundles = {thing["name"] for bundle in _WRITTEN["bundles"].values() for thing in brings(bundle).values()}
     presets: dict[str, dict[str, Table]] = {}
     for slot, index in PLACES.items():
         for name, kind in index.items():
             is_default = name == DEFAULTS.get(slot, {}).get("name")
             is_part = slot == "objective" and name in in_bundles
-            if is_default or is_part or name in BUNDLES or _requires_parameters(kind):
+            if is_default or is_part or name in _WRITTEN["bundles"] or _requires_parameters(kind):
                 continue
             if name in presets:
                 raise ValueError(f"{slot}.{name}: another slot has a preset of this name; choose another name")
@@ -86,7 +55,7 @@ def brings(preset: Mapping[str, Table]) -> dict[str, Table]:
     return things
 
 
-PRESETS: dict[str, dict[str, Table]] = BUNDLES | _of_components()
+PRESETS: dict[str, dict[str, Table]] = _WRITTEN["bundles"] | _of_components()
 """Named methods: the tables by which each differs from FedAvg."""
 
 
@@ -123,7 +92,7 @@ def compose(name: str) -> dict[str, Table]:
 def _winner(thing: str, brought: Mapping[str, Mapping[str, Table]]) -> str:
     """Return the preset whose component fills a place: the only one that doesn't give way, or the first if all do."""
     claims = [part for part in brought if thing in brought[part]]
-    firm = [part for part in claims if GIVES_WAY.get(part) != thing] or claims[:1]
+    firm = [part for part in claims if _WRITTEN["gives_way"].get(part) != thing] or claims[:1]
     if len(firm) == 1:
         return firm[0]
     first, second = firm[:2]

@@ -9,8 +9,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
-from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import tomli_w
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from fedskew import components
+from fedskew.components import Cost
 from fedskew.errors import ConfigError, nearest
 from fedskew.methods import (
     COMBINATIONS,
@@ -32,6 +32,7 @@ from fedskew.methods import (
 )
 from fedskew.methods._compatibility import exceptions
 from fedskew.methods._presets import brings, compose
+from fedskew.tables import filled
 
 QUESTIONS = {
     "selection": "who trains this round",
@@ -49,44 +50,10 @@ COSTS = (
     "and round, or once (C: classes)."
 )
 
+Key = tuple[str, str]
+"""A component by its slot and its name in that slot's index."""
 
-class Component(NamedTuple):
-    """One component: `name` in the index of `slot`, and its class."""
-
-    slot: str
-    name: str
-    kind: type
-
-    @property
-    def key(self) -> str:
-        """Its name in the rules of other components: `slot.name`."""
-        return f"{self.slot}.{self.name}"
-
-    @property
-    def role(self) -> str:
-        """Its part in the slot: of the objective, "classification" or "term"."""
-        return str(getattr(self.kind, "role", ""))
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Defaults by name, a term's weight among them; None where a parameter is not set."""
-        weight = {"weight": components.default_weight(self.kind)} if self.role == "term" else {}
-        return weight | {name: value for name, value in _defaults(self.kind).items() if value is not MISSING}
-
-    @property
-    def required(self) -> list[str]:
-        """Parameters that have to be given."""
-        return [name for name, value in _defaults(self.kind).items() if value is MISSING]
-
-    @property
-    def presets(self) -> list[str]:
-        """Names of the presets that include it."""
-        return [preset for preset in PRESETS if self in _brought(preset)]
-
-
-def all_components() -> list[Component]:
-    """Return all components, slot by slot."""
-    return [Component(slot, name, kind) for slot, index in PLACES.items() for name, kind in index.items()]
+Verdict = Literal["refuses", "warns"]
 
 
 def listing() -> dict[str, Any]:
@@ -94,14 +61,14 @@ def listing() -> dict[str, Any]:
     return {
         "presets": {name: _preset(name) for name in PRESETS},
         "combinations": {name: _preset(name) for name in COMBINATIONS},
-        "components": [_component(component) for component in all_components()],
+        "components": [_facts(key) for key in _all()],
     }
 
 
 def explanation(name: str) -> dict[str, Any]:
     """Return a preset, a combination, or the components of one name as plain values for JSON."""
     preset = _preset(name) if _is_preset(name) else None
-    return {"name": name, "preset": preset, "components": [_component(component) for component in _concerned(name)]}
+    return {"name": name, "preset": preset, "components": [_facts(key) for key in _concerned(name)]}
 
 
 def print_listing(console: Console) -> None:
@@ -110,52 +77,28 @@ def print_listing(console: Console) -> None:
     _print_table(console, ("preset", "brings"), [(name, _summary(name)) for name in PRESETS])
     _say(console, f"The papers' own combinations: {', '.join(COMBINATIONS)}.")
     for slot, question in QUESTIONS.items():
+        found = [_facts(key) for key in _all() if key[0] == slot]
         rows = [
             (
-                f"+ {component.name}" if component.role == "term" else component.name,
-                ", ".join(_parameters(component, "=").values()),
-                components.paper(component.kind),
-                str(components.cost(component.kind)),
+                f"+ {facts['name']}" if facts["role"] == "term" else facts["name"],
+                ", ".join(_parameters(facts, "=").values()),
+                facts["paper"],
+                _cost_of(facts),
             )
-            for component in all_components()
-            if component.slot == slot
+            for facts in found
         ]
         _say(console, f"{slot}: {question}")
         _print_table(console, (slot, "parameters", "paper", "cost"), rows)
     _say(console, COSTS)
     _say(console, "Any component of one slot goes with any of the others, and any loss with any terms, except:")
-    verdicts: tuple[tuple[Literal["refuses", "warns"], str], ...] = (
-        ("refuses", "is refused with"),
-        ("warns", "conflicts with"),
-    )
+    verdicts: tuple[tuple[Verdict, str], ...] = (("refuses", "is refused with"), ("warns", "conflicts with"))
     for verdict, verb in verdicts:
-        found = exceptions(verdict)
-        for one in dict.fromkeys(one for one, _ in found):
-            others = {other: reason for (first, other), reason in found.items() if first == one}
+        pairs = exceptions(verdict)
+        for one in dict.fromkeys(one for one, _ in pairs):
+            others = {other: reason for (first, other), reason in pairs.items() if first == one}
             for reason, names in _by_reason(others).items():
                 _say(console, f"{one} {verb} {', '.join(names)}: {reason}.", indent="  ", before=0)
     _say(console, "To explain one: fedskew methods NAME. For programs: --json.")
-
-
-def page(name: str) -> str:
-    """Explain a preset, a combination, or the components of one name in Markdown."""
-    concerned = _concerned(name)
-    blocks = [f"# {name}"]
-    if _is_preset(name):
-        blocks.append(f"A preset: {_summary(name)}.")
-    if "+" in name:
-        blocks.append("\n".join(f"- `fedskew methods {part.strip()}`" for part in name.split("+")))
-    else:
-        blocks += dict.fromkeys(inspect.getdoc(inspect.getmodule(component.kind)) or "" for component in concerned)
-        blocks += [_section(component) for component in concerned]
-    method = build(expand({"preset": name})) if _is_preset(name) else None
-    if method and len(_brought(name)) > 1:
-        blocks.append(f"Cost of {name} beyond FedAvg: {str(cost(method)) or 'none'}.")
-    blocks += [f"Warning: {warning}." for warning in check(method)] if method else []
-    blocks += ["In a config:", textwrap.indent(_example(name), "    ")]
-    if any(str(components.cost(component.kind)) for component in concerned):
-        blocks.append(COSTS)
-    return "\n\n".join(blocks) + "\n"
 
 
 def print_page(console: Console, name: str) -> None:
@@ -163,63 +106,43 @@ def print_page(console: Console, name: str) -> None:
     console.print(Markdown(page(name), code_theme="bw"))
 
 
-def _section(component: Component) -> str:
-    """Return a component's parameters with meaning and defaults, its cost and compatibility, in Markdown."""
-    role = {"classification": ", a classification loss", "term": ", a term"}.get(component.role, "")
-    text, meanings = _docstring(component.kind)
-    blocks = [f"## {component.name} ({component.slot}{role})", text]
-    if parameters := _parameters(component, " = "):
-        blocks.append(
-            "\n".join(
-                f"- `{shown}`" + (f": {meanings[name]}" if name in meanings else "")
-                for name, shown in parameters.items()
-            )
-        )
-    facts = [
-        f"Paper: {components.paper(component.kind) or 'none'}.",
-        f"Cost beyond FedAvg: {str(components.cost(component.kind)) or 'none'}.",
-    ]
-    if components.has(component.kind, "needs_target"):
-        facts.append("Needs a target label mix: `[target] mix`.")
-    if components.has(component.kind, "needs_colocation"):
-        facts.append("Tells two classes apart only where some client holds both: `fedskew describe` counts such pairs.")
-    refused, warned = _against(component, "refuses"), _against(component, "warns")
-    with_what = {
-        "classification": "any terms, and any component of the other slots",
-        "term": "any classification loss, other terms, and any component of the other slots",
-    }.get(component.role, "any component of the other slots")
-    facts.append(f"Goes with {with_what}{', but:' if refused or warned else '.'}")
-    blocks.append("  \n".join(facts))
-    blocks.append(
-        "\n".join(
-            f"- {verb} {', '.join(f'`{name}`' for name in names)}: {reason}."
-            for others, verb in ((refused, "refused with"), (warned, "conflicts with"))
-            for reason, names in _by_reason(others).items()
-        )
+def page(name: str) -> str:
+    """Explain a preset, a combination, or the components of one name in Markdown: `templates/page.md`, filled in."""
+    concerned = [_facts(key) for key in _concerned(name)]
+    method = build(expand({"preset": name})) if _is_preset(name) else None
+    text = filled(
+        "fedskew.methods",
+        "page.md",
+        {"by_reason": _by_reason, "cost_of": _cost_of, "parameters": _parameters},
+        name=name,
+        concerned=concerned,
+        method=method,
+        summary=method and _summary(name),
+        cost=str(cost(method)) if method and len(_brought(name)) > 1 else None,
+        warnings=check(method) if method else [],
+        example=_example(name, concerned),
+        costs=COSTS,
     )
-    return "\n\n".join(block for block in blocks if block)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _docstring(kind: type) -> tuple[str, dict[str, str]]:
-    """Return a class's docstring without its `Attributes:`, and the meaning of each parameter from there."""
-    text, _, attributes = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", attributes, re.MULTILINE)
-    return text.strip(), {name: " ".join(meaning.split()) for name, meaning in entries}
+def _cost_of(facts: dict[str, Any]) -> str:
+    return str(Cost(**facts["cost"]))
 
 
-def _example(name: str) -> str:
+def _example(name: str, concerned: Sequence[dict[str, Any]]) -> str:
     """Return the `[method]` of a config that uses it, with every parameter that has a value."""
     if not _is_preset(name):
-        component = _concerned(name)[0]
-        table = {"name": name} | dict.fromkeys(component.required, "...")
-        table |= {key: value for key, value in component.parameters.items() if value is not None}
-        return _term(table) if component.role == "term" else tomli_w.dumps({"method": {component.slot: table}})
+        facts = concerned[0]
+        table = {"name": name} | dict.fromkeys(facts["required"], "...")
+        table |= {key: value for key, value in facts["parameters"].items() if value is not None}
+        return _term(table) if facts["role"] == "term" else tomli_w.dumps({"method": {facts["slot"]: table}})
     whole = expand({"preset": name})
     tables: dict[str, Any] = {"preset": name}
-    for component in _brought(name):
-        own = {key: value for key, value in whole[component.slot].items() if key not in ("name", "terms")}
-        if own and component.role != "term":
-            tables[component.slot] = own
+    for slot, part in _brought(name):
+        own = {key: value for key, value in whole[slot].items() if key not in ("name", "terms")}
+        if own and getattr(PLACES[slot][part], "role", "") != "term":
+            tables[slot] = own
     return tomli_w.dumps({"method": tables}) + "".join(f"\n{_term(term)}" for term in whole["objective"]["terms"])
 
 
@@ -233,57 +156,66 @@ def _preset(name: str) -> dict[str, Any]:
     return {"method": whole, "cost": dataclasses.asdict(cost(method)), "warnings": check(method)}
 
 
-def _component(component: Component) -> dict[str, Any]:
-    text, meanings = _docstring(component.kind)
+def _facts(key: Key) -> dict[str, Any]:
+    """Return what is known of a component: `parameters` has defaults, a term's weight among them; None: not set."""
+    (slot, name), kind = key, PLACES[key[0]][key[1]]
+    text, _, attributes = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
+    text = text.strip()
+    meanings = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", attributes, re.MULTILINE)
+    fields: Any = dataclasses.fields(kind)
+    defaults = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory() for field in fields
+    }
+    role = getattr(kind, "role", None)
+    weight = {"weight": components.default_weight(kind)} if role == "term" else {}
     return {
-        "name": component.name,
-        "slot": component.slot,
-        "role": component.role or None,
+        "name": name,
+        "slot": slot,
+        "role": role,
         "summary": text.partition("\n\n")[0].replace("\n", " "),
-        "documentation": inspect.getdoc(inspect.getmodule(component.kind)),
-        "paper": components.paper(component.kind),
-        "required": component.required,
-        "parameters": component.parameters,
-        "cost": dataclasses.asdict(components.cost(component.kind)),
-        "meanings": meanings,
-        "properties": [name for name in components.PROPERTIES if components.has(component.kind, name)],
-        "needs_target": components.has(component.kind, "needs_target"),
-        "presets": component.presets,
-        "refused_with": _against(component, "refuses"),
-        "conflicts_with": _against(component, "warns"),
+        "text": text,
+        "documentation": inspect.getdoc(inspect.getmodule(kind)),
+        "paper": components.paper(kind),
+        "required": [name for name, value in defaults.items() if value is MISSING],
+        "parameters": weight | {name: value for name, value in defaults.items() if value is not MISSING},
+        "cost": dataclasses.asdict(components.cost(kind)),
+        "meanings": {name: " ".join(meaning.split()) for name, meaning in meanings},
+        "properties": [name for name in components.PROPERTIES if components.has(kind, name)],
+        "needs_target": components.has(kind, "needs_target"),
+        "presets": [preset for preset in PRESETS if key in _brought(preset)],
+        "refused_with": _against(key, "refuses"),
+        "conflicts_with": _against(key, "warns"),
     }
 
 
 def _summary(preset: str) -> str:
     """Return the components of a preset, in a line."""
-    brought = _brought(preset)
+    brought, whole = _brought(preset), expand({"preset": preset})
     if not brought:
-        return "every slot as by default: " + ", ".join(f"{slot} {_default(slot)}" for slot in SLOTS)
-    whole = expand({"preset": preset})
-    parts = [f"{component.slot} {component.name}" for component in brought if component.slot != "objective"]
+        return "every slot as by default: " + ", ".join(f"{slot} {whole[slot]['name']}" for slot in SLOTS)
+    parts = [f"{slot} {name}" for slot, name in brought if slot != "objective"]
     if len(parts) < len(brought):
         parts.insert(0, f"objective {objective_in_words(whole)}")
     return ", ".join(parts)
 
 
-def _default(slot: str) -> str:
-    return str(expand({})[slot]["name"])
+def _all() -> list[Key]:
+    """Return all components, slot by slot."""
+    return [(slot, name) for slot, index in PLACES.items() for name in index]
 
 
-@cache
-def _brought(preset: str) -> tuple[Component, ...]:
+def _brought(preset: str) -> list[Key]:
     """Return the components by which presets differ from FedAvg, or that they name."""
-    things = brings(compose(preset))
-    names = {(thing.partition(".")[0], table["name"]) for thing, table in things.items()}
-    return tuple(component for component in all_components() if (component.slot, component.name) in names)
+    names = {(thing.partition(".")[0], table["name"]) for thing, table in brings(compose(preset)).items()}
+    return [key for key in _all() if key in names]
 
 
-def _concerned(name: str) -> list[Component]:
+def _concerned(name: str) -> list[Key]:
     """Return the components of a preset, and those with its name; ConfigError if there is neither."""
-    brought = _brought(name) if _is_preset(name) else ()
-    concerned = [component for component in all_components() if component in brought or component.name == name]
+    brought = _brought(name) if _is_preset(name) else []
+    concerned = [key for key in _all() if key in brought or key[1] == name]
     if not concerned:
-        known = {*PRESETS, *(component.name for component in all_components())}
+        known = {*PRESETS, *(known for _, known in _all())}
         raise ConfigError(f"methods: unknown name {name!r}{nearest(name.lower(), known)}")
     return concerned
 
@@ -296,30 +228,22 @@ def _is_preset(name: str) -> bool:
     return name in PRESETS
 
 
-def _defaults(kind: Any) -> dict[str, Any]:
-    """Return a parameter's default, or MISSING."""
-    return {
-        field.name: field.default if field.default_factory is MISSING else field.default_factory()
-        for field in dataclasses.fields(kind)
-    }
-
-
-def _against(component: Component, verdict: Literal["refuses", "warns"]) -> dict[str, str]:
+def _against(key: Key, verdict: Verdict) -> dict[str, str]:
     """Return the components that it has a rule with, and the reason, whichever of the two declares it."""
-    pairs = {frozenset(pair): reason for pair, reason in exceptions(verdict).items() if component.key in pair}
-    return {next(iter(pair - {component.key})): reason for pair, reason in pairs.items()}
+    own = ".".join(key)
+    pairs = {frozenset(pair): reason for pair, reason in exceptions(verdict).items() if own in pair}
+    return {next(iter(pair - {own})): reason for pair, reason in pairs.items()}
 
 
 def _by_reason(others: Mapping[str, str]) -> dict[str, list[str]]:
     return {reason: [other for other in others if others[other] == reason] for reason in others.values()}
 
 
-def _parameters(component: Component, joint: str) -> dict[str, str]:
+def _parameters(facts: dict[str, Any], joint: str) -> dict[str, str]:
     """Return each parameter with its default, as text."""
-    required = {name: f"{name} (required)" for name in component.required}
-    return required | {
+    return {name: f"{name} (required)" for name in facts["required"]} | {
         name: f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value, default=str)}"
-        for name, value in component.parameters.items()
+        for name, value in facts["parameters"].items()
     }
 
 
