@@ -66,7 +66,7 @@ def test_its_probabilities_are_the_formula_written_out(run, target):
     with np.errstate(divide="ignore"):
         expected = softmax(logits / calibration.temperature + calibration.biases + np.log(found.estimate.mix), axis=1)
     np.testing.assert_allclose(found.model.predict(samples), expected, atol=1e-6)
-    held_out, labels = experiment.held_out_of(fedskew.load(run.folder))
+    held_out, labels = fedskew.load(run.folder).held_out()
     assert len(labels) == pytest.approx(0.25 * len(DIGITS.targets), rel=0.05)
     by_hand = fedskew.labels.calibrate(fedskew.load(run.folder).logits(held_out, normalised=True), labels)
     assert by_hand.temperature == calibration.temperature

@@ -367,10 +367,10 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
     Raises RunError where a process ended early.
     """
     from fedskew.cli.progress import announced
-    from fedskew.experiment import RunBar, RunFolder, read, run_folder
+    from fedskew.experiment import RunBar, RunFolder, read
 
     config = read(federation.folder / "app" / "run.toml")
-    folder = run_folder(config, federation.folder / "server" / "runs")
+    folder = config.folder(federation.folder / "server" / "runs")
     process = federation.run()
     seen, warned = 0, 0
     with RunBar(console, [config]) as bar:

@@ -24,7 +24,7 @@ from fedskew.engine.finish import check_finish
 from fedskew.engine.sums import FixedPoint, Floats, encode_update
 from fedskew.engine.target import Estimation
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment import Config, make_estimation, make_network, make_protection, make_work, target_mix
+from fedskew.experiment import Config, make_network, make_protection, make_work, target_mix
 from fedskew.finish import Known
 from fedskew.labels import read_target
 from fedskew.methods import Method
@@ -73,7 +73,7 @@ class Plan:
         classes, method = len(agreement.classes), method_of(config, agreement)
         model = _network(config, agreement, method)
         protection = make_protection(config, model, len(agreement.names))
-        return cls(config, agreement, method, model, protection, make_estimation(config, classes))
+        return cls(config, agreement, method, model, protection, config.target.estimation(classes))
 
     @property
     def is_masked(self) -> bool:

@@ -31,7 +31,7 @@ from fedskew.engine import ClientStates
 from fedskew.engine.contracts import hooked
 from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
-from fedskew.experiment import Config, ModelInfo, RunFolder, TaskInfo, TrainingLoop, local_training, read, run_folder
+from fedskew.experiment import Config, ModelInfo, RunFolder, TaskInfo, TrainingLoop, read
 from fedskew.files import locked
 from fedskew.report import SeedRun, still_rounds
 from fedskew.weighting import BySums
@@ -82,7 +82,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     Agreement.check_target_file(config, target)
     # Sites keep the states of two rounds, so the server must not lose more than one.
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
-    folder = run_folder(config, out)
+    folder = config.folder(out)
     LOG.info("run folder: %s", folder.absolute())
     from fedskew.report import write_report
 
@@ -194,7 +194,7 @@ def _sites(plan: Plan, roster: Roster, announced: Mapping[str, FloatArray] | Non
         norm_limit=agreement.norm_limit,
         norm_action=agreement.norm_action,
         max_reply=agreement.max_reply,
-        training=local_training(plan.config),
+        training=plan.config.training.local(),
         slack=roster.slack,
         classes=len(agreement.classes),
         least_loss=least_loss(plan.method),

@@ -20,11 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from fedskew.data import Inputs, take, unlabelled
+from fedskew.data import Inputs, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
-from fedskew.experiment._config import read
 from fedskew.experiment._identity import set_aside
-from fedskew.experiment._task import held_out_rows, make_task
 from fedskew.experiment._trained import ADAPTED, TrainedModel, digest, moved_model
 from fedskew.files import save_tensors
 from fedskew.finish import LEAST_SAMPLES, offsets
@@ -230,21 +228,3 @@ def _labels_in(path: Path, size: int, classes: Sequence[str]) -> NDArray[np.int6
 
 def _no_class(where: Path, label: Any, classes: Sequence[str]) -> DataError:
     return DataError(f"{where}: the model has no class {label!r}; it has {', '.join(classes)}")
-
-
-def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
-    """Return the samples that a model's run held out, normalised, and their classes; RunError if there are none.
-
-    They are the clients' own (`data.held_out`) where there are such, else the validation samples.
-    """
-    config = read(model.file.with_name("config.toml"))
-    if not config.data.validation and not config.data.held_out:
-        raise RunError(
-            f"{model.file.parent}: this run held no samples out; give labelled ones with --held-out, or train with "
-            "data.held_out = 0.2 (or data.validation = 0.1)"
-        )
-    task = make_task(config, model.seed)
-    if not (held := held_out_rows(task)):
-        raise RunError(f"{model.file.parent}: not one sample of this run was held out; give some with --held-out")
-    rows = torch.from_numpy(np.sort(np.concatenate(held)))
-    return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()

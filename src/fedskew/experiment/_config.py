@@ -176,6 +176,10 @@ class Config(Section):
         """Return this config with a single seed."""
         return self.model_copy(update={"seeds": [seed]})
 
+    def folder(self, out: Path) -> Path:
+        """Return the run folder of this config in the folder of all run folders."""
+        return out / f"{self.name}-{self.hash}"
+
     def write(self, path: Path) -> None:
         """Write a config as TOML, with every default; a file that is there is replaced whole."""
         write_text(path, tomli_w.dumps(self.tree()))
