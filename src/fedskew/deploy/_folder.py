@@ -124,8 +124,6 @@ def write_federation(
     Raises:
         ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed.
     """
-    agreement.check_config(config, has_target=target is not None)
-    Agreement.check_target_file(config, target)
     played = rehearse(config, agreement, target)
     if wheel is not None:
         _check_wheel(wheel)
