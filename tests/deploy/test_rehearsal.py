@@ -189,13 +189,3 @@ def test_init_says_plainly_that_the_loss_of_any_site_stops_rounds(tmp_path: Path
     )
     assert status == 0
     assert "note: without any of a, b, c: every round stands still, as a masked sum is over 3 sites at least" in said
-
-
-def test_a_passphrase_without_a_terminal_is_asked_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FEDSKEW_PASSPHRASE", raising=False)
-    path = write(tmp_path)
-    status, said = fedskew("deploy", "init", tmp_path / "fed", "--config", path, "--sites", "a,b,c", "--keep-authority")
-    assert (status, "set FEDSKEW_PASSPHRASE in the environment" in said) == (2, True)
-    assert not (tmp_path / "fed").exists()
