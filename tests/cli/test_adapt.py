@@ -167,6 +167,7 @@ def test_labelled_samples_that_do_not_fit_are_refused(run, tmp_path, labels, say
     with pytest.raises(DataError, match=says):
         experiment.Adaptation.read_labelled(tmp_path / "held.npz", fedskew.load(run.folder))
     (tmp_path / "held" / "eleven").mkdir(parents=True)
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "held" / "eleven" / "0.png")
     with pytest.raises(DataError, match="no class 'eleven'"):
         experiment.Adaptation.read_labelled(tmp_path / "held", fedskew.load(run.folder))
 
