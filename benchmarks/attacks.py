@@ -32,7 +32,9 @@ import tomli_w
 import torch
 
 from fedskew import data
-from fedskew.deploy import Address, Agreement, LocalFederation, ModelLayout, agree, with_defences, write_federation
+from fedskew.deploy import Address, Agreement, LocalFederation, agree, write_federation
+from fedskew.deploy._arrays import ModelLayout
+from fedskew.deploy._defaults import with_defences
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size
