@@ -408,7 +408,7 @@ def test_unlabelled_samples_that_do_not_fit_are_one_line(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"data\.toml: unlabelled: .*new\.npz: inputs: expected"):
         samples()
     path.write_text("unlabelled = 3\n")
-    with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: expected a folder of images or an \.npz file"):
+    with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: input should be a valid string \(got 3\)"):
         SiteData.load(path, federation.agreement)
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import components, methods
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment import Config, target_mix
+from fedskew.experiment import Config, ModelInfo, target_mix
 from fedskew.parameters import Count, Finite, Positive, first_mistake
 from fedskew.sums import SumContext
 from fedskew.trees import read_tree
@@ -174,6 +174,11 @@ class Agreement(BaseModel):
         """Names of all nodes: the sites by client index, then the target site, if it does not train."""
         target = self.target_site
         return self.names if target is None or target in self.names else (*self.names, target)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of the federation's samples and classes."""
+        return ModelInfo(tuple(self.classes), tuple(self.shape), self.tokens, tuple(self.mean), tuple(self.std))
 
     @property
     def evaluates(self) -> bool:

@@ -30,7 +30,7 @@ from fedskew.engine import ClientStates
 from fedskew.engine.contracts import hooked
 from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
-from fedskew.experiment import Config, ModelInfo, RunFolder, TaskInfo, TrainingLoop, read
+from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, read
 from fedskew.files import locked
 from fedskew.report import SeedRun, still_rounds
 from fedskew.weighting import BySums
@@ -146,13 +146,7 @@ def make_deployed_loop(
         runner=runner,
         untrained=plan.model.read_state(),
         model=plan.model,
-        info=ModelInfo(
-            tuple(agreement.classes),
-            tuple(agreement.shape),
-            agreement.tokens,
-            tuple(agreement.mean),
-            tuple(agreement.std),
-        ),
+        info=agreement.info,
         evaluate=runner.evaluate,
         task=task,
         clients=clients,
