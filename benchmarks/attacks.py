@@ -32,12 +32,14 @@ import tomli_w
 import torch
 
 from fedskew import data
-from fedskew.deploy import Address, Agreement, LocalFederation, ModelLayout, agree, with_defences, write_federation
+from fedskew.deploy import Address, Agreement, LocalFederation, agree, write_federation
+from fedskew.deploy._arrays import ModelLayout
+from fedskew.deploy._defaults import with_defences
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size
 from fedskew.engine.contracts import hooked
-from fedskew.experiment import Config, local_training, make_task, make_training_loop, resolve
+from fedskew.experiment import Config, make_task, make_training_loop, resolve
 from fedskew.models import ModelState
 
 BAD, CLIENTS, CLASSES = 0, 10, 10
@@ -158,7 +160,7 @@ def accuracy(config: Config, seed: int, task: Any, lie: dict[str, float], direct
         plan.returned,
         plan.returned_idle,
         hooked(federation.method),
-        training=local_training(config),
+        training=config.training.local(),
         classes=CLASSES,
         counts=(lambda: told) if directions else None,
     )

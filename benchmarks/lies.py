@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew import methods
-from fedskew.deploy import example_counts
+from fedskew.deploy._rehearsal import example_counts
 from fedskew.engine import Assignment, Backend, Federation, Sent, Update
 from fedskew.errors import ArgumentError
 from fedskew.methods import Method

@@ -7,10 +7,10 @@ from . import methods as methods
 from . import models as models
 from . import partition as partition
 from .errors import FedskewError as FedskewError
-from .experiment import Result as Result
-from .experiment import TrainedModel as TrainedModel
-from .experiment import load as load
-from .experiment import simulate as simulate
+from .experiment._result import Result as Result
+from .experiment._simulate import simulate as simulate
+from .experiment._trained import TrainedModel as TrainedModel
+from .experiment._trained import load as load
 from .labels import LabelCounts as LabelCounts
 from .labels import describe as describe
 from .methods import Method as Method

@@ -66,7 +66,7 @@ def test_its_probabilities_are_the_formula_written_out(run, target):
     with np.errstate(divide="ignore"):
         expected = softmax(logits / calibration.temperature + calibration.biases + np.log(found.estimate.mix), axis=1)
     np.testing.assert_allclose(found.model.predict(samples), expected, atol=1e-6)
-    held_out, labels = experiment.held_out_of(fedskew.load(run.folder))
+    held_out, labels = fedskew.load(run.folder).held_out()
     assert len(labels) == pytest.approx(0.25 * len(DIGITS.targets), rel=0.05)
     by_hand = fedskew.labels.calibrate(fedskew.load(run.folder).logits(held_out, normalised=True), labels)
     assert by_hand.temperature == calibration.temperature
@@ -167,6 +167,7 @@ def test_labelled_samples_that_do_not_fit_are_refused(run, tmp_path, labels, say
     with pytest.raises(DataError, match=says):
         experiment.Adaptation.read_labelled(tmp_path / "held.npz", fedskew.load(run.folder))
     (tmp_path / "held" / "eleven").mkdir(parents=True)
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "held" / "eleven" / "0.png")
     with pytest.raises(DataError, match="no class 'eleven'"):
         experiment.Adaptation.read_labelled(tmp_path / "held", fedskew.load(run.folder))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from flwr.app import Array, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -25,6 +25,7 @@ from fedskew.data import Dataset, load
 from fedskew.deploy import Agreement, Terms, agree, key_line, make_deployed_loop, site_app, write_mask_key
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
+from fedskew.models import FlatModel
 from fedskew.sums import Key
 
 NAMES = ("ash", "birch", "cedar")
@@ -47,6 +48,20 @@ def on(kind: str, change: Callable[[Message, Message], None], first: int = 0, la
         return answer
 
     return tamper
+
+
+def training(model: FlatModel, broadcast: Mapping[str, Any] | None = None, **asked: Any) -> RecordDict:
+    """A server's message that asks to train a model: `run`, `round` and so on, where these are not the usual."""
+    fields = {"run": "0a", "round": 1, "client": 0, "epochs": 1, "counted": 0, **asked}
+    keys = {name: "server-round" if name == "round" else f"fedskew-{name}" for name in fields}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    config = ConfigRecord({keys[name]: value for name, value in values.items() if value is not None})
+    content = RecordDict({"arrays": arrays_of(model.state_dict()), "config": config})
+    return RecordDict({**content, "broadcast": arrays_of(broadcast)}) if broadcast else content
+
+
+def arrays_of(tensors: Mapping[str, Any]) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor.detach().numpy().copy()) for name, tensor in tensors.items()})
 
 
 def silent_on(kind: str) -> Tamper:

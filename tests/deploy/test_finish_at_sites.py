@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from tests.deploy.federated import NAMES, federate, silent_on, tree
 
 import fedskew
-from fedskew.deploy import Disclosure, Plan
+from fedskew.deploy import Address, Disclosure, write_federation
 from fedskew.errors import ConfigError, RunError
 from fedskew.files import load_tensors
 
@@ -131,7 +131,8 @@ def test_what_leaves_a_site_is_listed_and_within_the_agreed_bytes(tmp_path):
     assert [thing.bytes for thing in listed] == [8 * 10 * (1 + 12 + 12**2)]
     assert "sums over its training samples" in listed[0].what
     wide = federate(tmp_path / "wide", finishing("ccvr", model={"name": "mlp3", "width": 80}))
-    assert Plan.of(wide.config, wide.agreement).reply_bytes > 8 * 10 * 80**2  # more than its model has
+    played = write_federation(tmp_path / "fed", wide.config, wide.agreement, Address("localhost", 9092), {})
+    assert played.plan.reply_bytes > 8 * 10 * 80**2  # more than its model has
 
 
 @pytest.mark.parametrize(

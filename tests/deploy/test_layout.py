@@ -1,15 +1,17 @@
-"""A model's named arrays and its flat vectors are the same model."""
+"""A model's named arrays and its flat vectors are the same model, as a strategy sends it and takes it back."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
-from flwr.app import Array, ArrayRecord
+from federated import LocalGrid, arrays_of
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from fedskew.deploy import ArraysLayout, ModelLayout, decode
-from fedskew.models import FlatModel, ModelState
+from fedskew.deploy import strategy
 
 
 def network() -> nn.Module:
@@ -19,38 +21,36 @@ def network() -> nn.Module:
     return module
 
 
-def test_a_model_comes_back_as_it_was_sent() -> None:
-    model = FlatModel(network())
-    layout = ModelLayout(model)
-    before = model.read_state()
-    state = ModelState(
-        torch.randn_like(before.parameters), torch.rand_like(before.buffers), torch.full_like(before.integers, 7)
-    )
-    back = layout.to_state(decode(layout.to_record(state), layout.specs, "array"))
-    for sent, came in zip(state, back, strict=True):
-        assert torch.equal(sent, came)
-    model.write_state(state)
-    for name, values in model.state_dict().items():
-        np.testing.assert_array_equal(layout.to_record(state)[name].numpy(), values.numpy())
+def played(sent: ArrayRecord, trained: dict[str, Any], **options: Any) -> tuple[ArrayRecord, ArrayRecord]:
+    """What the only client of a round is sent, and what becomes of the model that it returns."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
+    chosen = strategy(min_nodes=1, **options)
+    (asked,) = chosen.configure_train(1, sent, ConfigRecord({}), LocalGrid({10: ("a", None, {})}))
+    asked.metadata.__dict__["_message_id"] = "message"
+    reply = {"arrays": ArrayRecord({name: Array(value) for name, value in trained.items()})}
+    reply["metrics"] = MetricRecord({"num-examples": 5, "train-loss": 0.5})
+    arrays, _ = chosen.aggregate_train(1, [Message(RecordDict(reply), reply_to=asked)])
+    return asked.content["arrays"], arrays
 
 
-def test_what_comes_back_of_a_frozen_layer_is_not_used() -> None:
-    model = FlatModel(network())
-    layout = ModelLayout(model)
-    record = layout.to_record(model.read_state())
-    record["3.weight"] = Array(np.full((2, 16), 99.0, np.float32))
-    layout.to_state(decode(record, layout.specs, "array"))
-    assert layout.to_record(model.read_state())["3.weight"].numpy().max() < 99
+def test_a_model_comes_back_as_it_was_sent_and_a_frozen_layer_stays() -> None:
+    module = network()
+    before = arrays_of(module.state_dict())
+    trained = {name: np.asarray(array.numpy() * 1.5 + 0.25, array.numpy().dtype) for name, array in before.items()}
+    trained["1.num_batches_tracked"] = np.asarray(7)
+    sent, came = played(before, trained, model=module)
+    for name, array in before.items():
+        np.testing.assert_array_equal(sent[name].numpy(), array.numpy())
+        expected = array.numpy() if name == "3.weight" else trained[name]
+        np.testing.assert_allclose(came[name].numpy(), expected, rtol=1e-6, atol=1e-6)
+        assert came[name].numpy().dtype == array.numpy().dtype
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_arrays_of_an_unknown_model_keep_their_shapes_and_dtypes(dtype: str) -> None:
-    record = ArrayRecord({"w": Array(np.arange(6, dtype=dtype).reshape(2, 3)), "n": Array(np.array(5, dtype=np.int64))})
-    layout = ArraysLayout(record)
-    state = layout.to_state(decode(record, layout.specs, "array"))
-    assert state.parameters.tolist() == [0, 1, 2, 3, 4, 5]
-    assert state.integers.tolist() == [5]
-    back = layout.to_record(state)
-    assert back["w"].dtype == dtype
-    np.testing.assert_array_equal(back["w"].numpy(), record["w"].numpy())
-    assert back["n"].numpy() == 5
+    values = {"w": np.arange(6, dtype=dtype).reshape(2, 3), "n": np.array(5, dtype=np.int64)}
+    sent, came = played(ArrayRecord({name: Array(value) for name, value in values.items()}), values)
+    for record in (sent, came):
+        assert record["w"].dtype == dtype
+        np.testing.assert_array_equal(record["w"].numpy(), values["w"])
+        assert record["n"].numpy() == 5

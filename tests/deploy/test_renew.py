@@ -1,4 +1,4 @@
-"""The server's certificate, issued again by the authority that the sites know, or by a new one."""
+"""The server's certificate and its authority, made anew."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedskew.cli import app
-from fedskew.deploy import expires_soon, renew, write_certificates
+from fedskew.deploy import expires_soon, write_certificates
 from fedskew.errors import ConfigError
 
-SECRET = b"a long passphrase"
 HOSTS = ["fl.example.org", "127.0.0.1", "::1"]
 
 
@@ -43,82 +42,38 @@ def trusted(server: Path, authority: Path) -> bool:
     return caller.version() is not None
 
 
-def test_a_renewed_certificate_is_trusted_by_sites_as_they_are(tmp_path: Path) -> None:
-    write_certificates(tmp_path, HOSTS, SECRET)
-    authority = (tmp_path / "ca.crt").read_bytes()
-    before, key = certificate(tmp_path / "server.crt"), (tmp_path / "server.key").read_bytes()
-    renew(tmp_path, lambda: SECRET)
-    after = certificate(tmp_path / "server.crt")
-    assert trusted(tmp_path, tmp_path / "ca.crt")
-    assert (tmp_path / "ca.crt").read_bytes() == authority
-    assert after.serial_number != before.serial_number
-    assert after.public_key() != before.public_key()
-    kind = x509.SubjectAlternativeName
-    assert after.extensions.get_extension_for_class(kind) == before.extensions.get_extension_for_class(kind)
-    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
-    (aside,) = (tmp_path / "replaced").iterdir()
-    assert (aside / "server.key").read_bytes() == key
-
-
-def test_the_authoritys_key_is_encrypted_and_its_owners_alone(tmp_path: Path) -> None:
-    write_certificates(tmp_path, HOSTS, SECRET)
-    assert b"ENCRYPTED" in (tmp_path / "ca.key").read_bytes()
-    assert stat.S_IMODE((tmp_path / "ca.key").stat().st_mode) == 0o600
-    before = (tmp_path / "server.crt").read_bytes()
-    with pytest.raises(ConfigError, match="the passphrase is wrong"):
-        renew(tmp_path, lambda: b"another")
-    assert (tmp_path / "server.crt").read_bytes() == before
-
-
-def test_without_its_key_a_new_authority_is_needed_and_no_site_trusts_it_yet(tmp_path: Path) -> None:
-    server, site = tmp_path / "fed" / "server", tmp_path / "ca.crt"
+def test_a_renewed_certificate_is_of_a_new_authority_that_no_site_trusts_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, site = tmp_path / "server", tmp_path / "ca.crt"
     write_certificates(server, HOSTS)
     site.write_bytes((server / "ca.crt").read_bytes())
-    assert not (server / "ca.key").exists()
-    with pytest.raises(ConfigError, match="--new-authority"):
-        renew(server, lambda: SECRET)
-    with pytest.raises(ConfigError, match="--new-authority"):
-        app(["deploy", "renew", str(server.parent)], standalone_mode=False)
-    renew(server, None, new_authority=True)
+    before, key = certificate(server / "server.crt"), (server / "server.key").read_bytes()
+    assert trusted(server, site)
+
+    app(["deploy", "renew", str(tmp_path)], standalone_mode=False)
+
+    said = capsys.readouterr().out
+    assert "valid for 3650 days" in said
+    assert "ca.crt to every site" in said
+    after, kind = certificate(server / "server.crt"), x509.SubjectAlternativeName
+    assert after.public_key() != before.public_key()
+    assert after.extensions.get_extension_for_class(kind) == before.extensions.get_extension_for_class(kind)
     assert not trusted(server, site)
     site.write_bytes((server / "ca.crt").read_bytes())
     assert trusted(server, site)
+    assert stat.S_IMODE((server / "server.key").stat().st_mode) == 0o600
+    (aside,) = (server / "replaced").iterdir()
+    assert (aside / "server.key").read_bytes() == key
+    assert {path.name for path in server.iterdir()} == {"ca.crt", "server.crt", "server.key", "replaced"}
 
 
-def test_an_old_key_does_not_stay_beside_a_new_authority(tmp_path: Path) -> None:
-    write_certificates(tmp_path, HOSTS, SECRET)
-    renew(tmp_path, None, new_authority=True)
-    assert not (tmp_path / "ca.key").exists()
-    (aside,) = (tmp_path / "replaced").iterdir()
-    assert (aside / "ca.key").exists()
-
-
-@pytest.mark.slow
-def test_the_command_says_what_is_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FEDSKEW_PASSPHRASE", SECRET.decode())
-    write_certificates(tmp_path / "server", HOSTS, SECRET)
-    app(["deploy", "renew", str(tmp_path)], standalone_mode=False)
-    said = capsys.readouterr().out
-    assert "valid for 825 days" in said
-    assert "start" in said
-    assert "send" not in said
-    app(["deploy", "renew", str(tmp_path), "--new-authority", "--keep-authority"], standalone_mode=False)
-    assert "ca.crt to every site" in capsys.readouterr().out
-    app(["deploy", "renew", str(tmp_path)], standalone_mode=False)  # by the new one
-    monkeypatch.setenv("FEDSKEW_PASSPHRASE", "")
-    with pytest.raises(ConfigError, match="passphrase"):
-        app(["deploy", "renew", str(tmp_path)], standalone_mode=False)
-
-
-def test_the_authority_outlives_several_certificates(tmp_path: Path) -> None:
-    write_certificates(tmp_path, HOSTS, SECRET)
+def test_authority_and_certificate_end_together(tmp_path: Path) -> None:
+    write_certificates(tmp_path, HOSTS)
     now = datetime.datetime.now(datetime.UTC)
-    for name, days in (("server.crt", 825), ("ca.crt", 3650)):
+    for name in ("server.crt", "ca.crt"):
         lasts = (certificate(tmp_path / name).not_valid_after_utc - now) / datetime.timedelta(days=1)
-        assert lasts == pytest.approx(days, abs=0.1)
-    assert renew(tmp_path, lambda: SECRET) == pytest.approx(825, abs=0.1)
+        assert lasts == pytest.approx(3650, abs=0.1)
     with pytest.raises(ConfigError, match="expected a certificate"):
         expires_soon(tmp_path / "server.key")
 

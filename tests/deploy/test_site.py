@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import federate, tree
+from federated import federate, training, tree
 from flwr.app import Message
 
-from fedskew.deploy import Disclosure, ModelLayout, SiteData, SiteStates, TrainInstruction
+from fedskew.deploy import Disclosure, SiteData, SiteStates
 from fedskew.errors import ConfigError, DataError
 from fedskew.experiment import make_network
 from fedskew.methods import build
@@ -23,18 +23,19 @@ from fedskew.models import FlatModel
 TRAIN_ONCE = """
 import json, sys
 from pathlib import Path
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from fedskew import methods
-from fedskew.deploy import Agreement, ModelLayout, TrainInstruction, site_app
+from fedskew.deploy import Agreement, site_app
 from fedskew.experiment import make_network, read
 from fedskew.models import FlatModel
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 folder, data = Path(sys.argv[1]), sys.argv[2]
 config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
 model = FlatModel(make_network(config, 0, methods.build(config.method), 10, tuple(agreement.shape)))
-arrays = ModelLayout(model).to_record(model.read_state())
-message = Message(TrainInstruction("0a", 1, 0, 1, 0).content(arrays, {}), 5, "train")
+arrays = ArrayRecord({name: Array(tensor.detach().numpy()) for name, tensor in model.state_dict().items()})
+asked = {"fedskew-run": "0a", "server-round": 1, "fedskew-client": 0, "fedskew-epochs": 1, "fedskew-counted": 0}
+message = Message(RecordDict({"arrays": arrays, "config": ConfigRecord(asked)}), 5, "train")
 reply = site_app(folder)(message, Context(1, 5, {"data": data}, RecordDict(), {}))
 assert reply.has_content()
 print(json.dumps(sorted(sys.modules)))
@@ -100,11 +101,10 @@ def test_a_site_keeps_states_as_far_as_its_server_may_go_back(
     grid, node = federation.grid(), federation.node("ash")
     shape = tuple(federation.agreement.shape)
     model = FlatModel(make_network(federation.config, 3, build(federation.config.method), 10, shape))
-    layout, sent = ModelLayout(model), model.read_state()
     broadcast = {"scaffold.server": torch.zeros(len(model.vector))}
 
     def train(round: int, counted: int) -> None:
-        content = TrainInstruction("0a", round, 0, 1, counted).content(layout.to_record(sent), broadcast)
+        content = training(model, broadcast, round=round, counted=counted)
         (answer,) = grid.send_and_receive([Message(content, node, "train")])
         assert answer.has_content()
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import Federated, LocalGrid, federate, fedskew, tree
+from federated import CLASSES, Federated, LocalGrid, federate, fedskew, tree
 from flwr.app import Context, Message, RecordDict
 
-from fedskew.deploy import Ending, server_app, with_defences
+from fedskew.deploy import Draft, Ending, server_app
 from fedskew.experiment import RunFolder, resolve
 
 FOUR = ("ash", "birch", "cedar", "dogwood")
@@ -29,7 +29,7 @@ def four(folder: Path, rounds: int, weight_limit: float | None, **agreed: Any) -
     """Four sites, one with four samples: without `dogwood` two of the others have nearly all of the weight."""
     given = {"rounds": rounds, "steps": 1} | ({} if weight_limit is None else {"weight_limit": weight_limit})
     config = resolve({**tree("fedavg", **given), "engine": {"updates": "masked"}})
-    config = with_defences(config, len(FOUR))
+    config = Draft.of(config, FOUR, {"classes": CLASSES, "shape": [64]}).config
     agreed = {"updates": "masked", "evaluation": "none", "round_timeout": 0.3} | agreed
     federation = federate(folder, config.tree(), FOUR, **agreed)
     own = federation.folder / "birch" / "own.npz"

@@ -363,8 +363,9 @@ def test_what_cannot_be_estimated_is_one_line(target: dict[str, Any], agreed: di
 
 
 def test_a_mix_is_not_both_given_and_estimated() -> None:
+    agreement = Agreement(sites=["a", "b"], classes=["x", "y"], shape=[2], target_site="d")
     with pytest.raises(ConfigError, match=r"target\.mix: the mix is estimated in the run, and mix\.csv gives it"):
-        Agreement.check_target_file(resolve(config()), Path("mix.csv"))
+        agreement.check_config(resolve(config()), Path("mix.csv"))
 
 
 @pytest.mark.parametrize(
@@ -407,7 +408,7 @@ def test_unlabelled_samples_that_do_not_fit_are_one_line(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"data\.toml: unlabelled: .*new\.npz: inputs: expected"):
         samples()
     path.write_text("unlabelled = 3\n")
-    with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: expected a folder of images or an \.npz file"):
+    with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: input should be a valid string \(got 3\)"):
         SiteData.load(path, federation.agreement)
 
 

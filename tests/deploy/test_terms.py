@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from federated import NAMES, Federated, federate, tree
+from federated import NAMES, Federated, arrays_of, federate, training, tree
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
@@ -22,9 +22,7 @@ from fedskew.deploy import (
     Agreement,
     Book,
     Look,
-    ModelLayout,
     Terms,
-    TrainInstruction,
     agree,
     app_hash,
     is_agreed,
@@ -49,31 +47,24 @@ def asked(federation: Federated, message: Message, name: str = "ash") -> Message
     return app(message, Context(1, node, settings, RecordDict(), {}))
 
 
-def model(federation: Federated, value: float = 0.0) -> Any:
+def model(federation: Federated, value: float = 0.0) -> FlatModel:
     config = federation.config
     network = FlatModel(make_network(config, 3, build(config.method), 10, tuple(federation.agreement.shape)))
-    state = network.read_state()
-    state.parameters[0] += value
-    return ModelLayout(network).to_record(state)
+    network.vector.data[0] += value
+    return network
 
 
-def train(
-    federation: Federated,
-    round: int = 1,
-    epochs: float = 1,
-    run: str = "0a",
-    steps: int | None = None,
-    quota: tuple[int, ...] | None = None,
-) -> Message:
+def train(federation: Federated, round: int = 1, value: float | None = None, **instruction: Any) -> Message:
     federation.grid()
-    content = TrainInstruction(run, round, 0, epochs, 0, steps, quota).content(model(federation, float(round)), {})
+    content = training(model(federation, float(round) if value is None else value), round=round, **instruction)
     return asked(federation, Message(content, federation.node("ash"), "train"))
 
 
 def evaluate(federation: Federated, round: int = 1, value: float | None = None) -> Message:
     federation.grid()
     entries = ConfigRecord({"server-round": round, "confusion": 1})
-    content = RecordDict({"arrays": model(federation, float(round) if value is None else value), "config": entries})
+    arrays = arrays_of(model(federation, float(round) if value is None else value).state_dict())
+    content = RecordDict({"arrays": arrays, "config": entries})
     return asked(federation, Message(content, federation.node("ash"), "evaluate"))
 
 
@@ -205,11 +196,7 @@ def test_more_rounds_are_refused_whatever_the_runs_are_called(tmp_path: Path, ca
 def test_the_same_round_with_another_model_counts(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
     assert train(federation).has_content()
-    federation.grid()
-    other = TrainInstruction("0a", 1, 0, 1, 0).content(model(federation, 7.0), {})
-    assert asked(federation, Message(other, federation.node("ash"), "train")).error.reason.startswith(
-        "not agreed: rounds"
-    )
+    assert train(federation, value=7.0).error.reason.startswith("not agreed: rounds")
 
 
 @pytest.mark.slow
@@ -230,7 +217,9 @@ def test_a_stock_servers_questions_reveal_nothing(tmp_path: Path, caplog: Any) -
     """Without fedskew's keys a message would be answered with the number of samples, even if counts are noisy."""
     federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=1.0)
     federation.grid()
-    content = RecordDict({"arrays": model(federation), "config": ConfigRecord({"server-round": 1})})
+    content = RecordDict(
+        {"arrays": arrays_of(model(federation).state_dict()), "config": ConfigRecord({"server-round": 1})}
+    )
     refused(asked(federation, Message(content, federation.node("ash"), "train")), "message", caplog)
     caplog.clear()
     refused(asked(federation, Message(content, federation.node("ash"), "evaluate")), "evaluation", caplog)

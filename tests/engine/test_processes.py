@@ -82,10 +82,7 @@ def test_any_number_of_processes_gives_the_bits_of_one_client_after_another(proc
 
 
 def test_the_number_of_processes_is_no_part_of_a_runs_name(tmp_path):
-    names = {
-        fedskew.experiment.run_folder(fedskew.experiment.resolve(tree(processes)), tmp_path)
-        for processes in (None, 1, 7)
-    }
+    names = {fedskew.experiment.resolve(tree(processes)).folder(tmp_path) for processes in (None, 1, 7)}
     assert len(names) == 1
 
 

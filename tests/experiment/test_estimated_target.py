@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import fedskew
 from fedskew.cli import app
 from fedskew.errors import ConfigError, DataError, RunError
-from fedskew.experiment import held_out_of, make_task, make_training_loop, resolve, target_in_words
+from fedskew.experiment import make_task, make_training_loop, resolve, target_in_words
 from fedskew.weighting import fedpals
 
 TRUTH = [0.2, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.02]
@@ -86,7 +86,7 @@ def test_what_the_target_is_made_of(whole):
 def test_a_trained_model_is_calibrated_on_what_clients_held_out(whole):
     task = make_task(whole.config, 0)
     rows = np.sort(np.concatenate(task.held_out))
-    samples, labels = held_out_of(fedskew.load(whole.folder))
+    samples, labels = fedskew.load(whole.folder).held_out()
     assert torch.equal(samples, task.dataset.inputs[rows])
     assert labels.tolist() == task.dataset.targets[rows].tolist()
 

@@ -147,7 +147,7 @@ import torch
 import fedskew
 from fedskew import engine, experiment, methods
 
-experiment.simulate, engine.RoundRunner, methods.check  # imported here once, not in every child
+fedskew.simulate, engine.RoundRunner, methods.check  # imported here once, not in every child
 
 def killed():
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew import methods, models
+from fedskew import methods, models, simulate
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, MissingPackageError, RunError
-from fedskew.experiment import Job, RunFolder, Sweep, SweepResult, resolve, run_folder, run_sweep, simulate
+from fedskew.experiment import Job, RunFolder, Sweep, SweepResult, resolve, run_sweep
 from fedskew.report import SeedRun
 from fedskew.trees import parse_change
 
@@ -165,7 +165,7 @@ def test_long_names_that_differ_at_their_end_are_folders_of_their_own(tmp_path):
     methods = [{"label": label, "set": {"training.smallest_batch": size}} for size in (1, 2)]
     methods[1]["label"] += " indeed"
     sweep = sweep_of(tmp_path, "[sweep]\n", changes={"sweep.methods": methods})
-    first, second = (run_folder(cell.config, tmp_path).name for cell in sweep.cells)
+    first, second = (cell.config.folder(tmp_path).name for cell in sweep.cells)
     assert first != second
     assert first.startswith("small-a-label-that-says-so-much-of-its-cell-that-its-name-is-longer")
     assert all(len(cell.config.name) <= 80 for cell in sweep.cells)
@@ -394,7 +394,7 @@ def test_a_row_is_the_mean_and_standard_deviation_of_its_seeds(tmp_path):
     assert [(line["method"], line["seed"], line["rounds_to_accuracy"]) for line in lines] == [
         ("fedavg", "0", "4.0"), ("fedavg", "1", "2.0"), ("fedavg", "2", ""), ("fedprox", "1", ""),
     ]  # fmt: skip
-    assert lines[0]["folder"] == run_folder(sweep.cells[0].config.for_seed(0), tmp_path).name
+    assert lines[0]["folder"] == sweep.cells[0].config.for_seed(0).folder(tmp_path).name
 
 
 def written_with_one_run(sweep: Sweep, out: Path, failed=None) -> SweepResult:
@@ -515,7 +515,7 @@ def test_own_components_work_and_a_run_that_fails_stops_no_other(tmp_path, monke
     )
     assert dead.startswith("dead, seed 0: its process ended early (SIGKILL, perhaps for want of memory)")
     assert [len(row.seeds) for row in result.rows] == [0, 0, 1]
-    (own,) = RunFolder.read_runs(run_folder(sweep.cells[2].config, tmp_path / "runs"))
+    (own,) = RunFolder.read_runs(sweep.cells[2].config.folder(tmp_path / "runs"))
     uniform = simulate(sweep.cells[2].config, method="uniform")
     assert [record.evaluation for record in own.rounds] == [record.evaluation for record in uniform.runs[0].rounds]
 
@@ -557,7 +557,7 @@ def test_a_sweep_is_ordinary_runs_which_another_sweep_may_share(tmp_path):
     assert first.failures == ()
 
     alone = simulate(sweep.cells[0].config.for_seed(1), out=tmp_path / "alone")
-    run = run_folder(alone.config, tmp_path / "runs")
+    run = alone.config.folder(tmp_path / "runs")
     for file in ("model.safetensors", "config.toml", "partition.npz"):
         assert (run / file).read_bytes() == (alone.folder / file).read_bytes()
     assert json.loads((run / "summary.json").read_text())["headline"] == alone.runs[0].summary["headline"]

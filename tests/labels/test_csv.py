@@ -285,7 +285,7 @@ def test_a_target_is_matched_by_name_and_normalised(tmp_path: Path, text: str) -
         ("class,share\ncat,1\ndog,1\ndoog,1\n", "line 4: the counts have no class 'doog' (did you mean 'dog'?)"),
         ("class,share\ncat,1\ncat,2\ndog,1\n", "line 3: class 'cat' occurs twice"),
         ("class,share\ncat,1\ndog,-2\n", "line 3, column 'share': -2, expected a finite number"),
-        ("class,share\ncat,0\ndog,0\n", "the shares must have a positive sum"),
+        ("class,share\ncat,0\ndog,0\n", "its shares must have a positive sum"),
         ("class,share\ncat\n", "line 2: 1 cells where the header has 2"),
         ("cat,dog\n", "line 1: nothing below the header"),
         ("cat,dog\n1,2\n3,4\n", "line 3: a second row of shares"),

@@ -10,7 +10,8 @@ import pytest
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from fedskew.experiment import Cell, Job, make_training_loop, simulate
+from fedskew import simulate
+from fedskew.experiment import Cell, Job, make_training_loop
 from fedskew.models import Network
 from fedskew.papers import Recipe, RecipeRow, Reproduction, names, reproduce
 from published_formats import WRITERS, write

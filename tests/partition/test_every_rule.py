@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from splits import CIFAR_LABELS
+from splits import CIFAR_LABELS, IID, DirichletWithinDomains, Natural, OneLabelMissing
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.partition import (
-    INDEX,
     DirichletByClass,
     DirichletByClient,
     IIDAndExclusive,
@@ -20,11 +19,6 @@ from fedskew.partition import (
     Shards,
     Sparsity,
 )
-
-IID = INDEX["iid"]
-DirichletWithinDomains = INDEX["dirichlet_within_domains"]
-Natural = INDEX["natural"]
-OneLabelMissing = INDEX["one_label_missing"]
 
 RULES = [
     DirichletByClass(0.5),
@@ -235,22 +229,6 @@ def test_bad_parameters_are_refused_by_name(rule, arguments, says) -> None:
 def test_sizes_must_be_as_many_as_clients() -> None:
     with pytest.raises(ArgumentError, match="sizes: has 2 entries for 3 clients"):
         DirichletByClient(0.1, sizes=(1, 2)).split([0, 1, 2], 3, np.random.default_rng(0))
-
-
-def test_the_index_names_every_rule() -> None:
-    assert sorted(INDEX) == [
-        "dirichlet_by_class",
-        "dirichlet_by_client",
-        "dirichlet_within_domains",
-        "iid",
-        "iid_and_exclusive",
-        "natural",
-        "one_label_missing",
-        "paired_shards",
-        "quantity",
-        "shards",
-        "sparsity",
-    ]
 
 
 def test_only_fedpals_rules_have_a_target_client() -> None:

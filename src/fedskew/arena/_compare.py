@@ -50,8 +50,8 @@ class Standing:
     """How a method stands against the reference, over the trainings in which both have runs.
 
     `federations` are trainings times partitions; `score` (percent) and `difference` (points) are means over trainings;
-    `interval` is that of 95 % of the mean difference, by bootstrap over trainings, None for fewer than three; `median`
-    is over runs, which a few that collapsed don't move. `p`: Wilcoxon's signed-rank test over trainings, corrected for
+    `low` and `high` end the interval of 95 % of the mean difference, by bootstrap over trainings, NaN for fewer than
+    three; `median` is over runs, which a few that collapsed don't move. `p`: Wilcoxon's signed-rank test over trainings, corrected for
     the number of methods by Holm's method; NaN where there is no test. `ahead` and `harmed` are shares of the
     trainings, `collapsed` is a number of runs.
     """
@@ -61,7 +61,8 @@ class Standing:
     federations: int
     score: float
     difference: float
-    interval: tuple[float, float] | None
+    low: float
+    high: float
     median: float
     p: float
     ahead: float
@@ -176,13 +177,15 @@ class Scores:
             if method == reference or not runs:
                 continue
             units = np.array([*_by_training(runs).values()])
+            low, high = (math.nan, math.nan) if within else _interval(units)
             row = Standing(
                 method=method,
                 trainings=len(units),
                 federations=len({(training, partition) for training, partition, _ in runs}),
                 score=fmean(_by_training(percent).values()),
                 difference=float(units.mean()),
-                interval=None if within else _interval(units),
+                low=low,
+                high=high,
                 median=median(runs.values()),
                 p=math.nan,
                 ahead=float((units > 0).mean()),
@@ -268,12 +271,12 @@ def _mean(line: Line, last: int, share: float = 1.0) -> float | None:
     return fmean(np.interp(at, range(1, len(curve) + 1), curve).tolist()) if at else None
 
 
-def _interval(units: FloatArray) -> tuple[float, float] | None:
+def _interval(units: FloatArray) -> tuple[float, float]:
     """Interval of the mean by bootstrap over trainings, bias-corrected and accelerated."""
     from scipy import stats
 
     if len(units) < _FEWEST:
-        return None
+        return math.nan, math.nan
     if np.ptp(units) == 0:
         return float(units[0]), float(units[0])
     found = stats.bootstrap(

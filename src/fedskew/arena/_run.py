@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from fedskew import methods
+from fedskew import Result, methods, simulate
 from fedskew.arena._advice import figures
 from fedskew.arena._arena import Arena
 from fedskew.arena._plan import ArenaJob, Line, Plan
@@ -30,7 +30,7 @@ from fedskew.errors import (
     PartitionError,
     RunError,
 )
-from fedskew.experiment import Config, Result, keep_data, resolve, simulate, simulate_together
+from fedskew.experiment import Config, keep_data, resolve, simulate_together
 from fedskew.files import append, locked, write_text, writing
 from fedskew.report import SeedRun
 from fedskew.tables import csv_text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -79,7 +80,7 @@ def _standing_table(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]
             str(row.federations),
             f"{row.score:.1f}",
             f"{row.difference:+.1f}",
-            "-" if row.interval is None else f"{row.interval[0]:+.1f} to {row.interval[1]:+.1f}",
+            "-" if math.isnan(row.low) else f"{row.low:+.1f} to {row.high:+.1f}",
             f"{row.median:+.1f}",
             _p(row.p),
             f"{row.ahead:.0%}",
@@ -182,20 +183,14 @@ def _p(p: float, equals: str = "") -> str:
 
 
 def _standing_lines(tables: dict[View, list[Standing]]) -> Iterable[list[Any]]:
-    yield [
-        *("view", "method", "trainings", "federations", "score", "difference", "low", "high", "median", "p"),
-        *("ahead", "harmed", "collapsed", "runs"),
-    ]
+    yield ["view", *(field.name for field in fields(Standing))]
     for view, rows in tables.items():
         for row in rows:
-            low, high = row.interval or (math.nan, math.nan)
-            numbers = [row.score, row.difference, low, high, row.median]
-            cells = [None if math.isnan(number) else round(number, 4) for number in numbers]
-            p = None if math.isnan(row.p) else float(f"{row.p:.4g}")
-            yield [
-                *(view, row.method, row.trainings, row.federations, *cells, p),
-                *(row.ahead, row.harmed, row.collapsed, row.runs),
-            ]
+            yield [view, *(_rounded(value) if isinstance(value, float) else value for value in vars(row).values())]
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else float(f"{value:.5g}")
 
 
 def _choice_lines(state: ArenaState) -> Iterable[list[Any]]:
@@ -231,7 +226,7 @@ def _draw(arena: Arena, rows: Sequence[Standing], ranked: Ranks, folder: Path) -
     files = [folder / "differences.png", folder / "ranks.png"]
     with drawing.figure(files[0], width=7, height=1.2 + 0.32 * len(rows)) as figure:
         methods, gains = [row.method for row in rows], [row.difference for row in rows]
-        intervals = [row.interval for row in rows]
+        intervals = [None if math.isnan(row.low) else (row.low, row.high) for row in rows]
         drawing.differences(figure.subplots(), methods, gains, intervals, arena.settings.reference)
     if not ranked.methods:
         return files[:1]

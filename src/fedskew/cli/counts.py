@@ -14,7 +14,7 @@ import typer
 from fedskew.cli.options import DataRoot, config_file
 from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of
 from fedskew.errors import ArgumentError, FedskewError
-from fedskew.labels import LabelCounts, lists_samples, read_target
+from fedskew.labels import LabelCounts, read_target
 
 if TYPE_CHECKING:
     from fedskew.arena import Advice
@@ -152,7 +152,7 @@ def _read(
         return _of_config(path, data_root)
     if (path / "config.toml").exists():
         return _of_run(path)
-    if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not lists_samples(path):
+    if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not LabelCounts.lists_samples(path):
         return Source(LabelCounts.read_csv(path, client=client, decimal=decimal, totals=totals))
     from fedskew.data import holdings
 

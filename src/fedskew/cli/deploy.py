@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +45,6 @@ Updates = Annotated[
     ),
 ]
 Federation = Annotated[Path, typer.Argument(help="The federation's folder.", show_default=False)]
-PASSPHRASE = "FEDSKEW_PASSPHRASE"
-"""Environment variable with the passphrase of the authority's key."""
 
 
 def init(
@@ -80,14 +76,6 @@ def init(
     shape: Annotated[
         str | None, typer.Option(help="Shape of one sample, such as 3,32,32, where the data is not on this machine.")
     ] = None,
-    keep_authority: Annotated[
-        bool,
-        typer.Option(
-            "--keep-authority",
-            help="Keep the authority's key, encrypted, for the next server certificate; asks for a passphrase, or "
-            f"takes {PASSPHRASE} from the environment.",
-        ),
-    ] = False,
     wheel: Annotated[
         Path | None,
         typer.Option(
@@ -126,7 +114,6 @@ def init(
     from fedskew.experiment import read
 
     place = Address.parse(address)
-    secret = _passphrase(new=True) if keep_authority else None
     whole = read(config, changed_keys(changes, None, None, data_root))
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
@@ -136,7 +123,7 @@ def init(
         samples = _kind(_dataset(whole))
     made = Draft.of(whole, _names(sites, "--sites"), samples, label_counts, epsilon, updates, target_site)
     images = _images_table(whole)
-    played = write_federation(folder, made.config, made.agreement, place, images, target, secret, made.mask_keys, wheel)
+    played = write_federation(folder, made.config, made.agreement, place, images, target, made.mask_keys, wheel)
     _print_notes(made, played.losses_in_words(harmless=False))
     Console().say(f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone")
 
@@ -245,52 +232,25 @@ def local(
         raise StandstillError(still)
 
 
-def renew(
-    folder: Federation,
-    new_authority: Annotated[
-        bool, typer.Option("--new-authority", help="Make a new authority, too; every site then needs its ca.crt.")
-    ] = False,
-    keep_authority: Annotated[
-        bool, typer.Option("--keep-authority", help="With --new-authority: keep its key, encrypted.")
-    ] = False,
-) -> None:
-    """Issue the server a new certificate, by the authority whose key was kept (deploy init --keep-authority).
+def renew(folder: Federation) -> None:
+    """Make the server a new certificate, and the authority that sites know it by: each needs its ca.crt.
 
     The old files are kept in server/replaced. Start superlink.sh again afterwards.
 
     Examples:
 
         fedskew deploy renew hospitals
-
-        fedskew deploy renew hospitals --new-authority --keep-authority
     """
     from fedskew import deploy
 
-    server = folder / "server"
-    if keep_authority and not new_authority:
-        raise ConfigError("--keep-authority: goes with --new-authority; the key of the present one is gone, or is kept")
-    asks = keep_authority or not new_authority
-    days = deploy.renew(server, (lambda: _passphrase(new=new_authority)) if asks else None, new_authority)
-    console = Console()
+    server, console = folder / "server", Console()
+    days = deploy.renew(server)
     console.say(f"{server / 'server.crt'}: valid for {days:.0f} days")
-    if new_authority:
-        console.say(
-            f"send {server / 'ca.crt'} to every site, in the place of its old one, over a channel that nobody else can "
-            "change; until a site has it, it can't connect. Keys and registrations stay as they are."
-        )
+    console.say(
+        f"send {server / 'ca.crt'} to every site, in the place of its old one, over a channel that nobody else can "
+        "change; until a site has it, it can't connect. Keys and registrations stay as they are."
+    )
     console.say(f"now start {server / 'superlink.sh'} again")
-
-
-def _passphrase(new: bool) -> bytes:
-    """Ask for the passphrase of the authority's key."""
-    given = os.environ.get(PASSPHRASE)
-    if given is None and not sys.stdin.isatty():
-        raise ConfigError(f"passphrase: there is no terminal to ask at; set {PASSPHRASE} in the environment")
-    if given is None:
-        given = typer.prompt("Passphrase of the authority's key", hide_input=True, confirmation_prompt=new)
-    if not given:
-        raise ConfigError("passphrase: expected at least one character")
-    return str(given).encode()
 
 
 def _names(text: str, option: str) -> list[str]:
@@ -367,10 +327,10 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
     Raises RunError where a process ended early.
     """
     from fedskew.cli.progress import announced
-    from fedskew.experiment import RunBar, RunFolder, read, run_folder
+    from fedskew.experiment import RunBar, RunFolder, read
 
     config = read(federation.folder / "app" / "run.toml")
-    folder = run_folder(config, federation.folder / "server" / "runs")
+    folder = config.folder(federation.folder / "server" / "runs")
     process = federation.run()
     seen, warned = 0, 0
     with RunBar(console, [config]) as bar:

@@ -30,7 +30,7 @@ from fedskew.cli.options import DataRoot
 from fedskew.cli.page import BARE, AsJson, Console, NoPicture, picture_path, print_json, shares, table_of, write_csv
 from fedskew.components import covers, has, make_component
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.labels import GROUPS, LabelCounts, SkewReport, effective_sample_size
+from fedskew.labels import LabelCounts, SkewReport, effective_sample_size
 from fedskew.labels import describe as describe_labels
 from fedskew.tables import amount, counted
 from fedskew.trees import parse_change
@@ -327,7 +327,7 @@ def _print_clients(console: Console, report: SkewReport) -> None:
         ">samples": [*map(amount, counts.sizes)],
         ">evenness": shares(report.label_distribution.client_evenness, 0),
     }
-    for group, name in enumerate(GROUPS):
+    for group, name in enumerate(report.group_sizes()):
         columns[name] = [_listed(counts.classes, np.flatnonzero(row == group)) for row in report.groups]
     order = np.lexsort((-counts.sizes, -report.kl_to_uniform, counts.sizes == 0))
     console.columns("Clients", columns, order, "most one-sided; all with --json", CLIENTS_SHOWN)

@@ -211,8 +211,9 @@ def demo(out: Out = Path("runs")) -> None:
 
         fedskew demo
     """
+    from fedskew import simulate
     from fedskew.cli.progress import announced
-    from fedskew.experiment import RunBar, read, run_folder, simulate
+    from fedskew.experiment import RunBar, read
     from fedskew.report import write_report
 
     console = Console()
@@ -222,7 +223,7 @@ def demo(out: Out = Path("runs")) -> None:
     results = []
     with RunBar(console, configs) as bar:
         for config in configs:
-            shutil.rmtree(run_folder(config, out), ignore_errors=True)  # a demo never continues an earlier one
+            shutil.rmtree(config.folder(out), ignore_errors=True)  # a demo never continues an earlier one
             results.append(simulate(config, out=out, progress=announced(bar, config)))
     console.print(results_table(results))
     console.print(READING)

@@ -18,7 +18,7 @@ from fedskew.tables import counted
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedskew.experiment import TrainedModel
+    from fedskew import TrainedModel
 
 SHOWN = 20
 CLASSES_NAMED = 6
@@ -67,7 +67,8 @@ def predict(
 
     In Python: fedskew.load("runs/my-1a2b3c4d").predict(array).
     """
-    from fedskew.experiment import ModelInfo, load
+    from fedskew import load
+    from fedskew.experiment import ModelInfo
 
     if not images and export is None:
         raise ArgumentError("IMAGES: give images, a folder of them or an .npz file; or --export onnx")

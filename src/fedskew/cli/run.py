@@ -30,7 +30,8 @@ from fedskew.errors import ArgumentError
 from fedskew.tables import Spread, counted
 
 if TYPE_CHECKING:
-    from fedskew.experiment import Config, Result
+    from fedskew import Result
+    from fedskew.experiment import Config
 
 
 def run(
@@ -74,9 +75,8 @@ def run(
 
         torchrun --nproc-per-node 4 -m fedskew run my.toml      (each cohort over four processes, or GPUs)
     """
-    from fedskew import experiment, methods, models, torchrun
+    from fedskew import experiment, methods, models, simulate, torchrun
     from fedskew.cli.progress import announced
-    from fedskew.experiment import run_folder
     from fedskew.report import write_report
 
     config = config_file(config)
@@ -84,29 +84,27 @@ def run(
     whole = experiment.read(config, changed, quick, trust_code)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
-    if (resume or fresh) and config.parent.name == run_folder(whole, out).name:  # the config of a run folder: that run
+    if (resume or fresh) and config.parent.name == whole.folder(out).name:  # the config of a run folder: that run
         out = config.parent.parent
     for one in configs:
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
             console.say(f"note on {one.name}: {note}", style="yellow")
-    if resume and torchrun.rank() == 0:
-        experiment.check_resumable(configs, out)
     results = []
     with experiment.shared_data():
-        if len(configs) > 1 and not estimate and not torchrun.launched():
-            experiment.check_runs(configs, out, anew=not (resume or fresh))
+        if not estimate and torchrun.rank() == 0:
+            experiment.check_runs(configs, out, resume, fresh)
         if not resume and not torchrun.launched():
             print_estimate(console, configs, only=estimate)
         if estimate:
             return
         with experiment.RunBar(console, configs) as bar:
             for one in configs:
-                folder = run_folder(one, out)
+                folder = one.folder(out)
                 words = partial(_first_words, one, config.parent, folder, fresh)
                 try:
                     listen = announced(bar, one, words, partial(experiment.RunFolder.notes, folder))
-                    results.append(experiment.simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
+                    results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
                     bar.stop()
                     console.say(f"stopped; continue with --resume ({folder})")

@@ -17,7 +17,8 @@ from fedskew.labels import MixMethod
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from fedskew.experiment import Adaptation, TrainedModel
+    from fedskew import TrainedModel
+    from fedskew.experiment import Adaptation
     from fedskew.labels import MixEstimate
 
 LEAST_SAMPLES = 8
@@ -227,19 +228,18 @@ def adapt(
     """
     import torch
 
+    import fedskew
     from fedskew import data, experiment
 
     wanted = mix_method(method)
-    model = experiment.load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
+    model = fedskew.load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
     finish = experiment.read(model.file.with_name("config.toml")).method.get("finish", {}) if finished else {}
     if finish.get("name") == "adapt":
         raise ArgumentError(
             f"--finished: the finish of {run} was adapt, so that model is moved already; leave --finished out to move "
             "the one that was trained"
         )
-    labelled = (
-        experiment.held_out_of(model) if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
-    )
+    labelled = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
     samples = torch.cat([some.inputs for some in data.unlabelled(target_data, model.in_shape)])
     check_samples(len(samples), target_data[0])
     found = experiment.Adaptation.of(model, samples, labelled, wanted, normalised=(False, held_out is None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import components, methods
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment import Config, target_mix
+from fedskew.experiment import Config, ModelInfo, target_mix
 from fedskew.parameters import Count, Finite, Positive, first_mistake
 from fedskew.sums import SumContext
 from fedskew.trees import read_tree
@@ -28,6 +29,25 @@ MASKED = {"updates", "sum_sites", "keys"}
 
 LARGEST_SHARE = 0.5
 """Largest weight of one site's update in a masked sum: with more the sum would be mostly that update."""
+
+
+SIMULATED = {
+    "tune": "it chooses by a validation set, and the server has no data",
+    "data.validation": "the server has no data to hold out",
+    "data.held_out": "it is simulated; real sites hold out samples of their own",
+    "evaluation.patience": "it stops by a validation set, and the server has no data",
+    "evaluation.clients": "it needs a test set at the server",
+    "conditions.dropout": "it is simulated; real sites drop out by themselves",
+    "conditions.stragglers": "they are simulated; real sites are slow by themselves",
+    "target.truth": "it is simulated; leave it out",
+    "target.unlabelled": "it is a place on this machine; the target site's data.toml says where its samples are "
+    "(unlabelled)",
+    "target.noise": "it is simulated; write the mix that the server is to be given",
+    "conditions.count_epsilon": "it is simulated; leave it out, and have noise at the sites: fedskew deploy init "
+    "--label-counts noisy, or summed, with --epsilon 1",
+    "method.pipeline": "FedConcat's stages are not deployed; simulate it",
+}
+"""Keys of a config that can't be deployed, and why."""
 
 
 class Agreement(BaseModel):
@@ -156,6 +176,11 @@ class Agreement(BaseModel):
         return self.names if target is None or target in self.names else (*self.names, target)
 
     @property
+    def info(self) -> ModelInfo:
+        """What is known of the federation's samples and classes."""
+        return ModelInfo(tuple(self.classes), tuple(self.shape), self.tokens, tuple(self.mean), tuple(self.std))
+
+    @property
     def evaluates(self) -> bool:
         """Whether sites report confusion matrices, whose rows are label counts of their test samples."""
         return self.evaluation == "confusion" or (self.evaluation == "auto" and self.label_counts == "exact")
@@ -195,50 +220,25 @@ class Agreement(BaseModel):
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
-    def check_config(self, config: Config, has_target: bool = False) -> None:
+    def check_config(self, config: Config, target: Path | None = None, at_site: bool = False) -> None:
         """Check that a config can be deployed under an agreement.
 
         Args:
             config: The config that was simulated.
-            has_target: Whether the server has a file with the target mix.
+            target: The server's file with the target mix; None: it has none.
+            at_site: Whether a site checks, which does not know of such a file.
 
         Raises:
             ConfigError: The config can't be deployed; the message names the key and the reason.
         """
         if len(config.seeds) != 1:
             raise ConfigError(f"seeds: a federation of real sites runs one seed, not {config.seeds}")
-        for key, given, reason in (
-            ("tune", config.tune is not None, "it chooses by a validation set, and the server has no data"),
-            ("data.validation", config.data.validation != 0, "the server has no data to hold out"),
-            ("data.held_out", config.data.held_out != 0, "it is simulated; real sites hold out samples of their own"),
-            (
-                "evaluation.patience",
-                config.evaluation.patience > 0,
-                "it stops by a validation set, and the server has no data",
-            ),
-            ("evaluation.clients", config.evaluation.clients, "it needs a test set at the server"),
-            ("conditions.dropout", config.conditions.dropout > 0, "it is simulated; real sites drop out by themselves"),
-            (
-                "conditions.stragglers",
-                config.conditions.stragglers > 0,
-                "they are simulated; real sites are slow by themselves",
-            ),
-            ("target.truth", config.target.truth is not None, "it is simulated; leave it out"),
-            (
-                "target.unlabelled",
-                isinstance(config.target.unlabelled, str),
-                "it is a place on this machine; the target site's data.toml says where its samples are (unlabelled)",
-            ),
-            ("target.noise", config.target.noise > 0, "it is simulated; write the mix that the server is to be given"),
-            (
-                "conditions.count_epsilon",
-                config.conditions.count_epsilon is not None,
-                "it is simulated; leave it out, and have noise at the sites: fedskew deploy init --label-counts noisy, "
-                "or summed, with --epsilon 1",
-            ),
-            ("method.pipeline", "pipeline" in config.method, "FedConcat's stages are not deployed; simulate it"),
-        ):
-            if given:
+        special = {
+            "target.unlabelled": isinstance(config.target.unlabelled, str),
+            "method.pipeline": "pipeline" in config.method,
+        }
+        for key, reason in SIMULATED.items():
+            if special[key] if key in special else attrgetter(key)(config):
                 raise ConfigError(f"{key}: can't be deployed: {reason}")
         if self.updates == "masked":
             _check_masked(config, self)
@@ -254,7 +254,11 @@ class Agreement(BaseModel):
                 "samples, without noise; set evaluation = 'none' in deploy.toml, or 'confusion' if these may be known"
             )
         _check_target_site(config, self)
-        if not has_target and not config.target.is_estimated:
+        if config.target.is_estimated and target is not None:
+            raise ConfigError(
+                f"target.mix: the mix is estimated in the run, and {target} gives it; leave out the file, or target.mix"
+            )
+        if not config.target.is_estimated and target is None and not at_site:
             classes = len(self.classes)
             unknown = dict.fromkeys(
                 ("client", "data", "truth"),
@@ -267,18 +271,6 @@ class Agreement(BaseModel):
             target_mix(config.target.mix, classes, known, unknown)
         if self.label_counts != "exact":
             _check_private(config, self)
-
-    @staticmethod
-    def check_target_file(config: Config, path: Path | None) -> None:
-        """Check that the target's mix is not both given and estimated.
-
-        Raises:
-            ConfigError: It is.
-        """
-        if path is not None and config.target.is_estimated:
-            raise ConfigError(
-                f"target.mix: the mix is estimated in the run, and {path} gives it; leave out the file, or target.mix"
-            )
 
 
 def _check_masked(config: Config, agreement: Agreement) -> None:

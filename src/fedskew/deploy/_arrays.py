@@ -9,7 +9,7 @@ import copy
 import io
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +74,11 @@ class ArraySpec(NamedTuple):
 
 
 Specs = Mapping[str, ArraySpec]
+
+
+def bytes_of(specs: Specs) -> int:
+    """Return the largest size of a record of such arrays, in bytes."""
+    return sum(spec.bytes + HEADER for spec in specs.values())
 
 
 def specs_of(tensors: Mapping[str, Tensor]) -> dict[str, ArraySpec]:
@@ -148,26 +153,6 @@ def short(value: object) -> str:
     return line if len(line) <= 60 else f"{line[:57]}..."
 
 
-class Layout(Protocol):
-    """The arrays that a model consists of, and their places in the engine's flat vectors."""
-
-    @property
-    def specs(self) -> Specs:
-        """Shape and dtype of every array, by name."""
-
-    def to_record(self, state: ModelState) -> ArrayRecord:
-        """Convert a model to a record of its arrays, to be sent."""
-
-    def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
-        """Convert a model's arrays to flat vectors."""
-
-    def statistics(self, state: ModelState) -> dict[str, Tensor]:
-        """Return the arrays that follow a site's data without being trained, such as running means, by name."""
-
-    def counters(self, state: ModelState) -> dict[str, Tensor]:
-        """Return the arrays of integers, by name."""
-
-
 class ModelLayout:
     """Layout of a network's state dict: trainable parameters, buffers, and frozen parameters.
 
@@ -183,12 +168,12 @@ class ModelLayout:
         self._integers = list(self._model.integer_buffers)
 
     def to_record(self, state: ModelState) -> ArrayRecord:
-        """See `Layout.to_record`."""
+        """Convert a model to a record of its arrays, to be sent."""
         self._model.write_state(ModelState(*(part.cpu() for part in state)))
         return encode(self._model.state_dict())
 
     def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
-        """See `Layout.to_state`."""
+        """Convert a model's arrays to flat vectors."""
         vector = torch.empty_like(self._model.vector) if out is None else out
         for name, view in self._model.views(vector).items():
             np.copyto(view.numpy(), arrays[name])
@@ -199,11 +184,11 @@ class ModelLayout:
         )
 
     def statistics(self, state: ModelState) -> dict[str, Tensor]:
-        """See `Layout.statistics`: the network's floating-point buffers."""
+        """Return the arrays that follow a site's data without being trained, by name: floating-point buffers."""
         return _split(state.buffers, {name: self.specs[name] for name in self._buffers})
 
     def counters(self, state: ModelState) -> dict[str, Tensor]:
-        """See `Layout.counters`."""
+        """Return the arrays of integers, by name."""
         return _split(state.integers, {name: self.specs[name] for name in self._integers})
 
 
@@ -220,7 +205,7 @@ class ArraysLayout:
         self._integers = _offsets({name: spec for name, spec in self.specs.items() if not spec.is_float})
 
     def to_record(self, state: ModelState) -> ArrayRecord:
-        """See `Layout.to_record`."""
+        """Convert a model to a record of its arrays, to be sent."""
         arrays: dict[str, Array] = {}
         for name, spec in self.specs.items():
             vector, part = (
@@ -230,7 +215,7 @@ class ArraysLayout:
         return ArrayRecord(arrays)
 
     def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
-        """See `Layout.to_state`."""
+        """Convert a model's arrays to flat vectors."""
         return ModelState(
             _concatenated([arrays[name] for name in self._floats], np.float32, out),
             torch.zeros(0),
@@ -238,7 +223,7 @@ class ArraysLayout:
         )
 
     def statistics(self, state: ModelState) -> dict[str, Tensor]:
-        """See `Layout.statistics`: the arrays that are named like batch norm's."""
+        """Return the arrays that follow a site's data without being trained: those named like batch norm's."""
         return {
             name: state.parameters[part].clone()  # the caller may go on with the vector
             for name, part in self._floats.items()
@@ -246,8 +231,12 @@ class ArraysLayout:
         }
 
     def counters(self, state: ModelState) -> dict[str, Tensor]:
-        """See `Layout.counters`."""
+        """Return the arrays of integers, by name."""
         return {name: state.integers[part] for name, part in self._integers.items()}
+
+
+Layout = ModelLayout | ArraysLayout
+"""The arrays that a model consists of, and their places in the engine's flat vectors."""
 
 
 def _split(vector: Tensor, specs: Specs) -> dict[str, Tensor]:

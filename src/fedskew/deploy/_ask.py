@@ -27,19 +27,11 @@ T = TypeVar("T")
 
 
 class Arrivals(NamedTuple):
-    """What came back of a set of messages, by node or client: contents, reasons of errors, and who sent nothing."""
+    """What came back of a set of messages, by client: contents, reasons of errors, and who sent nothing."""
 
     contents: dict[int, RecordDict]
     failed: dict[int, str]
     silent: tuple[int, ...] = ()
-
-    def by(self, keys: Mapping[int, int]) -> Arrivals:
-        """Replace each key, such as a node id, by another, such as a client index."""
-        return Arrivals(
-            {keys[key]: content for key, content in self.contents.items()},
-            {keys[key]: reason for key, reason in self.failed.items()},
-            tuple(keys[key] for key in self.silent),
-        )
 
     def read(
         self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str], log: bool = True
@@ -155,10 +147,9 @@ class Members:
             in_round: Whether it counts in this round who does not answer.
         """
         told = {client: self._refusals.pop(client) for client in contents if client in self._refusals}
-        questions = {self.nodes[client]: _with(content, told.get(client)) for client, content in contents.items()}
-        clients = {self.nodes[client]: client for client in contents}
-        arrivals = exchange(self.grid, questions, kind, self.timeout if timeout is None else timeout, about).by(clients)
-        replies = arrivals.read(read, about, self.names)
+        questions = {client: _with(content, told.get(client)) for client, content in contents.items()}
+        seconds = self.timeout if timeout is None else timeout
+        replies = exchange(self.grid, self.nodes, questions, kind, seconds, about).read(read, about, self.names)
         if in_round:
             self.asked.update(contents)
             self.silent.update(replies.silent)
@@ -176,9 +167,14 @@ def _with(content: RecordDict, refusal: str | None) -> RecordDict:
 
 
 def exchange(
-    grid: Grid, questions: Mapping[int, RecordDict], message_type: str, timeout: float, group: str = ""
+    grid: Grid,
+    nodes: Mapping[int, int],
+    questions: Mapping[int, RecordDict],
+    message_type: str,
+    timeout: float,
+    group: str = "",
 ) -> Arrivals:
-    """Send a message to each of several nodes, and wait until all have replied or the timeout has passed.
+    """Send a message to each of several clients' nodes, and wait until all replied or the timeout has passed.
 
     A reply is attributed to the node that the message with the reply's message id was sent to. Flower's SuperLink
     accepts a reply only from that node, whereas the sender named inside a message could be forged. Each reply is pulled
@@ -191,15 +187,15 @@ def exchange(
         if isinstance(config, ConfigRecord):
             config[VERSION] = __version__
     messages = [
-        Message(content, node, message_type, ttl=timeout + LEEWAY, group_id=group)
-        for node, content in questions.items()
+        Message(content, nodes[client], message_type, ttl=timeout + LEEWAY, group_id=group)
+        for client, content in questions.items()
     ]
     pushed = list(grid.push_messages(messages)) if messages else []
-    ids = pushed if len(pushed) == len(messages) else [""] * len(messages)
-    failed = {
-        node: "the SuperLink did not take its message" for node, sent in zip(questions, ids, strict=True) if not sent
-    }
-    pending = {sent: node for node, sent in zip(questions, ids, strict=True) if sent}
+    pending = {sent: client for sent, client in zip(pushed, questions, strict=False) if sent}
+    if len(pushed) < len(messages):
+        pending = {}  # whose ids these are is not known
+    unsent = questions.keys() - pending.values()
+    failed = dict.fromkeys(sorted(unsent), "the SuperLink did not take its message")
     contents: dict[int, RecordDict] = {}
     deadline, over = time.monotonic() + timeout, threading.Event()
     arrivals: queue.SimpleQueue[tuple[str, Message | Exception]] = queue.SimpleQueue()
@@ -208,15 +204,15 @@ def exchange(
     try:
         while pending:
             sent, reply = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
-            node = pending.pop(sent)
+            client = pending.pop(sent)
             if isinstance(reply, httpx.HTTPError):
                 raise reply  # the SuperLink has ended, and with it this run
             if isinstance(reply, Exception):
-                failed[node] = f"Flower can't decode its reply ({type(reply).__name__})"
+                failed[client] = f"Flower can't decode its reply ({type(reply).__name__})"
             elif reply.has_content():
-                contents[node] = reply.content
+                contents[client] = reply.content
             else:
-                failed[node] = error_line(reply)
+                failed[client] = error_line(reply)
     except queue.Empty:
         pass
     finally:

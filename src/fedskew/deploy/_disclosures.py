@@ -43,8 +43,7 @@ class Disclosure(NamedTuple):
         """
         if not may_build:
             return (_counts(agreement), _unknown(agreement), *_evaluations(config, agreement, data), FAILED)
-        agreement.check_config(config, has_target=True)
-        plan = Plan.of(config, agreement)
+        plan = Plan.of(config, agreement, at_site=True)
         if plan.is_masked:
             return (_counts(agreement, plan.most_questions), *_masked(plan), FAILED)
         trains = data is None or not data.is_unlabelled

@@ -3,126 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import ArraySpec, RefusedError, Specs, decode, encode, specs_of
+from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, specs_of
 from fedskew.deploy._ask import Replies
 from fedskew.deploy._evaluations import limit
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
-from fedskew.deploy._replies import bytes_needed, check_size
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._replies import arrays_of, bytes_needed, check_size
 from fedskew.deploy._sites import Sites
 from fedskew.deploy._watch import Watch
 from fedskew.engine import ServerState
-from fedskew.engine.finish import FinishedModel, check_finish, finish_model
+from fedskew.engine.finish import FinishedModel, finish_model
 from fedskew.engine.target import EstimatedMix
-from fedskew.errors import ArgumentError, ConfigError, FedskewError, RunError, in_one_line
-from fedskew.finish import Finish, Head, Known, Observed, Source
-from fedskew.models import FlatModel, ModelState
-from fedskew.randomness import Purpose, generator
+from fedskew.errors import FedskewError, RunError, in_one_line
+from fedskew.finish import Observed, Source
+from fedskew.models import ModelState
 
 ATTEMPTS = 5
 """How often a finish begins, each time without the sites that stopped answering."""
 
-MOST_BYTES = 1 << 27
-"""Largest answer of a site in bytes: the server holds the answers of all sites at once."""
-
 Tensors = Mapping[str, Tensor]
-
-
-class FinishQuestion(NamedTuple):
-    """A question of a finish: which samples it is about, its tensors' names, sorted, and the sums in the answer."""
-
-    source: Source
-    names: tuple[str, ...]
-    arrays: dict[str, ArraySpec]
-
-    def __str__(self) -> str:
-        return kind_of(self.source, self.names)
-
-
-def kind_of(source: str, names: Iterable[str]) -> str:
-    """Name a kind of question as `agreed.toml` does: the samples that it is about, and the tensors in it."""
-    return f"{source}: {', '.join(sorted(names)) or 'nothing'}"
-
-
-def sources_of(agreement: Agreement) -> frozenset[Source]:
-    """Return the samples that sites answer questions about: training, test and the target site's, as agreed."""
-    known: set[Source] = {"training"}
-    if agreement.evaluates:
-        known.add("held_out")
-    if agreement.target_site is not None:
-        known.add("target")
-    return frozenset(known)
-
-
-def some_samples(agreement: Agreement) -> Tensor:
-    """Return two samples of zeros, by which the last layer is found."""
-    return torch.zeros(2, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
-
-
-def questions_of(component: Finish, model: FlatModel, agreement: Agreement) -> list[FinishQuestion]:
-    """Find the questions that a finish will ask, by running it on random features; ConfigError if it fails on them."""
-    samples, classes = some_samples(agreement), len(agreement.classes)
-    known = Known(
-        sources_of(agreement), torch.full((classes,), 1 / classes).double().numpy(), False, generator(0, Purpose.FINISH)
-    )
-    asked: dict[str, FinishQuestion] = {}
-    try:
-        layer = check_finish(component, model.module, samples, known)
-        head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
-        drawn = torch.from_numpy(
-            generator(0, Purpose.FINISH).standard_normal((8 * classes, head.weight.shape[1]))
-        ).float()
-        logits = (drawn.double() @ head.weight.T + head.bias).float()
-
-        def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
-            labels = None if source == "target" else torch.arange(len(drawn)) % classes
-            found = component.statistics(question, Observed(drawn, logits, labels))
-            one = FinishQuestion(source, tuple(sorted(question)), specs_of(found))
-            if (most := bytes_needed(one.arrays)) > MOST_BYTES:
-                raise ArgumentError(
-                    f"{type(component).__name__} asks each site for {most / 1e6:,.0f} MB, and a server takes "
-                    f"{MOST_BYTES / 1e6:,.0f} MB; take a network with fewer features at its end, or another finish"
-                )
-            asked[repr(one)] = one
-            return {name: part.double() for name, part in found.items()}
-
-        component.finish(head, ask, known)
-    except FedskewError as error:
-        raise ConfigError(f"method.finish: {str(error).removeprefix('method.finish: ')}") from None
-    except Exception as error:  # a user's own component can raise anything
-        raise ConfigError(f"method.finish: {type(component).__name__} can't be tried: {in_one_line(error)}") from error
-    return list(asked.values())
+Reported = Mapping[int, NDArray[Any]] | None
+"""The number of samples of each class that each site reported, by client; None where they are not exact."""
 
 
 class _KeptError(FedskewError):
     """Raised where the trained model is to stay as it is."""
 
 
-class _AwayError(FedskewError):
-    """Raised where the target site does not answer."""
-
-
-class _MissingError(FedskewError):
-    """Raised where a site that answered before does not answer any more."""
-
-    def __init__(self, clients: Sequence[int]) -> None:
-        super().__init__(f"{len(clients)} sites do not answer")
-        self.clients = clients
-
-
-Reported = Mapping[int, NDArray[Any]] | None
-"""The number of samples of each class that each site reported, by client; None where they are not exact."""
+class _AnewError(FedskewError):
+    """Raised where the finish is to begin anew, without who does not answer any more."""
 
 
 @dataclass(frozen=True)
@@ -131,30 +51,13 @@ class SiteFinisher:
 
     All questions go to the same sites. Where one of them stops answering, or answers what can't be true, the finish
     begins anew without it. `target` is the label mix that the server knows, if it does; `reported_samples` goes from a
-    source, the last round and its model to what sites reported of that source. Raises ConfigError where the component
-    needs samples or a target that this federation does not have, or can't be applied to the network.
+    source, the last round and its model to what sites reported of that source.
     """
 
-    component: Finish
-    model: FlatModel
+    plan: Plan
     sites: Sites
-    agreement: Agreement
     target: NDArray[Any] | None
-    seed: int
     reported_samples: Callable[[Source, int, ModelState], Reported]
-
-    def __post_init__(self) -> None:
-        try:
-            _ = self._head_shape
-        except ArgumentError as error:
-            raise ConfigError(str(error)) from None
-
-    @cached_property
-    def _head_shape(self) -> tuple[int, int]:
-        """Classes and features of the last layer, which is found by computing the network once."""
-        layer = check_finish(self.component, self.model.module, some_samples(self.agreement), self._known(None))
-        classes, dim = layer.weight.shape
-        return classes, dim
 
     def __call__(self, model: ModelState, server: ServerState) -> FinishedModel:
         """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
@@ -165,82 +68,30 @@ class SiteFinisher:
         Raises:
             RunError: No site answers, or the answers don't allow it.
         """
-        names, mix = self.sites.members.names, EstimatedMix.of(server)
-        asking = _Asking(self, model, server.round, set(Watch.of(server).out()))
+        plan, estimated, component = self.plan, EstimatedMix.of(server), self.plan.method.finish
+        assert component is not None, "by the server"
+        mix = self.target if estimated is None else estimated.used
+        asking = _Asking(self, model, server.round, mix is not None, set(Watch.of(server).out()))
         for _ in range(ATTEMPTS):
-            asking.begin()
-            known = self._known(mix, asking.is_away)
+            asking.members.clear()
+            known = plan.known(mix, asking.is_away)
             try:
-                return finish_model(
-                    self.component, self.model, model, some_samples(self.agreement), asking.answers, known
-                )
-            except _MissingError as error:
-                lost = ", ".join(names[client] for client in error.clients)
-                LOG.warning("finish: begins anew without %s, which no longer answers", lost)
-                asking.out.update(error.clients)
-            except _AwayError as error:
-                if self._known(mix).target is None:
-                    LOG.warning("finish: the model stays as it was trained: %s", error)
-                    return FinishedModel(model, {"kept": str(error)})
-                LOG.warning("finish: %s; the target's mix is the newest estimate of the rounds", error)
-                asking.is_away = True
+                return finish_model(component, plan.model, model, plan.some_samples, asking.answers, known)
+            except _AnewError as error:
+                LOG.warning("finish: %s", error)
             except _KeptError as error:
                 LOG.warning("finish: the model stays as it was trained: %s", error)
                 return FinishedModel(model, {"kept": str(error)})
             except FedskewError:
                 raise
             except (ArithmeticError, ValueError, RuntimeError) as error:  # LinAlgError is one of these
-                name = type(self.component).__name__
                 raise RunError(
-                    f"method.finish: {name}: the sites' answers, added up, can't be computed with "
+                    f"method.finish: {type(component).__name__}: the sites' answers, added up, can't be computed with "
                     f"({in_one_line(error)}); the log says who answered what"
                 ) from error
         raise RunError(
             f"method.finish: sites stopped answering {ATTEMPTS} times; start the run again when they are there"
         )
-
-    def _known(self, target: EstimatedMix | None, is_away: bool = False) -> Known:
-        mix = self.target if target is None else target.used
-        is_estimated = self.agreement.target_site is not None
-        sources = sources_of(self.agreement) - ({"target"} if is_away else set())
-        return Known(sources, mix, is_estimated, generator(self.seed, Purpose.FINISH))
-
-    def ask(
-        self, model: ModelState, source: Source, question: Tensors, clients: Iterable[int], reported: Reported
-    ) -> Replies[dict[str, Tensor]]:
-        """Ask clients a question about their samples; a site that reported none is not used."""
-        layout = self.sites.validator.layout
-        content = RecordDict(
-            {
-                ARRAYS: layout.to_record(model),
-                BROADCAST: encode(dict(question)),
-                CONFIG: ConfigRecord({SOURCE: source}),
-            }
-        )
-        classes, dim = self._head_shape
-        labels = None if source == "target" else torch.zeros(1, dtype=torch.int64)
-        none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
-        expected = specs_of(self.component.statistics(question, none))
-
-        def read(reply: RecordDict, client: int) -> dict[str, Tensor]:
-            answer = _read(reply, expected)
-            self._check(question, answer, reported, client)
-            return answer
-
-        return self.sites.members.ask(f"query.{FINISH}", dict.fromkeys(clients, content), read, FINISH, in_round=False)
-
-    def _check(self, question: Tensors, answer: Tensors, reported: Reported, client: int) -> None:
-        """Raise RefusedError for an answer that can't be true."""
-        samples = None if reported is None else reported.get(client)
-        if reported is not None and samples is None:
-            raise RefusedError("it did not evaluate the trained model, so how many such samples it has is not known")
-        if not answer:
-            if samples is not None and samples.any():
-                raise RefusedError("it reported such samples before, and now answers as if it had none")
-            return
-        reason = self.component.refuse(question, answer, samples)
-        if reason is not None:
-            raise RefusedError(reason)
 
 
 @dataclass
@@ -248,12 +99,13 @@ class _Asking:
     """The questions of one finish, and who still answers them: not `out`, and not `silent`, which would cost a timeout.
 
     `needed` is the fewest sites that have to answer, 0 before the first question; `members` are the clients that
-    answered of each source, in this attempt.
+    answered of each source, in this attempt. `is_away` says that the target site does not answer.
     """
 
     finisher: SiteFinisher
     model: ModelState
     round: int
+    knows_mix: bool
     out: set[int]
     is_away: bool = False
     silent: set[int] = field(default_factory=set)
@@ -261,31 +113,29 @@ class _Asking:
     members: dict[Source, set[int]] = field(default_factory=dict)
     reported: dict[Source, Reported] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """Begin an attempt, whose first answers say who is asked further questions."""
-        self.members.clear()
-
     def answers(self, source: Source, question: Tensors) -> list[dict[str, Tensor]]:
         """Ask the sites; raise an error where not all answer that have to."""
         if source == "target":
             return [self._of_target(question)]
-        finisher = self.finisher
+        sites, agreement = self.finisher.sites, self.finisher.plan.agreement
         if source not in self.reported:
-            self.reported[source] = finisher.reported_samples(source, self.round, self.model)
-        among = self.members.get(source)
+            self.reported[source] = self.finisher.reported_samples(source, self.round, self.model)
+        reported, among = self.reported[source], self.members.get(source)
         clients = [
             client
-            for client in finisher.sites.members.online()
+            for client in sites.members.online()
             if client not in self.out | self.silent and (among is None or client in among)
         ]
-        replies = finisher.ask(self.model, source, question, clients, self.reported[source])
+        replies = self._ask(source, question, clients, reported)
         self.silent.update(replies.silent)
         is_first = not self.needed
-        self.needed = self.needed or max(finisher.agreement.min_sites, math.ceil(len(clients) / 2))
+        self.needed = self.needed or max(agreement.min_sites, math.ceil(len(clients) / 2))
         self._check_enough(replies, len(clients), is_first)
-        if lost := self.members.setdefault(source, {*replies.valid}) - {*replies.valid}:
-            raise _MissingError(sorted(lost))
-        return _limited(replies.valid, self.reported[source])
+        if lost := sorted(self.members.setdefault(source, {*replies.valid}) - {*replies.valid}):
+            self.out.update(lost)
+            names = ", ".join(sites.members.names[client] for client in lost)
+            raise _AnewError(f"begins anew without {names}, which no longer answers")
+        return _limited(replies.valid, reported)
 
     def _check_enough(self, replies: Replies[Any], asked: int, is_first: bool) -> None:
         """Raise _KeptError where too few sites answer for the finish to be theirs.
@@ -299,15 +149,54 @@ class _Asking:
         raise _KeptError(f"{len(replies.valid)} of {asked} sites answer{said}, and {self.needed} are needed")
 
     def _of_target(self, question: Tensors) -> dict[str, Tensor]:
-        """Ask the target site about its samples without labels; raise _AwayError where it does not answer."""
-        target = self.finisher.sites.target
+        """Ask the target site about its samples without labels."""
+        sites, target = self.finisher.sites, self.finisher.sites.target
         assert target is not None, "only such a site has these samples"
-        place = target.place
-        there = [place] if place not in self.out and place in self.finisher.sites.members.connected() else []
-        answer = self.finisher.ask(self.model, "target", question, there, None).valid.get(place)
-        if not answer:
-            raise _AwayError(f"the target site {target.name} does not answer")
-        return answer
+        there = {target.place} & sites.members.connected().keys() - self.out
+        answer = self._ask("target", question, there, None).valid.get(target.place)
+        if answer:
+            return answer
+        away = f"the target site {target.name} does not answer"
+        if not self.knows_mix:
+            raise _KeptError(away)
+        self.is_away = True
+        raise _AnewError(f"{away}; the target's mix is the newest estimate of the rounds")
+
+    @cached_property
+    def _head_shape(self) -> tuple[int, int]:
+        """Classes and features of the last layer, which is found by computing the network once."""
+        plan = self.finisher.plan
+        classes, dim = plan.finished_layer(plan.known(self.finisher.target)).weight.shape
+        return classes, dim
+
+    def _ask(
+        self, source: Source, question: Tensors, clients: Iterable[int], reported: Reported
+    ) -> Replies[dict[str, Tensor]]:
+        """Ask clients a question about their samples; a site that reported none is not used."""
+        sites, component = self.finisher.sites, self.finisher.plan.method.finish
+        assert component is not None, "by the server"
+        arrays = sites.validator.layout.to_record(self.model)
+        config = ConfigRecord({SOURCE: source})
+        content = RecordDict({ARRAYS: arrays, BROADCAST: encode(dict(question)), CONFIG: config})
+        classes, dim = self._head_shape
+        labels = None if source == "target" else torch.zeros(1, dtype=torch.int64)
+        none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
+        expected = specs_of(component.statistics(question, none))
+
+        def read(reply: RecordDict, client: int) -> dict[str, Tensor]:
+            answer = _read(reply, expected)
+            samples = None if reported is None else reported.get(client)
+            if reported is not None and samples is None:
+                raise RefusedError(
+                    "it did not evaluate the trained model, so how many such samples it has is not known"
+                )
+            if not answer and samples is not None and samples.any():
+                raise RefusedError("it reported such samples before, and now answers as if it had none")
+            if answer and (reason := component.refuse(question, answer, samples)) is not None:
+                raise RefusedError(reason)
+            return answer
+
+        return sites.members.ask(f"query.{FINISH}", dict.fromkeys(clients, content), read, FINISH, in_round=False)
 
 
 def _limited(answers: Mapping[int, dict[str, Tensor]], reported: Reported) -> list[dict[str, Tensor]]:
@@ -324,9 +213,7 @@ def _limited(answers: Mapping[int, dict[str, Tensor]], reported: Reported) -> li
 def _read(content: RecordDict, expected: Specs) -> dict[str, Tensor]:
     """Validate a site's sums by name, of these shapes and finite; none of a site that holds no such samples."""
     check_size(content, bytes_needed(expected))
-    record = content.get(REPLY)
-    if not isinstance(record, ArrayRecord):
-        raise RefusedError(f"the reply has no ArrayRecord {REPLY!r}")
+    record = arrays_of(content, REPLY)
     if not len(record):
         return {}
     return {

@@ -104,7 +104,6 @@ def write_federation(
     address: Address,
     data: Mapping[str, object],
     target: Path | None = None,
-    passphrase: bytes | None = None,
     mask_keys: Mapping[str, Key] | None = None,
     wheel: Path | None = None,
 ) -> Rehearsal:
@@ -117,15 +116,12 @@ def write_federation(
         address: The address at which sites reach the server.
         data: Initial table `[data]` of every site's `data.toml`.
         target: A file with the target mix (see `labels.read_target`), which is copied to the server's folder.
-        passphrase: Keeps the authority's key, encrypted (see `write_certificates`).
         mask_keys: The sites' keys of masked sums; their public halves are the agreement's `keys`.
         wheel: A wheel of fedskew, which is copied into each folder; None: who is sent a folder takes a package index.
 
     Raises:
         ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed.
     """
-    agreement.check_config(config, has_target=target is not None)
-    Agreement.check_target_file(config, target)
     played = rehearse(config, agreement, target)
     if wheel is not None:
         _check_wheel(wheel)
@@ -151,7 +147,7 @@ def write_federation(
     app, server = folder / APP, folder / "server"
     _write_app(app, config, agreement)
     _private(server)
-    write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])], passphrase)
+    write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
     if target is not None:
         shutil.copyfile(target, server / TARGET)
     for script in ("superlink.sh", "register.sh", "run.sh", "fedskew-server.service"):

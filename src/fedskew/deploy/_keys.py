@@ -11,11 +11,10 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 from cryptography import x509
@@ -30,16 +29,12 @@ from flwr.supercore.error import FlowerError
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 
 from fedskew.errors import ConfigError, RunError
-from fedskew.files import replacing
 
 AUTHORITY, SERVER = (
     x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("fedskew federation", "fedskew server")
 )
-DAYS = 825
-"""Days for which the server's certificate is valid: the longest time that common TLS clients accept."""
-
-AUTHORITY_DAYS = 3650
-"""Days for which the authority's certificate is valid, so that it outlives several of the server's."""
+DAYS = 3650
+"""Days for which certificates are valid. Of the authority's key only `ca.crt` is left, so both end together."""
 
 SOON = 60
 """Days before the end of a certificate at which servers and sites begin to say so."""
@@ -51,63 +46,36 @@ REVOKED = "revoked-keys"
 """File in the server's folder: a line for each revoked key, in OpenSSH's format, then its site and when."""
 
 
-def write_certificates(folder: Path, hosts: Sequence[str], passphrase: bytes | None = None) -> None:
+def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`, valid for these hosts.
 
-    With a passphrase the authority's private key is kept, encrypted, in `ca.key`, so that `renew` can issue the next
-    certificate; without, a new server certificate needs a new authority. Raises ConfigError where a host is not a valid
-    name or address, or there is a private key already.
+    The authority's private key is not kept. Raises ConfigError where a host is not a valid name or address, or there is
+    a private key already.
     """
     names = [_host(host) for host in hosts]
-    authority = ec.generate_private_key(ec.SECP384R1())
-    end = _in_days(AUTHORITY_DAYS)
-    signed = _sign(AUTHORITY, authority, authority, end)
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     folder.mkdir(parents=True, exist_ok=True)
-    key, certificate = _server_certificate(authority, end, names)
-    write_secret(folder / "server.key", key)
-    if passphrase is not None:
-        encrypted = serialization.BestAvailableEncryption(passphrase)
-        write_secret(folder / "ca.key", _private_pem(authority, serialization.PrivateFormat.PKCS8, encrypted))
-    (folder / "ca.crt").write_bytes(signed)
-    (folder / "server.crt").write_bytes(certificate)
+    write_secret(folder / "server.key", _private_pem(server, serialization.PrivateFormat.PKCS8))
+    (folder / "ca.crt").write_bytes(_sign(AUTHORITY, authority, authority))
+    (folder / "server.crt").write_bytes(_sign(SERVER, server, authority, names))
 
 
-def renew(folder: Path, passphrase: Callable[[], bytes] | None, new_authority: bool = False) -> float:
-    """Issue the server a new key and certificate for the same names; return the days for which that is valid.
+def renew(folder: Path) -> float:
+    """Make a new authority, and the server a new key and certificate for the same names; every site needs the `ca.crt`.
 
-    Args:
-        folder: The server's folder, whose old files are kept in `replaced`.
-        passphrase: Asks for the passphrase of `ca.key`. None, with a new authority: its key is not kept.
-        new_authority: Whether to make a new authority, too, so that every site needs the new `ca.crt`.
-
-    Raises:
-        ConfigError: A file is missing or damaged, the passphrase is wrong, or the authority has expired.
+    Returns the days for which they are valid. The old files in the server's folder are kept in `replaced`. Raises
+    ConfigError where there is no certificate of before.
     """
-    names, path = _names(folder), folder / "ca.key"
-    if new_authority:
-        secret = None if passphrase is None else passphrase()
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            write_certificates(Path(aside), [str(name.value) for name in names], secret)
-            _replace(folder, {made.name: made.read_bytes() for made in sorted(Path(aside).iterdir())})
-        if secret is None:
-            path.unlink(missing_ok=True)  # of the authority before
-        return _days_left(folder / "server.crt")
-    if passphrase is None or not path.exists():
-        raise ConfigError(
-            f"{path}: is not there: the authority's key was not kept, so a new certificate needs a new authority, and "
-            "a new ca.crt at every site: --new-authority"
-        )
-    authority = _read_certificate(folder / "ca.crt")
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), passphrase())
-    except (ValueError, TypeError):
-        raise ConfigError(f"{path}: the passphrase is wrong, or the file is damaged") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
-        raise ConfigError(f"{path}: is not the key of ca.crt beside it")
-    if _days_left(folder / "ca.crt") <= 0:
-        raise ConfigError(f"{folder / 'ca.crt'}: has expired; --new-authority makes another, which every site needs")
-    private, certificate = _server_certificate(key, authority.not_valid_after_utc, names)
-    _replace(folder, {"server.key": private, "server.crt": certificate})
+    extensions = _read_certificate(folder / "server.crt").extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    before = folder / "replaced" / _now().strftime("%Y%m%dT%H%M%S.%f")
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        write_certificates(Path(made), [str(name.value) for name in names])
+        before.mkdir(parents=True)
+        for new in sorted(Path(made).iterdir()):
+            if (folder / new.name).exists():
+                shutil.copy2(folder / new.name, before / new.name)
+            new.replace(folder / new.name)
     return _days_left(folder / "server.crt")
 
 
@@ -139,14 +107,6 @@ def write_secret(path: Path, content: bytes) -> None:
         raise ConfigError(f"{path}: exists already, and private keys are never overwritten; move it away") from None
     with os.fdopen(handle, "wb") as file:
         file.write(content)
-
-
-class _Node(NamedTuple):
-    """A registration: Flower's node id, the site's name, and its public key in OpenSSH's format."""
-
-    id: int
-    name: str
-    key: str
 
 
 @dataclass(frozen=True)
@@ -197,7 +157,7 @@ class Registry:
             ConfigError: A key can't be read, was revoked, or another one is registered for this site. The keys of all
                 sites are looked at before any is registered.
         """
-        registered = {node.name: node for node in self._nodes()}
+        registered = {name: key for _, name, key in self._nodes()}
         keys = {name: _read_key(self.folder / "sites" / name / "key.pub") for name in names}
         revoked = {line.rsplit(" ", 2)[0] for line in _lines(self.folder / "server" / REVOKED)}
         for name, key in keys.items():
@@ -206,7 +166,7 @@ class Registry:
                     f"{name}: its key was revoked; have the site make another (ssh-keygen -t ecdsa -b 384 -N '' -f "
                     f"key), and put its key.pub into {self.folder}/sites/{name}"
                 )
-            if name in registered and registered[name].key != key:
+            if registered.get(name, key) != key:
                 raise ConfigError(
                     f"{name}: another key is registered for this site than {self.folder}/sites/{name}/key.pub; if "
                     f"that is the new one, revoke the old one first: fedskew deploy revoke {self.folder} {name}"
@@ -227,27 +187,28 @@ class Registry:
         Raises ConfigError where no key is registered for this site.
         """
         nodes = self._nodes()
-        own = [node for node in nodes if node.name == name]
+        own = [(node, key) for node, of, key in nodes if of == name]
         if not own:
-            registered = ", ".join(sorted(node.name for node in nodes)) or "none"
+            registered = ", ".join(sorted(of for _, of, _ in nodes)) or "none"
             raise ConfigError(f"{name}: no key is registered for this site; registered are: {registered}")
         path = self.folder / "server" / REVOKED
         now = _now().isoformat(timespec="seconds")
         with path.open("a", encoding="utf-8") as file:  # before it is removed, so that it can't be registered again
-            file.writelines(f"{node.key} {name} {now}\n" for node in own)
+            file.writelines(f"{key} {name} {now}\n" for _, key in own)
             file.flush()
             os.fsync(file.fileno())
-        for node in own:
-            self.client.UnregisterNode(UnregisterNodeRequest(node_id=node.id))
+        for node, _ in own:
+            self.client.UnregisterNode(UnregisterNodeRequest(node_id=node))
         return (
             f"{name}: revoked; its SuperNode is refused from its next request on, and rounds go on without it. Its "
             "updates that were aggregated before stay in the model"
         )
 
-    def _nodes(self) -> list[_Node]:
+    def _nodes(self) -> list[tuple[int, str, str]]:
+        """Return Flower's node id, the site's name and its public key, in OpenSSH's format, of each registration."""
         found = self.client.ListNodes(ListNodesRequest()).nodes_info
         return [
-            _Node(node.node_id, node.name, _openssh(serialization.load_pem_public_key(node.public_key)))
+            (node.node_id, node.name, _openssh(serialization.load_pem_public_key(node.public_key)))
             for node in found
             if node.status != "unregistered"
         ]
@@ -274,35 +235,27 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def _server_certificate(
-    authority: ec.EllipticCurvePrivateKey, end: datetime.datetime, names: Sequence[x509.GeneralName]
-) -> tuple[bytes, bytes]:
-    """Return a new private key for the server and its certificate, both as PEM."""
-    server = ec.generate_private_key(ec.SECP384R1())
-    certificate = _sign(SERVER, server, authority, min(_in_days(DAYS), end), names)
-    return _private_pem(server, serialization.PrivateFormat.PKCS8), certificate
-
-
 def _sign(
     subject: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     authority: ec.EllipticCurvePrivateKey,
-    end: datetime.datetime,
     names: Sequence[x509.GeneralName] = (),
 ) -> bytes:
     """Return a certificate as PEM: with names the server's, without the authority's own."""
-    public, is_authority = authority.public_key(), not names
-    usage = _usage(digital_signature=bool(names), key_cert_sign=is_authority, crl_sign=is_authority)
+    public, is_authority, now = authority.public_key(), not names, _now()
+    kinds = "digital_signature key_cert_sign crl_sign content_commitment key_encipherment data_encipherment"
+    allowed = {"key_cert_sign", "crl_sign"} if is_authority else {"digital_signature"}
+    usage = {kind: kind in allowed for kind in f"{kinds} key_agreement encipher_only decipher_only".split()}
     certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(AUTHORITY)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_in_days(-5 / 1440))  # clocks of sites may be a little behind
-        .not_valid_after(end)
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks of sites may be a little behind
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
     )
     extensions: list[x509.ExtensionType] = [x509.SubjectKeyIdentifier.from_public_key(public)]
     if names:
@@ -320,10 +273,6 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def _in_days(days: float) -> datetime.datetime:
-    return _now() + datetime.timedelta(days=days)
-
-
 def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
@@ -334,30 +283,6 @@ def _read_certificate(path: Path) -> x509.Certificate:
 def _days_left(path: Path) -> float:
     """Return the days for which a certificate, in PEM, is still valid; below 0: it has expired."""
     return (_read_certificate(path).not_valid_after_utc - _now()) / datetime.timedelta(days=1)
-
-
-def _names(folder: Path) -> list[x509.GeneralName]:
-    """Return the names for which a server's certificate is valid."""
-    extensions = _read_certificate(folder / "server.crt").extensions
-    return list(extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-
-
-def _replace(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Replace files by new ones, of which keys are their owner's alone; keep the old ones in a folder `replaced`."""
-    aside = folder / "replaced" / _now().strftime("%Y%m%dT%H%M%S.%f")
-    aside.mkdir(parents=True)
-    for name in {*contents, "ca.key"}:
-        if (folder / name).exists():
-            shutil.copy2(folder / name, aside / name)
-    for name, content in contents.items():
-        with replacing(folder / name, private=name.endswith(".key")) as part:
-            part.write_bytes(content)
-
-
-def _usage(**allowed: bool) -> x509.KeyUsage:
-    kinds = "digital_signature key_cert_sign crl_sign content_commitment key_encipherment data_encipherment"
-    none = dict.fromkeys(f"{kinds} key_agreement encipher_only decipher_only".split(), False)
-    return x509.KeyUsage(**none | allowed)
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -373,9 +298,5 @@ def _host(host: str) -> x509.GeneralName:
         ) from None
 
 
-def _private_pem(
-    key: ec.EllipticCurvePrivateKey,
-    form: serialization.PrivateFormat,
-    encryption: serialization.KeySerializationEncryption | None = None,
-) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, encryption or serialization.NoEncryption())
+def _private_pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -5,27 +5,27 @@ Server, sites and `deploy check` make the same plan, so that what one of them le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedskew.deploy._agreement import Agreement, method_of
-from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, Specs, specs_of
-from fedskew.deploy._finish import FinishQuestion, questions_of, some_samples, sources_of
+from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, Specs, bytes_of, specs_of
 from fedskew.deploy._site_data import SiteData
 from fedskew.engine import Assignment, Backend, ClientStates, Federation, LocalWork, Sent, SequentialBackend, Update
 from fedskew.engine.finish import check_finish
 from fedskew.engine.sums import FixedPoint, Floats, encode_update
 from fedskew.engine.target import Estimation
-from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment import Config, make_estimation, make_network, make_protection, make_work, target_mix
-from fedskew.finish import Known
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line
+from fedskew.experiment import Config, make_network, make_protection, make_work, target_mix
+from fedskew.finish import Head, Known, Observed, Source
 from fedskew.labels import read_target
 from fedskew.methods import Method
 from fedskew.models import FlatModel
@@ -36,6 +36,9 @@ from fedskew.weighting import BySums
 
 FloatArray = NDArray[np.float64]
 
+MOST_BYTES = 1 << 27
+"""Largest answer of a site to a finish in bytes: the server holds the answers of all sites at once."""
+
 LEEWAY = 2**20
 """Bytes of a reply beside its arrays: names, figures, and Flower's own."""
 
@@ -43,9 +46,25 @@ PUSHES = 4
 """How often a site may push a reply: parts of it may have to be sent again."""
 
 
+class FinishQuestion(NamedTuple):
+    """A question of a finish: which samples it is about, its tensors' names, sorted, and the sums in the answer."""
+
+    source: Source
+    names: tuple[str, ...]
+    arrays: dict[str, ArraySpec]
+
+    def __str__(self) -> str:
+        return kind_of(self.source, self.names)
+
+
+def kind_of(source: str, names: Iterable[str]) -> str:
+    """Name a kind of question as `agreed.toml` does: the samples that it is about, and the tensors in it."""
+    return f"{source}: {', '.join(sorted(names)) or 'nothing'}"
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a federation of real sites computes and sends, of a config that `check_config` has found to fit.
+    """What a federation of real sites computes and sends, of a config that can be deployed.
 
     Attributes:
         config: The config, with one seed.
@@ -64,16 +83,17 @@ class Plan:
     estimation: Estimation | None
 
     @classmethod
-    def of(cls, config: Config, agreement: Agreement) -> Plan:
-        """Make the plan.
+    def of(cls, config: Config, agreement: Agreement, target: Path | None = None, at_site: bool = False) -> Plan:
+        """Make the plan; for `target` and `at_site` see `Agreement.check_config`.
 
         Raises:
-            ConfigError: The method or the network can't be made for so many sites or such samples.
+            ConfigError: The config can't be deployed, or its method or network can't be made for such sites.
         """
+        agreement.check_config(config, target, at_site)
         classes, method = len(agreement.classes), method_of(config, agreement)
         model = _network(config, agreement, method)
         protection = make_protection(config, model, len(agreement.names))
-        return cls(config, agreement, method, model, protection, make_estimation(config, classes))
+        return cls(config, agreement, method, model, protection, config.target.estimation(classes))
 
     @property
     def is_masked(self) -> bool:
@@ -128,11 +148,66 @@ class Plan:
         encoded = encode_update(self.method, nothing, 0.0, len(self.agreement.sites), own_weight=own)
         return {name: ArraySpec(array.shape, str(array.dtype)) for name, array in encoded.items()}
 
+    @property
+    def some_samples(self) -> Tensor:
+        """Two samples of zeros, by which the last layer is found."""
+        agreement = self.agreement
+        return torch.zeros(2, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
+
+    def known(self, mix: FloatArray | None, is_away: bool = False) -> Known:
+        """Return what a finish knows: the samples that sites answer questions about, as agreed, and the target's mix.
+
+        `is_away` says that the target site does not answer.
+        """
+        sources: set[Source] = {"training"}
+        if self.agreement.evaluates:
+            sources.add("held_out")
+        has_target = self.agreement.target_site is not None
+        if has_target and not is_away:
+            sources.add("target")
+        return Known(frozenset(sources), mix, has_target, generator(self.config.seeds[0], Purpose.FINISH))
+
+    def finished_layer(self, known: Known) -> nn.Linear:
+        """Return the layer that the method's finish changes; ArgumentError where it can't, or lacks what it takes."""
+        assert self.method.finish is not None, "by the caller"
+        return check_finish(self.method.finish, self.model.module, self.some_samples, known)
+
     @cached_property
     def questions(self) -> tuple[FinishQuestion, ...]:
-        """The questions that the method's finish asks after the last round."""
-        finish = self.method.finish
-        return () if finish is None else tuple(questions_of(finish, self.model, self.agreement))
+        """The questions that the method's finish asks after the last round, found by running it on random features.
+
+        ConfigError if it fails on them.
+        """
+        component, classes = self.method.finish, len(self.agreement.classes)
+        if component is None:
+            return ()
+        rng, asked = generator(0, Purpose.FINISH), dict[str, FinishQuestion]()
+        known = self.known(np.full(classes, 1 / classes))
+        try:
+            layer = self.finished_layer(known)
+            head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
+            drawn = torch.from_numpy(rng.standard_normal((8 * classes, head.weight.shape[1]))).float()
+            logits = (drawn.double() @ head.weight.T + head.bias).float()
+
+            def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
+                labels = None if source == "target" else torch.arange(len(drawn)) % classes
+                found = component.statistics(question, Observed(drawn, logits, labels))
+                one = FinishQuestion(source, tuple(sorted(question)), specs_of(found))
+                if (most := LEEWAY + bytes_of(one.arrays)) > MOST_BYTES:
+                    raise ArgumentError(
+                        f"{type(component).__name__} asks each site for {most / 1e6:,.0f} MB, and a server takes "
+                        f"{MOST_BYTES / 1e6:,.0f} MB; take a network with fewer features at its end, or another finish"
+                    )
+                asked[repr(one)] = one
+                return {name: part.double() for name, part in found.items()}
+
+            component.finish(head, ask, known)
+        except FedskewError as error:
+            raise ConfigError(f"method.finish: {str(error).removeprefix('method.finish: ')}") from None
+        except Exception as error:  # a user's own component can raise anything
+            kind = type(component).__name__
+            raise ConfigError(f"method.finish: {kind} can't be tried: {in_one_line(error)}") from error
+        return tuple(asked.values())
 
     @property
     def most_questions(self) -> int:
@@ -146,9 +221,9 @@ class Plan:
         classes, bins = len(self.agreement.classes), 1 if self.estimation is None else self.estimation.bins
         if self.is_masked:
             answer = 8 * (classes + 1) ** 2 + 3 * HEADER
-            return max(_bytes(self.sums), answer) + len(self.agreement.sites) * (Key.SEED + 200)
+            return max(bytes_of(self.sums), answer) + len(self.agreement.sites) * (Key.SEED + 200)
         tables = 8 * classes * (classes + 1) * bins + HEADER
-        return max(_bytes(self.layout.specs) + _bytes(self.returned) + tables, self._answer_bytes)
+        return max(bytes_of(self.layout.specs) + bytes_of(self.returned) + tables, self._answer_bytes)
 
     @property
     def pushed_bytes(self) -> int:
@@ -157,12 +232,12 @@ class Plan:
 
     @property
     def _answer_bytes(self) -> int:
-        return max((_bytes(question.arrays) for question in self.questions), default=0)
+        return max((bytes_of(question.arrays) for question in self.questions), default=0)
 
     def _returned(self, samples: int) -> dict[str, ArraySpec]:
         """Train a site on samples of zeros, and see what it returns."""
         agreement, config = self.agreement, self.config
-        inputs = some_samples(agreement)[:samples]
+        inputs = self.some_samples[:samples]
         targets = torch.arange(samples) % len(agreement.classes)
         data = SiteData(inputs, targets, inputs[:0], targets[:0], len(agreement.classes), Path())
         work = make_work(config, config.seeds[0], self.method, data, tuple(agreement.mean), tuple(agreement.std))
@@ -196,17 +271,13 @@ class Plan:
         Raises:
             ConfigError: The method does not fit so many sites, their label counts or the target.
         """
-        training, finish = self.config.training, self.method.finish
-        told = None if announced is None else dict(announced)
+        training, told = self.config.training, None if announced is None else dict(announced)
         codec = FixedPoint(self.protection, told) if self.is_masked else Floats()
-        try:
-            if finish is not None:
-                is_estimated = self.agreement.target_site is not None
-                rng = generator(self.config.seeds[0], Purpose.FINISH)
-                known = Known(sources_of(self.agreement), mix, is_estimated, rng)
-                check_finish(finish, self.model.module, some_samples(self.agreement), known)
-        except ArgumentError as error:
-            raise ConfigError(str(error)) from None
+        if self.method.finish is not None:
+            try:
+                self.finished_layer(self.known(mix))
+            except ArgumentError as error:
+                raise ConfigError(str(error)) from None
         try:
             return Federation(
                 method=self.method,
@@ -240,7 +311,3 @@ def returned_by(model: FlatModel, work: LocalWork, clients: int) -> dict[str, Ar
 
 def _network(config: Config, agreement: Agreement, method: Method) -> FlatModel:
     return FlatModel(make_network(config, config.seeds[0], method, len(agreement.classes), tuple(agreement.shape)))
-
-
-def _bytes(specs: Specs) -> int:
-    return sum(spec.bytes + HEADER for spec in specs.values())

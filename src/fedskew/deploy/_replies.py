@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from fedskew.deploy._arrays import (
     COUNTER,
-    HEADER,
     RUNNING_VARIANCE,
     AnyArray,
     NotFiniteError,
     RefusedError,
     Specs,
+    bytes_of,
     decode,
     short,
 )
@@ -47,7 +47,7 @@ AnyRecord = TypeVar("AnyRecord", ArrayRecord, MetricRecord)
 
 def bytes_needed(*arrays: Specs) -> int:
     """Compute an upper limit of the size of a reply with these arrays, in bytes."""
-    return 2**20 + sum(spec.bytes + HEADER for part in arrays for spec in part.values())
+    return 2**20 + sum(map(bytes_of, arrays))
 
 
 def check_size(content: RecordDict, max_bytes: int) -> None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import Specs
 from fedskew.deploy._evaluations import Together, in_words, tables_of, together
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._plausible import Sizes
-from fedskew.deploy._roster import Roster
 from fedskew.deploy._sites import Evaluations, Sites
 from fedskew.deploy._validator import no_notes
 from fedskew.deploy._watch import Decisions, Watch, remedy, ruined, to_leave_out
@@ -49,10 +46,9 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SiteSums(FixedPoint):
-    """Masked updates of real sites: weights come first, and the server opens the sum of what has the shapes `specs`."""
+    """Masked updates of real sites: weights come first, and the server opens the sum."""
 
     sites: Sites | None = None
-    specs: Specs = field(default_factory=dict)
 
     def collect(
         self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
@@ -70,7 +66,7 @@ class SiteSums(FixedPoint):
             by_client = dict(zip(members.ids.tolist(), weights.values.tolist(), strict=False))
             return [by_client.get(client, 0.0) for client in clients]
 
-        taken = self.sites.train_in_sums(state.round, tasks, sent, None if own else weigh, self.specs)
+        taken = self.sites.train_in_sums(state.round, tasks, sent, None if own else weigh)
         members, weights = weights_of(taken.weights)
         if not taken.weights:
             weights = weights._replace(fallback=weights_of(taken.members or cohort.ids.tolist())[1].fallback)
@@ -86,17 +82,10 @@ class DeployedRunner(RoundRunner):
     A round begins once a site is connected. A site that connects late is queried for its label counts, and then joins.
     """
 
-    def __init__(
-        self,
-        federation: Federation,
-        roster: Roster,
-        sites: Sites,
-        agreement: Agreement,
-        folder: Path,
-        rounds: int,
-    ) -> None:
-        self._federation, self._roster, self.sites = federation, roster, sites
-        self._agreement, self._folder, self._rounds = agreement, folder, rounds
+    def __init__(self, federation: Federation, sites: Sites, folder: Path) -> None:
+        self._federation, self.sites, self._folder = federation, sites, folder
+        self._agreement, self._roster = sites.plan.agreement, sites.roster
+        self._rounds = sites.plan.config.training.rounds
         self._estimation = federation.aim if isinstance(federation.aim, Estimation) else None
         self._evaluations: Evaluations | None = None
         self._summed: tuple[ModelState, Together] | None = None

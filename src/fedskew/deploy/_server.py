@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
@@ -24,14 +23,14 @@ from fedskew.deploy._log import LOG, say_errors_in_one_line
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster, samples_of
 from fedskew.deploy._round import DeployedRunner, SiteSums
-from fedskew.deploy._sites import Sites, TargetSite
+from fedskew.deploy._sites import Sites
 from fedskew.deploy._sums import MaskedSums, announced_from
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import ClientStates
 from fedskew.engine.contracts import hooked
 from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
-from fedskew.experiment import Config, ModelInfo, RunFolder, TaskInfo, TrainingLoop, local_training, read, run_folder
+from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, read
 from fedskew.files import locked
 from fedskew.report import SeedRun, still_rounds
 from fedskew.weighting import BySums
@@ -78,11 +77,10 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
         EndedEarlyError: No site was connected for too long.
         RunError: The run folder belongs to another run, or can't be written.
     """
-    agreement.check_config(config, has_target=target is not None)
-    Agreement.check_target_file(config, target)
+    agreement.check_config(config, target)
     # Sites keep the states of two rounds, so the server must not lose more than one.
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})
-    folder = run_folder(config, out)
+    folder = config.folder(out)
     LOG.info("run folder: %s", folder.absolute())
     from fedskew.report import write_report
 
@@ -124,7 +122,7 @@ def make_deployed_loop(
         ConfigError: The method does not fit the federation, or it needs a target and there is none.
         RunError: The folder belongs to another federation.
     """
-    plan = Plan.of(config, agreement)
+    plan = Plan.of(config, agreement, target)
     members = Members(grid, agreement.members, len(agreement.names), agreement.round_timeout)
     roster = Roster(members, agreement, folder)
     roster.gather()
@@ -135,35 +133,26 @@ def make_deployed_loop(
     clients = ClientStates(folder / "checkpoint" / "clients")
     federation = plan.federation(sites, roster.counts, clients, mix, announced)
     if isinstance(federation.codec, FixedPoint):
-        codec = SiteSums(plan.protection, federation.codec.announced, sites, plan.sums)
+        codec = SiteSums(plan.protection, federation.codec.announced, sites)
         federation = dataclasses.replace(federation, codec=codec)
-    seed, finish = config.seeds[0], plan.method.finish
-    runner = DeployedRunner(federation, roster, sites, agreement, folder, config.training.rounds)
+    runner = DeployedRunner(federation, sites, folder)
 
     def task() -> TaskInfo:
         classes, counts = roster.shown
         return TaskInfo(counts, roster.names, classes, mix)
 
     return TrainingLoop(
-        config=config.for_seed(seed),
+        config=config.for_seed(config.seeds[0]),
         runner=runner,
         untrained=plan.model.read_state(),
         model=plan.model,
-        info=ModelInfo(
-            tuple(agreement.classes),
-            tuple(agreement.shape),
-            agreement.tokens,
-            tuple(agreement.mean),
-            tuple(agreement.std),
-        ),
+        info=agreement.info,
         evaluate=runner.evaluate,
         task=task,
         clients=clients,
         folder=RunFolder(folder),
         watch=runner,
-        finisher=None
-        if finish is None
-        else SiteFinisher(finish, plan.model, sites, agreement, mix, seed, runner.reported_samples),
+        finisher=None if plan.method.finish is None else SiteFinisher(plan, sites, mix, runner.reported_samples),
     )
 
 
@@ -183,7 +172,7 @@ def _announced(plan: Plan, roster: Roster, target: FloatArray | None, folder: Pa
 
 def _sites(plan: Plan, roster: Roster, announced: Mapping[str, FloatArray] | None) -> Sites:
     """Make the sites as the backend of a federation."""
-    agreement, limit, estimation = plan.agreement, plan.config.training.weight_limit, plan.estimation
+    agreement, limit = plan.agreement, plan.config.training.weight_limit
     validator = ReplyValidator(
         roster.names,
         ModelLayout(plan.model),
@@ -194,30 +183,17 @@ def _sites(plan: Plan, roster: Roster, announced: Mapping[str, FloatArray] | Non
         norm_limit=agreement.norm_limit,
         norm_action=agreement.norm_action,
         max_reply=agreement.max_reply,
-        training=local_training(plan.config),
+        training=plan.config.training.local(),
         slack=roster.slack,
         classes=len(agreement.classes),
         least_loss=least_loss(plan.method),
         counts=(lambda: roster.counts) if agreement.label_counts == "exact" else None,
     )
-    target = masked = None
-    if agreement.target_site is not None and estimation is not None:
-        place = agreement.members.index(agreement.target_site)
-        target = TargetSite(agreement.target_site, place, estimation.bins)
-    if agreement.updates != "plain":
+    masked = None
+    if plan.is_masked:
         assert limit is not None, "checked with the config"
         masked = MaskedSums(roster.members, roster.session, plan.fewest, limit)
-    return Sites(
-        members=roster.members,
-        run=roster.run,
-        validator=validator,
-        reported=roster.reported,
-        target=target,
-        knows_labels=agreement.label_counts not in ("withheld", "summed"),
-        masked=masked,
-        announced={name: torch.from_numpy(values) for name, values in (announced or {}).items()},
-        noise=None if plan.protection is None else plan.protection.noise,
-    )
+    return Sites(plan, roster, validator, masked, announced or {})
 
 
 def least_loss(method: methods.Method) -> float:

@@ -18,7 +18,6 @@ from fedskew import components
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
-from fedskew.deploy._finish import kind_of
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
 from fedskew.deploy._messages import (
@@ -49,7 +48,7 @@ from fedskew.deploy._messages import (
     fingerprint,
     hash_of_question,
 )
-from fedskew.deploy._plan import Plan
+from fedskew.deploy._plan import Plan, kind_of
 from fedskew.deploy._releases import ROUNDING, CountsRequest, NotAgreedError, Release, is_too_noisy, refuse_unless
 from fedskew.deploy._replies import check_size
 from fedskew.deploy._site_data import SiteData, SiteStates
@@ -396,8 +395,7 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         ConfigError: The config can't be deployed under the agreement, or the site has no key.
         NotAgreedError: Its updates are to have noise, and it agreed to none.
     """
-    agreement.check_config(config, has_target=True)
-    plan = Plan.of(config, agreement)
+    plan = Plan.of(config, agreement, at_site=True)
     assert data.state is not None, "data.toml always has one"
     work = make_work(config, config.seeds[0], plan.method, data, tuple(agreement.mean), tuple(agreement.std))
     torch.set_num_threads(config.engine.threads)

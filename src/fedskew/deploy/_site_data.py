@@ -24,11 +24,13 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -40,8 +42,8 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
-from fedskew.experiment import ModelInfo
 from fedskew.files import private_folder, replacing
+from fedskew.parameters import first_mistake
 from fedskew.randomness import Purpose, generator
 from fedskew.trees import read_tree
 
@@ -57,8 +59,6 @@ class SiteData:
         test_targets: Class ids of the test samples, shape `(samples,)`, int64.
         num_classes: Number of classes of the federation, including classes without a sample here.
         state: The site's folder for states that it keeps between rounds; None if it keeps none.
-        mean: Mean of each channel by which the samples were normalised; empty if they were not.
-        std: Standard deviation of each channel by which the samples were normalised; empty if they were not.
         unlabelled: Reads the samples without labels, as networks take them; None: the site is no target site.
     """
 
@@ -68,8 +68,6 @@ class SiteData:
     test_targets: Tensor
     num_classes: int
     state: Path | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
     unlabelled: Callable[[], Inputs] | None = None
 
     @property
@@ -104,44 +102,47 @@ class SiteData:
                 shape, or are floats instead of token ids or the reverse.
         """
         tree, _, _ = read_tree(path, "site's data", None, False)
-        state = tree.pop("state", "state")
-        table, _ = tree.pop("data", None), tree.pop("server", None)  # for `server_of`
-        place = tree.pop("unlabelled", None)
-        if tree:
-            keys = ["state", "server", "unlabelled", "data"]
-            raise ConfigError(f"{path}: {next(iter(tree))}: no such key{nearest(next(iter(tree)), keys)}")
-        if place is not None and not (isinstance(place, str) and place):
-            raise ConfigError(f"{path}: unlabelled: expected a folder of images or an .npz file, got {place!r:.80}")
-        without_labels = table is None and place is not None
-        if not isinstance(state, str) or not (
-            without_labels or (isinstance(table, dict) and isinstance(table.get("name"), str))
-        ):
-            raise ConfigError(
-                f"{path}: expected a table [data] with the name and options of a reader, and state, a folder"
-            )
-        unlabelled = None
-        if place is not None:
-            unlabelled = functools.partial(_read_unlabelled, path, path.parent / Path(place).expanduser(), agreement)
         try:
-            if table is None:
-                return dataclasses.replace(_no_samples(agreement, path.parent / state), unlabelled=unlabelled)
-            dataset = _read(table, path.parent)
-            return dataclasses.replace(_fitted(dataset, agreement, path.parent / state), unlabelled=unlabelled)
+            described = _SiteFile.model_validate(tree)
+        except pydantic.ValidationError as error:
+            raise ConfigError(f"{path}: {first_mistake(error, fields=_SiteFile)}") from None
+        state, unlabelled = path.parent / described.state, None
+        if described.unlabelled is not None:
+            place = path.parent / Path(described.unlabelled).expanduser()
+            unlabelled = functools.partial(_read_unlabelled, path, place, agreement)
+        try:
+            if described.data is None:
+                samples = _no_samples(agreement, state)
+            else:
+                samples = _fitted(_read(described.data, path.parent), agreement, state)
         except (ArgumentError, ConfigError) as error:
             raise ConfigError(f"{path}: data.{error}") from None
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
+        return dataclasses.replace(samples, unlabelled=unlabelled)
+
+
+class _SiteFile(BaseModel):
+    """The contents of a site's `data.toml`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    state: str = "state"
+    server: str = ""  # for `run_supernode`
+    unlabelled: Annotated[str, Field(min_length=1)] | None = None
+    data: dict[str, Any] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _described(self) -> _SiteFile:
+        is_named = self.data is not None and isinstance(self.data.get("name"), str)
+        if not is_named and (self.data is not None or self.unlabelled is None):
+            raise ValueError("expected a table [data] with the name and options of a reader")
+        return self
 
 
 def _read_unlabelled(data: Path, place: Path, agreement: Agreement) -> Tensor:
     """Read samples without labels, with the agreement's normalisation."""
-    info = ModelInfo(
-        tuple(agreement.classes),
-        tuple(agreement.shape),
-        agreement.tokens,
-        tuple(agreement.mean),
-        tuple(agreement.std),
-    )
+    info = agreement.info
     try:
         return info.normalise(torch.cat([some.inputs for some in load_unlabelled([place], info.in_shape)]))
     except ArgumentError as error:
@@ -154,8 +155,7 @@ def _no_samples(agreement: Agreement, state: Path) -> SiteData:
     """Return the data of a site that has no labels."""
     inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
     targets = torch.zeros(0, dtype=torch.int64)
-    normalisation = tuple(agreement.mean), tuple(agreement.std)
-    return SiteData(inputs, targets, inputs, targets, len(agreement.classes), state, *normalisation)
+    return SiteData(inputs, targets, inputs, targets, len(agreement.classes), state)
 
 
 def _read(table: dict[str, Any], beside: Path) -> Dataset:
@@ -190,8 +190,6 @@ def _fitted(dataset: Dataset, agreement: Agreement, state: Path) -> SiteData:
         test_targets=ids[dataset.test_targets],
         num_classes=len(agreement.classes),
         state=state,
-        mean=tuple(agreement.mean),
-        std=tuple(agreement.std),
     )
 
 

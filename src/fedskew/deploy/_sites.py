@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedskew.deploy._arrays import ArraySpec, Specs
+from fedskew.deploy._arrays import ArraySpec
 from fedskew.deploy._ask import Members
 from fedskew.deploy._evaluations import (
     SiteEvaluation,
@@ -38,12 +38,13 @@ from fedskew.deploy._messages import (
     TRAIN,
     TrainInstruction,
 )
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._roster import Roster
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update
 from fedskew.engine.sums import whole_weight
 from fedskew.models import ModelState
-from fedskew.privacy import UpdateNoise
 from fedskew.sums.fixed_point import COUNTS
 
 ROUNDING = 1e-6
@@ -80,35 +81,42 @@ class Sites(Backend):
     """Trains a cohort at its sites, which are nodes of a Flower federation.
 
     Attributes:
-        run: Identifier of the federation's run, in hex digits.
-        reported: Returns the hash of the label counts that the server has of a site (see `fingerprint`).
-        target: The target site, where the target's mix is estimated.
+        plan: What the federation computes.
+        roster: The sites, and what they reported.
+        validator: Reads replies.
+        masked: Takes masked sums, where the server is to see no site's update; None: it sees each.
+        announced: What was announced to all sites, where each computes its own weight; it travels beside each model.
         left_out: Clients that are not asked for anything.
         skipped: Clients that are not asked, unless too few others of the cohort are connected.
         lengths: Norms of the updates of the last cohort, by client.
         losses: Its training losses, by client; infinite for a reply that was refused as it was not finite.
-        knows_labels: Whether the sites report label counts, and not only their numbers of samples.
-        masked: Takes masked sums, where the server is to see no site's update; None: it sees each.
-        announced: What was announced to all sites, where each computes its own weight; it travels beside each model.
-        noise: The noise of the sites' updates; None: they have none.
         own_seconds: Seconds that the server itself computed in the last round, but for reading replies.
     """
 
-    members: Members
-    run: str
+    plan: Plan
+    roster: Roster
     validator: ReplyValidator
-    reported: Callable[[int], str]
-    target: TargetSite | None = None
+    masked: MaskedSums | None
+    announced: Mapping[str, FloatArray] = field(default_factory=dict)
     left_out: frozenset[int] = frozenset()
     skipped: frozenset[int] = frozenset()
     lengths: dict[int, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
-    knows_labels: bool = True
-    masked: MaskedSums | None = None
-    announced: Mapping[str, Tensor] = field(default_factory=dict)
-    noise: UpdateNoise | None = None
     own_seconds: float = 0.0
     _doubted: set[int] = field(default_factory=set)
+
+    @property
+    def members(self) -> Members:
+        """The sites' nodes."""
+        return self.roster.members
+
+    @property
+    def target(self) -> TargetSite | None:
+        """The target site, where the target's mix is estimated."""
+        name, estimation = self.plan.agreement.target_site, self.plan.estimation
+        if name is None or estimation is None:
+            return None
+        return TargetSite(name, self.plan.agreement.members.index(name), estimation.bins)
 
     def begin(self, accepted: Mapping[str, FloatArray], left_out: frozenset[int], skipped: frozenset[int]) -> None:
         """Begin a round: who is not asked, and which sizes of updates were accepted before."""
@@ -133,14 +141,12 @@ class Sites(Backend):
         self.own_seconds = time.perf_counter() - began
         return updates
 
-    def train_in_sums(
-        self, round: int, cohort: Sequence[Assignment], sent: Sent, weigh: Weigh | None, specs: Specs
-    ) -> Taken:
-        """Train a cohort, and open the sum of what they add, of shapes `specs`; without `weigh` each weighs itself."""
+    def train_in_sums(self, round: int, cohort: Sequence[Assignment], sent: Sent, weigh: Weigh | None) -> Taken:
+        """Train a cohort, and open the sum of what they add; without `weigh` each weighs itself."""
         assert self.masked is not None, "as the federation has a form"
         self.validator.begin((), sent)
         contents = self._instructions(round, cohort, sent)
-        taken = self.masked.take(TRAIN, round, contents, specs, weigh)
+        taken = self.masked.take(TRAIN, round, contents, self.plan.sums, weigh)
         if taken.total is not None and (reason := self._impossible(taken, cohort, sent)):
             taken.total, taken.weights, taken.reason = None, {}, f"the sum is refused: {reason}"
         self.validator.note(taken.replies)
@@ -157,7 +163,8 @@ class Sites(Backend):
         if not 0 < whole <= 1 + ROUNDING:
             return f"the sum of the sites' weights is {whole:.4g}"
         steps, of = (least, most), len(taken.weights)
-        return impossible(taken.total, whole, of, sent.model, validator.layout, steps, validator.least_loss, self.noise)
+        noise = None if self.plan.protection is None else self.plan.protection.noise
+        return impossible(taken.total, whole, of, sent.model, validator.layout, steps, validator.least_loss, noise)
 
     def _instructions(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> dict[int, RecordDict]:
         """Return the message to each client of a cohort that is asked in a round; note the others."""
@@ -177,10 +184,11 @@ class Sites(Backend):
         online = self.members.wait(lambda online: not asked or online.keys() & asked, self.members.timeout, warning)
         validator.missing(round, "offline", [task.client for task in tasks if task.client not in online])
         arrays = validator.layout.to_record(sent.model)
-        beside = {**sent.broadcast, **{ANNOUNCED + name: values for name, values in self.announced.items()}}
+        announced = {ANNOUNCED + name: torch.from_numpy(values) for name, values in self.announced.items()}
+        beside = {**sent.broadcast, **announced}
         return {
-            task.client: TrainInstruction.of(self.run, round, task).content(
-                arrays, beside, {REPORTED: self.reported(task.client)}
+            task.client: TrainInstruction.of(self.roster.run, round, task).content(
+                arrays, beside, {REPORTED: self.roster.reported(task.client)}
             )
             for task in tasks
             if task.client in online
@@ -258,7 +266,8 @@ class Sites(Backend):
 
     def _compare_mixes(self, client: int, evaluation: SiteEvaluation, counts: FloatArray) -> None:
         """Say once of a site that its test samples have another label mix than it reported."""
-        distance = mix_distance(evaluation, counts) if self.knows_labels and client not in self._doubted else None
+        knows_labels = self.plan.agreement.label_counts not in ("withheld", "summed")
+        distance = mix_distance(evaluation, counts) if knows_labels and client not in self._doubted else None
         if distance is not None:
             self._doubted.add(client)
             LOG.warning(

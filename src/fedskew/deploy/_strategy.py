@@ -285,8 +285,8 @@ class MethodStrategy(Strategy):
         The number of classes is the agreed one, or that of most clients' reports.
         """
         content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
-        arrivals = exchange(grid, dict.fromkeys(self._nodes, content), MessageType.QUERY, self.query_timeout)
-        arrivals = arrivals.by({node: client for client, node in enumerate(self._nodes)})
+        nodes = dict(enumerate(self._nodes))
+        arrivals = exchange(grid, nodes, dict.fromkeys(nodes, content), MessageType.QUERY, self.query_timeout)
         classes_of = {
             client: len(values)
             for client, reply in arrivals.contents.items()

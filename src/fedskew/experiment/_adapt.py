@@ -9,7 +9,6 @@ across clients with different labels does to a model, its preference for some cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from fedskew.data import Inputs, take, unlabelled
+from fedskew.data import Inputs, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
-from fedskew.experiment._config import read
 from fedskew.experiment._identity import set_aside
-from fedskew.experiment._task import held_out_rows, make_task
 from fedskew.experiment._trained import ADAPTED, TrainedModel, digest, moved_model
 from fedskew.files import save_tensors
 from fedskew.finish import LEAST_SAMPLES, offsets
@@ -190,61 +187,35 @@ class Adaptation:
         Raises:
             DataError: It holds no samples, or of a class that the model doesn't know.
         """
-        if not path.is_dir():
-            inputs = torch.cat([some.inputs for some in unlabelled([path], model.in_shape)])
-            return inputs, _labels_in(path, len(inputs), model.classes)
-        folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
-        if not folders:
-            raise DataError(
-                f"{path}: holds no folder; expected one for each class: {', '.join(model.classes[:4])}, ..."
-            )
-        parts, labels = [], []
-        for folder in folders:
-            if folder.name not in model.classes:
-                raise _no_class(folder, folder.name, model.classes)
-            for some in unlabelled([folder], model.in_shape):
-                parts.append(some.inputs)
-                labels += [model.classes.index(folder.name)] * len(some.names)
-        return torch.cat(parts), np.array(labels)
+        known = {name: place for place, name in enumerate(model.classes)}
+        if path.is_dir():
+            folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
+            if not folders:
+                raise DataError(f"{path}: holds no folder; expected one for each class: {', '.join([*known][:4])}, ...")
+            read = [(folder.name, some) for folder in folders for some in unlabelled([folder], model.in_shape)]
+            labels: list[Any] = [name for name, some in read for _ in some.names]
+            parts = [some.inputs for _, some in read]
+        else:
+            parts = [some.inputs for some in unlabelled([path], model.in_shape)]
+            given = _labels_in(path, sum(map(len, parts)))
+            if given.dtype.kind in "iu" and not all(name.isdecimal() for name in known):
+                known = {str(place): place for place in known.values()}
+            labels = given.tolist()
+        for label in labels:
+            if str(label) not in known:
+                raise DataError(f"{path}: the model has no class {label!r}; it has {', '.join(model.classes)}")
+        return torch.cat(parts), np.array([known[str(label)] for label in labels])
 
 
-def _labels_in(path: Path, size: int, classes: Sequence[str]) -> NDArray[np.int64]:
-    """Return the class ids in the array y of an .npz file, which holds names or, unless names are numbers, ids."""
+def _labels_in(path: Path, size: int) -> NDArray[Any]:
+    """Return the array y of an .npz file, which holds names of classes or, unless names are numbers, ids."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            given = arrays["y"]
+            given: NDArray[Any] = arrays["y"]
     except KeyError:
         raise DataError(f"{path}: has no array 'y' with the class of each sample") from None
     except Exception as error:  # a damaged array can raise almost anything
         raise DataError(f"{path}: array 'y' can't be read: {in_one_line(error)}") from None
     if given.shape != (size,):
         raise DataError(f"{path}: y has the shape {given.shape}, expected ({size},), a class for each sample")
-    by_number = given.dtype.kind in "iu" and not all(name.isdecimal() for name in classes)
-    known = {place if by_number else name: place for place, name in enumerate(classes)}
-    labels = [(label, known.get(label if by_number else str(label))) for label in given.tolist()]
-    for label, place in labels:
-        if place is None:
-            raise _no_class(path, label, classes)
-    return np.array([place for _, place in labels])
-
-
-def _no_class(where: Path, label: Any, classes: Sequence[str]) -> DataError:
-    return DataError(f"{where}: the model has no class {label!r}; it has {', '.join(classes)}")
-
-
-def held_out_of(model: TrainedModel) -> tuple[Inputs, NDArray[np.int64]]:
-    """Return the samples that a model's run held out, normalised, and their classes; RunError if there are none.
-
-    They are the clients' own (`data.held_out`) where there are such, else the validation samples.
-    """
-    config = read(model.file.with_name("config.toml"))
-    if not config.data.validation and not config.data.held_out:
-        raise RunError(
-            f"{model.file.parent}: this run held no samples out; give labelled ones with --held-out, or train with "
-            "data.held_out = 0.2 (or data.validation = 0.1)"
-        )
-    task = make_task(config, model.seed)
-    if not (held := held_out_rows(task)):
-        raise RunError(f"{model.file.parent}: not one sample of this run was held out; give some with --held-out")
-    rows = torch.from_numpy(np.sort(np.concatenate(held)))
-    return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()
+    return given

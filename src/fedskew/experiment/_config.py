@@ -38,7 +38,7 @@ from fedskew.experiment._sections import (
     TuneSection,
 )
 from fedskew.files import write_text
-from fedskew.labels import as_target, check_shares
+from fedskew.labels import as_target
 from fedskew.parameters import first_mistake
 from fedskew.privacy import most_rounds, noise_for
 from fedskew.trees import line_of, put, read_tree
@@ -176,6 +176,10 @@ class Config(Section):
         """Return this config with a single seed."""
         return self.model_copy(update={"seeds": [seed]})
 
+    def folder(self, out: Path) -> Path:
+        """Return the run folder of this config in the folder of all run folders."""
+        return out / f"{self.name}-{self.hash}"
+
     def write(self, path: Path) -> None:
         """Write a config as TOML, with every default; a file that is there is replaced whole."""
         write_text(path, tomli_w.dumps(self.tree()))
@@ -287,10 +291,7 @@ def target_mix(
         raise ConfigError(f"{key}: {mix!r} {unknown[mix]}")
     amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
     try:
-        found = as_target(amounts, classes, key)
-        if isinstance(mix, list):
-            check_shares(amounts, key)
-        return found
+        return as_target(amounts, classes, key, written=isinstance(mix, list))
     except ArgumentError as error:
         raise ConfigError(str(error)) from None
 

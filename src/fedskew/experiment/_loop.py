@@ -34,18 +34,11 @@ PlayedRound = tuple[Any, engine.RoundRecord]
 RunRounds = Callable[[Sequence[engine.RoundRunner], Sequence[Any]], Sequence[PlayedRound]]
 
 
-class Evaluator(Protocol):
-    """Evaluates the model of a round."""
+Evaluator = Callable[[int, ModelState], tuple[engine.Evaluation | None, engine.Evaluation | None]]
+"""Evaluates the model of a round on the test and on the validation set; None for a set that there isn't."""
 
-    def __call__(self, round: int, model: ModelState, /) -> tuple[engine.Evaluation | None, engine.Evaluation | None]:
-        """Evaluate a model on the test and on the validation set; None for a set that there isn't."""
-
-
-class Finisher(Protocol):
-    """Finishes the model of the last round."""
-
-    def __call__(self, model: ModelState, server: Any, /) -> FinishedModel:
-        """Return what becomes of a model and the server's last state."""
+Finisher = Callable[[ModelState, Any], FinishedModel]
+"""Returns what becomes of the model of the last round, and of the server's last state."""
 
 
 class Watch(Protocol):

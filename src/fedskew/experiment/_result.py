@@ -152,7 +152,7 @@ class Result:
             ArgumentError: The run has no folder, or the model can't take the samples.
             RunError: The run held no validation samples out.
         """
-        from fedskew.experiment._adapt import Adaptation, held_out_of
+        from fedskew.experiment._adapt import Adaptation
         from fedskew.experiment._trained import load
 
         if self.folder is None:
@@ -160,7 +160,7 @@ class Result:
                 "adapt: takes the model from the run's folder, and this run has none; simulate with out="
             )
         model = load(self.folder)
-        labelled = held_out_of(model) if held_out is None else held_out
+        labelled = model.held_out() if held_out is None else held_out
         return Adaptation.of(model, target, labelled, method, normalised=(False, held_out is None))
 
     def plot(self, figure: str = "accuracy", ax: Axes | None = None) -> Axes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedskew.engine import LocalTraining
+from fedskew.engine.target import Estimation
 from fedskew.executors import cores
 from fedskew.labels import MixMethod
 
@@ -121,6 +124,10 @@ class TrainingSection(Section):
         """Return a whole number of epochs as one, so that 5.0 and 5 are the same config."""
         return int(epochs) if epochs == int(epochs) else epochs
 
+    def local(self) -> LocalTraining:
+        """Return the settings of local training."""
+        return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
+
     @property
     def most_epochs(self) -> float:
         """Local epochs, or more than a client can need for `steps`."""
@@ -167,6 +174,13 @@ class TargetSection(Section):
     def is_estimated(self) -> bool:
         """Whether the mix is estimated in the run."""
         return self.mix == "estimate"
+
+    def estimation(self, classes: int) -> Estimation | None:
+        """Return how the mix is estimated; None where it is not."""
+        if not self.is_estimated:
+            return None
+        rules = {field.name: getattr(self, field.name) for field in fields(Estimation) if field.name != "classes"}
+        return Estimation(classes, **rules)
 
 
 class ConditionsSection(Section):

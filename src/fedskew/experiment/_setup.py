@@ -25,7 +25,7 @@ from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
-from fedskew.experiment._target import make_estimation, make_finisher, make_watch, noisy_target
+from fedskew.experiment._target import make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import Task, make_task, model_info
 from fedskew.experiment._work import (
     ClientEvaluations,
@@ -184,7 +184,7 @@ def _make_runner(
         weighed=weighed,
         clients=clients,
         weight_limit=training.weight_limit,
-        aim=make_estimation(config, dataset.num_classes),
+        aim=config.target.estimation(dataset.num_classes),
         codec=Floats() if config.engine.updates == "plain" else FixedPoint(protection, announced),
         constant_bytes=model.constant_bytes(some.to(device)),
     )

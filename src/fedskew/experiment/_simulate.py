@@ -75,7 +75,7 @@ def simulate(
             of other data or by another version of fedskew; also where local training fails or a file can't be written.
     """
     resolved = _resolve(config, tables)
-    folder = None if out is None else run_folder(resolved, Path(out))
+    folder = None if out is None else resolved.folder(Path(out))
     for name, given in (("resume", resume), ("fresh", fresh)):
         if given and folder is None:
             raise ConfigError(f"{name}: give the folder that the run is in (out=...)")
@@ -125,21 +125,27 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
     return [results[at] for at in range(len(configs))]
 
 
-def check_runs(configs: Sequence[Config], out: Path, anew: bool) -> None:
-    """Raise where a config's first seed can't be set up, or (`anew`) its folder holds a run already."""
-    for config in configs:
-        folder = run_folder(config, out)
+def check_runs(configs: Sequence[Config], out: Path, resume: bool, fresh: bool) -> None:
+    """Check the runs that a command is about to begin or to go on with.
+
+    Raises:
+        ConfigError: With `resume`, no config has a run to go on with; the message names the nearest that is there.
+        FedskewError: One of several configs can't be set up, or its folder holds a run already.
+    """
+    if resume:
+        _check_resumable(configs, out)
+    for config in configs if len(configs) > 1 and not torchrun.launched() else ():
         try:
-            if anew:
-                check_empty(folder)
-            _try_out(config, folder)
+            if not (resume or fresh):
+                check_empty(config.folder(out))
+            _try_out(config, config.folder(out))
         except FedskewError as error:
             raise type(error)(f"run {config.name!r}: {error}") from None
 
 
-def check_resumable(configs: Sequence[Config], out: Path) -> None:
-    """Raise ConfigError where no config of a command has a run to go on with, and name the nearest that is there."""
-    if any(is_begun(run_folder(config, out)) for config in configs):
+def _check_resumable(configs: Sequence[Config], out: Path) -> None:
+    """Raise where no config has a run to go on with, and name the nearest that is there."""
+    if any(is_begun(config.folder(out)) for config in configs):
         return
     differences = {
         path.parent: found for path in sorted(out.glob("*/config.toml")) if (found := _differences(path, configs[0]))
@@ -269,11 +275,6 @@ def _read_finished(
     run = replace(run, label=config.name, config=config.tree(), summary=summary)
     finished = load(folder, finished=True).network if (folder / FINISHED).exists() else None
     return run, load(folder).network, finished
-
-
-def run_folder(config: Config, out: Path) -> Path:
-    """Return the run folder of a config in the folder of all run folders."""
-    return out / f"{config.name}-{config.hash}"
 
 
 def is_finished(folder: Path) -> bool:

@@ -21,7 +21,7 @@ from fedskew.experiment._folder import RunFolder
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.experiment._identity import Present, keep_data, set_aside, shared_data
 from fedskew.experiment._setup import choose_device, try_out
-from fedskew.experiment._simulate import is_finished, run_config, run_folder
+from fedskew.experiment._simulate import is_finished, run_config
 from fedskew.experiment._sweep_tables import SweepResult, refused_cells
 from fedskew.experiment._task import make_task
 from fedskew.files import locked
@@ -52,7 +52,7 @@ class Job:
 
     def folder(self, out: Path) -> Path:
         """Return the job's run folder, in the folder of all of them."""
-        return run_folder(self.config, out)
+        return self.config.folder(out)
 
     def is_finished(self, out: Path) -> bool:
         """Return whether the run is finished, in the folder of all of them."""
@@ -238,11 +238,11 @@ def train_run(number: int, tree: Mapping[str, Any], out: Path) -> tuple[list[Rou
 
     try:
         config = resolve(tree)
-        run_config(config, run_folder(config, out), resume=True, progress=listen, scripts=out)
+        run_config(config, config.folder(out), resume=True, progress=listen, scripts=out)
     except FedskewError as error:
         return rounds, str(error)
     except Exception as error:
-        again = f"fedskew --debug run {run_folder(Config.model_validate(tree), out)}/config.toml --resume"
+        again = f"fedskew --debug run {Config.model_validate(tree).folder(out)}/config.toml --resume"
         said = " ".join(str(error).split())
         return rounds, f"{type(error).__name__}: {said} (for the traceback: {again} --out {out})"
     return rounds, None

@@ -11,7 +11,6 @@ from fedskew import models
 from fedskew.errors import RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.experiment._simulate import run_folder
 from fedskew.files import write_text
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import Spread, csv_text, markdown_table
@@ -226,7 +225,7 @@ class SweepResult:
         for row in self.rows:
             reasons = {**row.failed, **{seed: f"refused: {why}" for seed, why in row.refused.items()}}
             for seed in (*row.seeds, *reasons):
-                folder = "" if row.config is None else run_folder(row.config.for_seed(seed), self.folder).name
+                folder = "" if row.config is None else row.config.for_seed(seed).folder(self.folder).name
                 figures = [row.seeds[seed][figure] if seed in row.seeds else None for figure in shown]
                 yield [*row.labels, seed, folder, *figures, reasons.get(seed, "")]
 

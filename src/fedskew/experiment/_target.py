@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,6 @@ from fedskew.models import FlatModel, ModelState
 from fedskew.randomness import Purpose, generator
 
 FloatArray = NDArray[np.float64]
-
-
-def make_estimation(config: Config, classes: int) -> Estimation | None:
-    """Return how a config's target mix is estimated; None where it is not."""
-    section = config.target
-    if not section.is_estimated:
-        return None
-    rules = {field.name: getattr(section, field.name) for field in fields(Estimation) if field.name != "classes"}
-    return Estimation(classes, **rules)
 
 
 def noisy_target(target: FloatArray | None, noise: float, seed: int) -> FloatArray | None:

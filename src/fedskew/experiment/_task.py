@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -78,24 +78,24 @@ def make_task(config: Config, seed: int) -> Task:
     """
     seed = data_seed(config, seed)
     source = loaded(config, seed)
-    dataset = source.dataset
-    labels = dataset.targets.numpy()
+    dataset, labels = source.dataset, source.dataset.targets.numpy()
     usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
     kept, validation = _hold_out(dataset, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
-    divided, names, has_target_client = _divide(config, dataset, labels, kept, seed)
-    target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), has_target_client)
+    divided = _divide(config, dataset, kept, seed)
+    training = len(divided.indices) - _has_target_client(config)
+    target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), training)
     if config.partition.oracle:
-        divided = _oracle(divided, kept, labels, target, has_target_client, generator(seed, Purpose.ORACLE))
-    divided, held_out = _hold_out_of_clients(divided, labels, config.data.held_out, has_target_client, seed)
-    counts = divided.counts.astype(np.float64)
-    if has_target_client:
-        counts, names = counts[:-1], names[:-1]
+        divided = _oracle(divided, training, kept, labels, target, generator(seed, Purpose.ORACLE))
+    divided, held_out = _hold_out_of_clients(divided, training, labels, config.data.held_out, seed)
+    counts = divided.counts[:training].astype(np.float64)
     if counts.sum() == 0:
         raise ConfigError("partition.clients: no client that trains has a sample; set fewer clients")
+    own_names = config.partition.rule == "natural" and training == len(dataset.client_names)
+    names = dataset.client_names if own_names else tuple(map(str, range(training)))
     unlabelled = None
     if config.target.is_estimated:
         _check_held_out(config.data.held_out, held_out)
-        last = divided.indices[-1] if has_target_client else None
+        last = divided.indices[-1] if training < len(divided.indices) else None
         unlabelled = _unlabelled(config, dataset, last, validation, target, generator(seed, Purpose.UNLABELLED))
     return Task(source, divided, counts, names, target, server_target, validation, held_out, unlabelled)
 
@@ -147,11 +147,9 @@ def target_in_words(config: Config) -> str | None:
 
 
 def _has_target_client(config: Config) -> bool:
-    section = config.partition
-    if section.rule in ("file", "natural"):
-        return bool(section.parameters.get("target_client", False))
-    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
-    return bool(rule.target_client)
+    if config.partition.rule in ("file", "natural"):
+        return bool(config.partition.parameters.get("target_client", False))
+    return bool(_rule(config).target_client)
 
 
 def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> IntArray:
@@ -187,10 +185,9 @@ def _hold_out(
 
 
 def _hold_out_of_clients(
-    divided: Partition, labels: IntArray, share: float, has_target_client: bool, seed: int
+    divided: Partition, training: int, labels: IntArray, share: float, seed: int
 ) -> tuple[Partition, tuple[IntArray, ...]]:
     """Return the partition without what clients don't train on, and that; a target client holds out nothing."""
-    training = len(divided.indices) - has_target_client
     if not share:
         return divided, (np.empty(0, dtype=np.int64),) * training
     parts = [
@@ -202,11 +199,9 @@ def _hold_out_of_clients(
     return Partition.of(kept, labels, divided.num_classes, rule), tuple(held for _, held in parts)
 
 
-def _divide(
-    config: Config, dataset: Dataset, labels: IntArray, kept: IntArray, seed: int
-) -> tuple[Partition, tuple[str, ...], bool]:
-    """Return the partition of the kept rows (of the data set), client names, whether the last is a target client."""
-    section, classes = config.partition, dataset.num_classes
+def _divide(config: Config, dataset: Dataset, kept: IntArray, seed: int) -> Partition:
+    """Return the partition of the kept rows of the data set; where there is a target client, it is the last."""
+    section, labels, classes = config.partition, dataset.targets.numpy(), dataset.num_classes
     if section.rule == "file":
         stored = Partition.load(config.place(section.parameters["path"]))
         stored.check(labels)
@@ -214,49 +209,49 @@ def _divide(
             raise ConfigError(
                 "partition.path: some of its samples are held out or left out; set data.validation to 0, no data.rows"
             )
-        names = tuple(map(str, range(len(stored.indices))))
-        return stored, names, bool(section.parameters.get("target_client", False))
+        return stored
+    rule: Any = "natural"
     if section.rule == "natural":
         if dataset.clients is None:
             raise ConfigError(f"partition.rule: data set {dataset.name!r} defines no clients; choose another rule")
-        names = dataset.client_names
-        shares = partition.natural_split(dataset.clients[kept], len(names))
-        if section.clients not in (None, len(names)):
-            shares, names = partition.grouped(shares, section.clients), tuple(map(str, range(section.clients)))
-        return Partition.of([kept[rows] for rows in shares], labels, classes, "natural"), names, False
-    assert section.clients is not None, "the config has been checked"
-    rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition")
-    rng = generator(seed, Purpose.PARTITION)
-    names = tuple(map(str, range(section.clients)))
-    by_domain = components.covers(rule, "split_domains", "split")
-    if by_domain and dataset.domains is not None:
-        shares = rule.split_domains(labels[kept], dataset.domains[kept], section.clients, rng, num_classes=classes)
+        shares = partition.natural_split(dataset.clients[kept], len(dataset.client_names))
+        if section.clients not in (None, len(shares)):
+            shares = partition.grouped(shares, section.clients)
     else:
-        shares = rule.split(labels[kept], section.clients, rng, num_classes=classes)
-    return Partition.of([kept[rows] for rows in shares], labels, classes, rule), names, rule.target_client
+        rule = _rule(config)
+        own, rng = labels[kept], generator(seed, Purpose.PARTITION)
+        if components.covers(rule, "split_domains", "split") and dataset.domains is not None:
+            shares = rule.split_domains(own, dataset.domains[kept], section.clients, rng, num_classes=classes)
+        else:
+            shares = rule.split(own, section.clients, rng, num_classes=classes)
+    return Partition.of([kept[rows] for rows in shares], labels, classes, rule)
+
+
+def _rule(config: Config) -> Any:
+    named = {"name": config.partition.rule, **config.partition.parameters}
+    return components.make_component(partition.INDEX, named, "partition")
 
 
 def _oracle(
     divided: Partition,
+    training: int,
     kept: IntArray,
     labels: IntArray,
     target: FloatArray | None,
-    has_target_client: bool,
     rng: np.random.Generator,
 ) -> Partition:
     """Return the partition with the target mix at every client that trains, dealt from `kept` but a target client's."""
     if target is None:
         raise ConfigError("partition.oracle: clients get the target mix, and there is none; set target.mix")
-    training = len(divided.indices) - has_target_client
+    others = divided.indices[training:]
     sizes = [len(rows) for rows in divided.indices[:training]]
-    free = np.setdiff1d(kept, divided.indices[-1]) if has_target_client else kept
-    dealt = partition.oracle(sizes, free, labels, target, rng)
+    dealt = partition.oracle(sizes, np.setdiff1d(kept, others), labels, target, rng)
     rule = f"{divided.rule}, dealt again with the target's mix"
-    return Partition.of([*dealt, *divided.indices[training:]], labels, divided.num_classes, rule)
+    return Partition.of([*dealt, *others], labels, divided.num_classes, rule)
 
 
 def _targets(
-    section: TargetSection, dataset: Dataset, counts: FloatArray, has_target_client: bool
+    section: TargetSection, dataset: Dataset, counts: FloatArray, training: int
 ) -> tuple[FloatArray | None, FloatArray | None]:
     """Return the target's label mix, `(classes,)`, and the mix that the server knows; None where there is none."""
     if not section.is_estimated:
@@ -265,11 +260,11 @@ def _targets(
                 "target.mix: 'truth' tells the server target.truth, which is not set; set it, or give shares"
             )
         mix = section.truth if section.mix == "truth" else section.mix
-        truth = server_target = _target(mix, "target.mix", dataset, counts, has_target_client)
+        truth = server_target = _target(mix, "target.mix", dataset, counts, training)
         if section.truth is not None:
-            truth = _target(section.truth, "target.truth", dataset, counts, has_target_client)
+            truth = _target(section.truth, "target.truth", dataset, counts, training)
         return truth, server_target
-    own = isinstance(section.unlabelled, str)
+    own, has_target_client = isinstance(section.unlabelled, str), training < len(counts)
     if has_target_client and (own or section.truth is not None):
         key, what = ("unlabelled", "whose samples are the unlabelled ones") if own else ("truth", "whose mix it is")
         raise ConfigError(f"target.{key}: the partition has a target client, {what}; leave it out")
@@ -281,23 +276,22 @@ def _targets(
             "a partition rule with a target client, such as sparsity, or simulate a target by its shares "
             "(target.truth, and data.validation = 0.1)"
         )
-    return _target(section.truth, "target.truth", dataset, counts, has_target_client), None
+    return _target(section.truth, "target.truth", dataset, counts, training), None
 
 
 def _target(
-    mix: str | list[float] | None, key: str, dataset: Dataset, counts: FloatArray, has_target_client: bool
+    mix: str | list[float] | None, key: str, dataset: Dataset, counts: FloatArray, training: int
 ) -> FloatArray | None:
     """Return the target label mix that a key stands for, `(classes,)`, sum 1; None where the task has none."""
+    own = {"client": counts[-1]} if training < len(counts) else {}
     if mix is None:
-        mix = "client" if has_target_client else "data" if dataset.target is not None else None
+        mix = "client" if own else "data" if dataset.target is not None else None
     if mix == "data" and dataset.target is not None:
         return dataset.target
     return target_mix(
         mix,
         dataset.num_classes,
-        known={"client": counts[-1], "pooled": counts[:-1].sum(axis=0)}
-        if has_target_client
-        else {"pooled": counts.sum(axis=0)},
+        known={**own, "pooled": counts[:training].sum(axis=0)},
         unknown={
             "client": "needs a partition rule with a target client, such as sparsity",
             "data": f"is the data set's own mix, and {dataset.name!r} defines no target; give the shares as a list",

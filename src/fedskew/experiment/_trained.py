@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fedskew import methods, models
-from fedskew.data import Stored
+from fedskew.data import Inputs, Stored, take
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment._config import Config, read
 from fedskew.experiment._folder import FINISHED
@@ -61,6 +61,26 @@ class TrainedModel:
     def __repr__(self) -> str:
         classes = counted(len(self.classes), "class", "classes")
         return f"<TrainedModel of {self.file}: samples of shape {self.in_shape}, {classes}>"
+
+    def held_out(self) -> tuple[Inputs, NDArray[np.int64]]:
+        """Return the samples that the model's run held out, normalised, and their classes; RunError if there are none.
+
+        They are the clients' own (`data.held_out`) where there are such, else the validation samples.
+        """
+        from fedskew.experiment._task import held_out_rows, make_task
+
+        folder = self.file.parent
+        config = read(folder / "config.toml")
+        if not config.data.validation and not config.data.held_out:
+            raise RunError(
+                f"{folder}: this run held no samples out; give labelled ones with --held-out, or train with "
+                "data.held_out = 0.2 (or data.validation = 0.1)"
+            )
+        task = make_task(config, self.seed)
+        if not (held := held_out_rows(task)):
+            raise RunError(f"{folder}: not one sample of this run was held out; give some with --held-out")
+        rows = torch.from_numpy(np.sort(np.concatenate(held)))
+        return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()
 
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,6 @@ from fedskew.engine import (
     ClientData,
     ClientEvaluation,
     Evaluation,
-    LocalTraining,
     LocalWork,
     cohort_size,
     plain,
@@ -78,16 +77,11 @@ def make_work(
         data=samples,
         objective=method.objective,
         local_step=method.local_step,
-        training=local_training(config),
+        training=config.training.local(),
         seed=seed,
         augment=augment,
         hooks=hooked(method),
     )
-
-
-def local_training(config: Config) -> LocalTraining:
-    """Return the settings of a config's local training."""
-    return LocalTraining(**{field.name: getattr(config.training, field.name) for field in fields(LocalTraining)})
 
 
 def make_protection(config: Config, model: FlatModel, clients: int) -> Protection | None:

@@ -7,10 +7,7 @@ from ._counts import LabelCounts as LabelCounts
 from ._counts import as_counts as as_counts
 from ._counts import as_sizes as as_sizes
 from ._counts import as_target as as_target
-from ._csv import check_shares as check_shares
-from ._csv import lists_samples as lists_samples
-from ._csv import read_target as read_target
-from ._measures import GROUPS as GROUPS
+from ._counts import read_target as read_target
 from ._measures import ClassPairs as ClassPairs
 from ._measures import class_group_matrix as class_group_matrix
 from ._measures import colocation as colocation

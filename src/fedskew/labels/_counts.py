@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._csv import read_counts, write_counts
+from fedskew.labels._csv import lists_samples, read_counts, read_shares, write_counts
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
 _NUMBERS_PER_BLOCK = 1 << 16
+_ROUNDED = 0.005
 
 
 class LabelCounts:
@@ -118,6 +119,11 @@ class LabelCounts:
         """
         return cls(*read_counts(Path(path), client, decimal, totals))
 
+    @staticmethod
+    def lists_samples(path: str | Path) -> bool:
+        """Return whether a table has a row for each sample, and not counts: a column of labels, and none of counts."""
+        return lists_samples(Path(path))
+
     @classmethod
     def of_partitions(cls, partitioner: Any, label: str = "label") -> LabelCounts:
         """Count the labels, in the column `label`, of what a partitioner of the package `flwr-datasets` makes.
@@ -174,14 +180,40 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
     return array
 
 
-def as_target(target: ArrayLike, classes: int, name: str = "target") -> FloatArray:
-    """Return a checked label mix, `(classes,)`, as float64 of sum 1; ArgumentError names it."""
+def as_target(target: ArrayLike, classes: int, name: str = "target", written: bool = False) -> FloatArray:
+    """Return a checked label mix, `(classes,)`, as float64 of sum 1; ArgumentError names it.
+
+    What people have `written` must be whole numbers, or sum to 1 or to 100, but for rounding.
+    """
     array = as_amounts(target, name, (classes,), "one share for each class")
-    total = array.sum()
+    total = float(array.sum())
     if not 0 < total < np.inf:
         raise ArgumentError(f"{name}: its shares must have a positive sum, not {total}")
+    if written and (array % 1).any() and min(abs(total - 1), abs(total / 100 - 1)) > _ROUNDED:
+        raise ArgumentError(
+            f"{name}: the shares sum to {total:.6g}; give shares that sum to 1, percentages that sum to 100, or counts"
+        )
     mix: FloatArray = array / total
     return mix
+
+
+def read_target(path: str | Path, classes: Sequence[str], decimal: Literal[".", ","] | None = None) -> FloatArray:
+    """Read a target label mix from a file, comma-separated or as spreadsheets write them (see `LabelCounts.read_csv`).
+
+    The file has the columns `class` and `share`, one row per class, or one row of shares under a header of class names.
+    Shares sum to 1; percentages, which sum to 100, and counts are divided by their sum.
+
+    Args:
+        classes: Class names; the file's classes are matched to them by name.
+        decimal: The decimal sign of its numbers; None: as the file shows.
+
+    Returns:
+        The mix in the order of `classes`, shape `(classes,)`, sum 1.
+
+    Raises:
+        ArgumentError: The file can't be read; the message names file, line and column.
+    """
+    return as_target(read_shares(Path(path), classes, decimal), len(classes), str(path), written=True)
 
 
 def as_sizes(sizes: ArrayLike | None, counts: FloatArray) -> FloatArray:

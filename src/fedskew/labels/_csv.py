@@ -27,7 +27,6 @@ Table: TypeAlias = tuple[FloatArray, list[str], list[str]]
 """Label counts, client names and class names."""
 
 _LONG = ("client", "class", "count")
-_ROUNDED = 0.005
 _TOTAL = re.compile(
     r"\W*(?:(?:total|sum|gesamt|summe)(?![^\W_]).*|(?:totals|all|overall|grand[ _-]?total|gesamtsumme|insgesamt)\W*)",
     re.IGNORECASE,
@@ -53,13 +52,9 @@ def read_counts(
     return counts, clients, classes
 
 
-def lists_samples(path: str | Path) -> bool:
-    """Return whether a table has a row for each sample, and not counts: a column of labels, and none of counts.
-
-    Raises:
-        ArgumentError: The file can't be read.
-    """
-    sheet = Sheet(Path(path), "counts, or a row for each sample")
+def lists_samples(path: Path) -> bool:
+    """See `LabelCounts.lists_samples`."""
+    sheet = Sheet(path, "counts, or a row for each sample")
     words = [plain(name) for name in sheet.header]
     labels = [column for column, word in enumerate(words) if word in CLASS_WORDS]
     if not labels or COUNT_WORDS.intersection(words):
@@ -92,23 +87,9 @@ def write_counts(
         raise ArgumentError(f"{path}: can't be written: {error.strerror}") from None
 
 
-def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | None = None) -> FloatArray:
-    """Read a target label mix from a file, comma-separated or as spreadsheets write them (see `LabelCounts.read_csv`).
-
-    The file has the columns `class` and `share`, one row per class, or one row of shares under a header of class names.
-    Shares sum to 1; percentages, which sum to 100, and counts are divided by their sum.
-
-    Args:
-        classes: Class names; the file's classes are matched to them by name.
-        decimal: The decimal sign of its numbers; None: as the file shows.
-
-    Returns:
-        The mix in the order of `classes`, shape `(classes,)`, sum 1.
-
-    Raises:
-        ArgumentError: The file can't be read; the message names file, line and column.
-    """
-    sheet = Sheet(Path(path), "class,share, or a header of class names over one row of shares", decimal)
+def read_shares(path: Path, classes: Sequence[str], decimal: Decimal | None) -> list[float]:
+    """Read an amount for each class from a file; see `read_target`."""
+    sheet = Sheet(path, "class,share, or a header of class names over one row of shares", decimal)
     sheet.check_header()
     words = [plain(name) for name in sheet.header]
     if sorted(words) == ["class", "share"]:
@@ -130,22 +111,7 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | Non
     for name in classes:
         if name not in shares:
             raise ArgumentError(f"{path}: no share for class {name!r}; write 0 where the target has none of it")
-    found = np.array([shares[name] for name in classes])
-    if not 0 < found.sum() < np.inf:
-        raise ArgumentError(f"{path}: the shares must have a positive sum, not {found.sum()}")
-    check_shares(found, str(path))
-    mix: FloatArray = found / found.sum()
-    return mix
-
-
-def check_shares(amounts: FloatArray, name: str) -> None:
-    """Refuse amounts of classes that are no whole numbers, and sum neither to 1 nor to 100, but for rounding."""
-    total = float(amounts.sum())
-    whole = bool((amounts == np.floor(amounts)).all())
-    if not whole and abs(total - 1) > _ROUNDED and abs(total / 100 - 1) > _ROUNDED:
-        raise ArgumentError(
-            f"{name}: the shares sum to {total:.6g}; give shares that sum to 1, percentages that sum to 100, or counts"
-        )
+    return [shares[name] for name in classes]
 
 
 def _client_column(sheet: Sheet, client: str | None) -> int:

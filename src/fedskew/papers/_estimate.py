@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedskew import components, methods
+from fedskew import components, methods, simulate
 from fedskew.data import Dataset
 from fedskew.errors import in_one_line
-from fedskew.experiment import Config, load_dataset, simulate
+from fedskew.experiment import Config, load_dataset
 
 _VALUES_AT_ONCE = 100_000  # of a batch: larger ones are measured in part
 _STEPS = {True: 2, False: 10}  # of large samples, and of small ones

@@ -1,11 +1,28 @@
-"""Parts of figures: arrays in, plotly's traces and layouts out as plain dicts."""
+"""Figures of the page: a function draws one as plain traces, and the words around it stand beside the function.
+
+    @figure(DATA, "How much each client counts", "One marker a client.", one_seed=True)
+    def weights(figure: Figure) -> None:
+        for group in figure.members:
+            figure.add(group, {"type": "scatter", "x": ..., "y": ...})
+
+Traces and layouts are plotly's. What depends on the reader (light or dark, smoothing, order, which runs are shown) is
+added by `report.js`, which finds in the `meta` of a trace:
+
+    runs    the numbers of the runs that it shows; it is drawn while one of them is
+    look    the number of its colour and dashes
+    kind    "curve": rounds and values, with standard deviations as `std`; "count": a heat map in logarithmic colours
+    pick    the entry of the figure's menu that shows it
+    ink     "line" or "area" for what is no run; "cloud", "small", "bar": how markers and bars look
+    level   where a dashed line stands while it is shown
+"""
 
 from __future__ import annotations
 
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -13,15 +30,220 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.names import visible
+from fedskew.report._groups import Group, alike, listed
 from fedskew.report.drawing import Curve, FloatArray
 
+GOOD, CLASSES, DATA, ROUND, LOCAL = (
+    "How good the model is",
+    "Class by class",
+    "Who holds what, and who trains",
+    "What happens in a round",
+    "Clients after their local training",
+)
 MANY = 40  # beyond this, a row with a name for each class makes a figure too tall to see at once
+_MOST_MARKERS = 1000
 _WIDTH = 30  # letters of a name; a Chinese character is two wide
-_BAR = {"thickness": 12, "outlinewidth": 0}
 CATEGORY: dict[str, Any] = {"type": "category", "automargin": True}
 DOWN = CATEGORY | {"autorange": "reversed"}
 
 Trace = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is the same of a figure on every page.
+
+    Attributes:
+        section: Heading under which it stands.
+        title: Its own heading.
+        caption: How to read it.
+        draw: Draws it; a figure without traces is left out.
+        alike: Runs for which this is equal share a figure.
+        one_seed: Whether it shows the lowest seed of each run, not all.
+        by_run: Whether runs are shown one at a time, by a menu.
+        wide: Whether it takes the page's whole width.
+    """
+
+    section: str
+    title: str
+    caption: str
+    draw: Callable[[Figure], None]
+    alike: Callable[[Group], Hashable] = lambda group: ""
+    one_seed: bool = False
+    by_run: bool = False
+    wide: bool = False
+
+
+FIGURES: list[Kind] = []
+"""Every figure, in the order of the page within its section."""
+
+
+def figure(section: str, title: str, caption: str, **settings: Any) -> Callable[[Callable[[Figure], None]], Any]:
+    """Make a function that draws a figure part of every page; `settings` are those of `Kind`."""
+
+    def register(draw: Callable[[Figure], None]) -> Callable[[Figure], None]:
+        FIGURES.append(Kind(section, title, caption, draw, **settings))
+        return draw
+
+    return register
+
+
+@dataclass
+class Figure:
+    """A figure with the words around it, which the function that draws it completes.
+
+    `members` of the page's `groups` may be shown; `add` says which are, and with how many seeds. `axis` ("x" or "y")
+    has categories that can be put in the `orders`, each from left to right or from the top; `picks` are shown one at a
+    time, by a `menu`. `findings` are sentences on what is seen, `description` is for readers who see nothing.
+    """
+
+    kind: Kind
+    groups: list[Group]
+    members: list[Group]
+    traces: list[Trace] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
+    height: int = 280
+    title: str = ""
+    caption: str = ""
+    findings: list[str] = field(default_factory=list)
+    description: list[str] = field(default_factory=list)
+    shown: list[tuple[Group, int]] = field(default_factory=list)
+    axis: str = ""
+    orders: dict[str, list[str]] = field(default_factory=dict)
+    menu: str = "Run"
+    picks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        labels = "; ".join(group.label for group in self.members)
+        self.title = self.kind.title + (f": {labels}" if len(self.members) < len(self.groups) else "")
+        self.caption = self.kind.caption
+
+    def add(self, group: Group, *traces: Trace, seeds: int = 1, name: str = "") -> None:
+        """Add what shows a run, or several by one name."""
+        if self.kind.by_run:
+            for trace in traces:
+                trace["meta"] = trace.get("meta", {}) | {"pick": len(self.shown)}
+            self.picks.append(name or group.label)
+        self.traces += traces
+        self.shown.append((group, seeds))
+
+    def add_cloud(
+        self,
+        group: Group,
+        clients: NDArray[np.int64],
+        x: FloatArray,
+        y: FloatArray,
+        hover: str,
+        digits: int | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Add a marker for each of these clients of a run, evenly drawn where there are too many."""
+        part = np.unique(np.linspace(0, len(clients) - 1, min(len(clients), _MOST_MARKERS)).astype(np.int64))
+        if len(part) < len(clients) and "evenly drawn" not in self.caption:
+            self.caption += f" {len(part):,} of the clients, evenly drawn."
+        names = [text(group.first.client_names[at]) for at in clients]
+        about = [names[at] + (notes[at] if notes else "") for at in part]
+        points = {"x": numbers(x[part], digits), "y": numbers(y[part], digits), "customdata": about}
+        self.add(group, _markers(group, points, hover, cloud=True))
+
+    def add_classes(
+        self,
+        group: Group,
+        mean: FloatArray,
+        seeds: int,
+        std: FloatArray | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Add a marker for each class; `notes` stand behind the value that the reader points at."""
+        values = "x" if self.axis == "y" else "y"
+        points: Trace = {self.axis: class_names(group), values: numbers(mean, 2)}
+        if notes:
+            points["customdata"] = notes
+        if std is not None:
+            points[f"error_{values}"] = {"array": numbers(std, 2), "thickness": 1, "width": 0}
+        hover = f"%{{{values}:.1f}} %" + (", %{customdata}" if notes else "")
+        self.add(group, _markers(group, points, hover, small=self.axis == "x"), seeds=seeds)
+
+    def by_class(self, values: str, **settings: Any) -> list[str]:
+        """Lay it out with a row for each class, or a column where there are many; return the names of these."""
+        rows = class_names(self.members[0])
+        axis = percent(values, **settings)
+        if len(rows) > MANY:
+            self.axis, self.height = "x", 340
+            self.layout = {"xaxis": CATEGORY | {"nticks": 16}, "yaxis": axis, "hovermode": "x unified"}
+        else:
+            self.axis, self.height = "y", 90 + 24 * len(rows)
+            self.layout = {"yaxis": DOWN, "xaxis": axis | {"side": "top"}, "hovermode": "y unified"}
+        return rows
+
+    def square(self, end: float, x: str, y: str, **ends: Any) -> None:
+        """Lay it out as a cloud, with the diagonal up to `end`."""
+        diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"dash": "dash", "width": 1}}
+        axes = {"xaxis": percent(x, **ends), "yaxis": percent(y, **ends)}
+        self.layout, self.height = {**axes, "shapes": [diagonal], "hovermode": "closest"}, 340
+
+    def over_rounds(self, unit: str, levels: Sequence[float] = ()) -> None:
+        """Lay it out as lines over rounds, with dashed lines at some levels."""
+        values = [value for trace in self.traces for value in trace["y"] if value is not None] + list(levels)
+        dashed = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "line": {"dash": "dash", "width": 1}}
+        self.layout = {
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": "round"}},
+            "yaxis": span(min(values), max(values), unit) | {"title": {"text": "" if unit == "%" else unit}},
+            **({"shapes": [dashed | {"y0": level, "y1": level} for level in levels]} if levels else {}),
+        }
+
+    def order_by(self, axis: str, rows: list[str], ways: dict[str, NDArray[Any]]) -> None:
+        """Offer the categories of an axis in their own order, and in ascending order of some values, by name."""
+        ascending = {name: [rows[at] for at in np.argsort(values, kind="stable")] for name, values in ways.items()}
+        self.axis, self.orders = axis, {"as in the data": rows, **ascending}
+
+    def about(self, *groups: Group) -> str:
+        """Return the beginning of a sentence about some runs: their labels, where the page has others."""
+        return f"{listed(group.label for group in groups)}: " if len(self.groups) > 1 else ""
+
+    @property
+    def several(self) -> bool:
+        """Whether a run is shown with several seeds."""
+        return any(seeds > 1 for _, seeds in self.shown)
+
+    @property
+    def alt(self) -> str:
+        """What it shows, for readers who don't see it."""
+        return f"{self.title}: {', '.join(self.description or [group.label for group, _ in self.shown])}."
+
+    @property
+    def basis(self) -> str:
+        """How many seeds it rests on."""
+        counts = {count for _, count in self.shown}
+        if self.kind.one_seed:
+            seeds = {group.first.seed for group, _ in self.shown}
+            most = max(len(group.seeds) for group, _ in self.shown)
+            which = f"seed {seeds.pop()}" if len(seeds) == 1 else "the lowest of each run"
+            return f"1 seed{f' of {most}' if most > 1 else ''} ({which})"
+        if len(counts) == 1:
+            count = counts.pop()
+            return f"{count} seed{'s' if count > 1 else ''}{' each' if len(self.shown) > 1 else ''}"
+        return "Seeds: " + ", ".join(f"{group.label} {count}" for group, count in self.shown)
+
+    def plain(self) -> dict[str, Any]:
+        """Return what `report.js` reads."""
+        order = {"axis": self.axis, "orders": self.orders} if self.orders else {}
+        return {"data": self.traces, "layout": self.layout, **order, **({"picks": self.picks} if self.picks else {})}
+
+
+def figures(groups: list[Group]) -> list[tuple[str, list[Figure]]]:
+    """Draw every figure that these runs have the records for, under its heading."""
+    sections: dict[str, list[Figure]] = {section: [] for section in (GOOD, CLASSES, DATA, ROUND, LOCAL)}
+    for kind in FIGURES:
+        for members in alike(groups, kind.alike):
+            drawn = Figure(kind, groups, members)
+            kind.draw(drawn)
+            if len(drawn.picks) < 2:
+                drawn.picks = []
+            if drawn.traces:
+                sections[kind.section].append(drawn)
+    return [(heading, drawn) for heading, drawn in sections.items() if drawn]
 
 
 def text(name: object) -> str:
@@ -47,6 +269,11 @@ def numbers(values: NDArray[Any], digits: int | None = None) -> list[Any]:
     return np.where(np.isfinite(rounded), rounded.astype(object), np.array(None)).tolist()  # type: ignore[no-any-return]
 
 
+def percent(title: str = "", **settings: Any) -> dict[str, Any]:
+    """Return an axis of shares."""
+    return {"title": {"text": title}, "ticksuffix": " %", "nticks": 6, **settings}
+
+
 def span(low: float, high: float, unit: str) -> dict[str, Any]:
     """Return the settings of a value axis, which never magnifies differences below a hundredth.
 
@@ -61,36 +288,23 @@ def span(low: float, high: float, unit: str) -> dict[str, Any]:
     return {"autorangeoptions": options, "ticksuffix": " %" if unit == "%" else "", "nticks": 6}
 
 
-def curve(name: str, line: Curve, runs: list[int], unit: str, dash: str = "", thin: bool = False) -> Trace:
-    """Return a line over rounds that shows these runs; `thin` where some seeds have stopped."""
+def curve(name: str, line: Curve, runs: list[int], unit: str, dash: str = "", **more: Any) -> Trace:
+    """Return a line over rounds that shows these runs; `thin=True` where some seeds have stopped."""
     meta: dict[str, Any] = {"kind": "curve", "look": line.style, "runs": runs, "digits": 1 if unit == "%" else 4}
     if line.std is not None and np.isfinite(line.std).any():
         meta["std"] = numbers(line.std)
-    meta |= ({"share": True} if unit == "%" else {}) | ({"thin": True} if thin else {})
+    meta |= ({"share": True} if unit == "%" else {}) | more
     points = {"x": numbers(line.x), "y": numbers(line.mean)}
     return {"type": "scatter", "name": text(name), **points, "meta": meta} | ({"line": {"dash": dash}} if dash else {})
 
 
-def rounds_axes(traces: list[Trace], unit: str, levels: Sequence[float] = ()) -> dict[str, Any]:
-    """Return the layout of lines over rounds, with dashed lines at some levels."""
-    values = [value for trace in traces for value in trace["y"] if value is not None] + list(levels)
-    dashed = {"type": "line", "x0": 0, "x1": 1, "xref": "paper", "line": {"dash": "dash", "width": 1}}
-    return {
-        "hovermode": "x unified",
-        "xaxis": {"title": {"text": "round"}},
-        "yaxis": span(min(values), max(values), unit) | {"title": {"text": "" if unit == "%" else unit}},
-        **({"shapes": [dashed | {"y0": level, "y1": level} for level in levels]} if levels else {}),
-    }
-
-
-def heat_map(x: list[Any], y: list[str], z: list[Any], hover: str, percent: bool = False, **meta: Any) -> Trace:
+def heat_map(x: list[Any], y: list[str], z: list[Any], hover: str, is_share: bool = False) -> Trace:
     """Return a heat map of shares in percent, or of counts."""
-    suffix = {"ticksuffix": " %"} if percent else {}
-    scale = {"colorscale": "Viridis", "zmin": 0, "zmax": 100} if percent else {}
-    about = meta if percent else {"kind": "count", **meta}
-    template = f"{hover}<extra></extra>"
-    colours = {"colorbar": suffix | _BAR, "meta": about, **scale}
-    return {"type": "heatmap", "x": x, "y": y, "z": z, "hovertemplate": template, **colours}
+    colours: Trace = {"colorbar": {"thickness": 12, "outlinewidth": 0}, "meta": {} if is_share else {"kind": "count"}}
+    if is_share:
+        colours |= {"colorscale": "Viridis", "zmin": 0, "zmax": 100}
+        colours["colorbar"]["ticksuffix"] = " %"
+    return {"type": "heatmap", "x": x, "y": y, "z": z, "hovertemplate": f"{hover}<extra></extra>", **colours}
 
 
 def bars(x: list[Any], y: list[Any], hover: str, **meta: Any) -> Trace:
@@ -98,29 +312,16 @@ def bars(x: list[Any], y: list[Any], hover: str, **meta: Any) -> Trace:
     return {"type": "bar", "x": x, "y": y, "hovertemplate": f"{hover}<extra></extra>", "meta": meta}
 
 
-def square(end: float, x: str, y: str, **ends: Any) -> dict[str, Any]:
-    """Return the layout of a cloud, with the diagonal up to `end`."""
-    diagonal = {"type": "line", "x0": 0, "y0": 0, "x1": end, "y1": end, "line": {"dash": "dash", "width": 1}}
-    axes = {
-        name: {"ticksuffix": " %", "nticks": 6, "title": {"text": title}, **ends}
-        for name, title in {"xaxis": x, "yaxis": y}.items()
+def _markers(group: Group, points: Trace, hover: str, **look: bool) -> Trace:
+    meta = {"look": group.style, "runs": [group.style], **look}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": text(group.label),
+        "hovertemplate": hover,
+        "meta": meta,
+        **points,
     }
-    return {**axes, "shapes": [diagonal], "hovermode": "closest"}
-
-
-def class_axes(classes: int, values_title: str) -> tuple[str, dict[str, Any], int]:
-    """Return the axis of the classes, both axes, and the height: rows for few classes, columns for many."""
-    values = {"title": {"text": values_title}, "ticksuffix": " %", "nticks": 6}
-    if classes > MANY:
-        return "x", {"xaxis": CATEGORY | {"nticks": 16}, "yaxis": values, "hovermode": "x unified"}, 340
-    axes = {"yaxis": DOWN, "xaxis": values | {"side": "top"}, "hovermode": "y unified"}
-    return "y", axes, 90 + 24 * classes
-
-
-def orders(rows: list[str], ways: dict[str, NDArray[Any]]) -> dict[str, list[str]]:
-    """Return categories in their own order, and in ascending order of some values, by name."""
-    ascending = {name: [rows[at] for at in np.argsort(values, kind="stable")] for name, values in ways.items()}
-    return {"as in the data": rows, **ascending}
 
 
 def mean_of_blocks(values: FloatArray, each: int) -> FloatArray:
@@ -131,6 +332,11 @@ def mean_of_blocks(values: FloatArray, each: int) -> FloatArray:
 def number(value: float, unit: str = "%") -> str:
     """Return a value of a figure as text."""
     return f"{value:.1f} %" if unit == "%" else f"{value:.3g} {unit}".rstrip()
+
+
+def class_names(group: Group) -> list[str]:
+    """Return the names of a run's classes, for an axis."""
+    return categories(group.first.class_names, "class")
 
 
 def _cut(name: str) -> str:

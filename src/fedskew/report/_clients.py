@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from fedskew.labels import ClassPairs
 from fedskew.report import _charts as charts
-from fedskew.report._figure import DATA, Figure, add_cloud, class_dots, figure
 from fedskew.report._groups import Group, alike, listed, same_cohorts, same_data, together
 from fedskew.report._runs import label_shares
 from fedskew.report.drawing import FloatArray
+from fedskew.tables import counted
 
 _CELLS = 120_000
 _MOST_BARS = 200
@@ -26,8 +26,8 @@ def _digits(counts: NDArray[Any]) -> int:
     return 2 if np.any(counts % 1) else 0
 
 
-@figure(
-    DATA,
+@charts.figure(
+    charts.DATA,
     "Who holds what",
     "One column a client, one row a class: the stronger the colour, the more samples; blank is none. A column with few "
     "coloured cells is a client that knows few classes. On top, all samples of a client.",
@@ -35,16 +35,17 @@ def _digits(counts: NDArray[Any]) -> int:
     one_seed=True,
     wide=True,
 )
-def _holdings(drawn: Figure) -> None:
-    run = drawn.members[0].first
+def _holdings(drawn: charts.Figure) -> None:
+    whose = drawn.members[0]
+    run = whose.first
     counts, names = run.counts, run.class_names
     held = np.count_nonzero(counts, axis=1)
     drawn.findings = [
         f"{len(counts):,} clients, {counts.sum():,.12g} samples, {len(names)} classes; a client holds {held.min()} to "
         f"{held.max()} of the classes, {np.median(held):g} in the median."
     ]
-    columns, digits = charts.categories(run.client_names, "client"), _digits(counts)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    columns, digits, rows = charts.categories(run.client_names, "client"), _digits(counts), charts.class_names(whose)
+    shares = label_shares(counts)
     by_class = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1), counts.sum(axis=1) == 0))
     each = -(-len(counts) // max(_CELLS // len(names), 100))
     if each > 1:
@@ -58,15 +59,11 @@ def _holdings(drawn: Figure) -> None:
             "most samples first": -counts.sum(axis=1),
             "fewest classes first": held,
         }
-        drawn.axis, drawn.orders = "x", charts.orders(columns, ways)
+        drawn.order_by("x", columns, ways)
     cells = [[value or None for value in row] for row in charts.numbers(counts.T, digits)]
     sizes = charts.bars(columns, charts.numbers(counts.sum(axis=1), digits), "%{x}: %{y:,} samples", ink="area")
     hover = "%{x}, %{y}: %{customdata:,} samples"
-    drawn.add(
-        drawn.members[0],
-        charts.heat_map(columns, charts.categories(names, "class"), cells, hover),
-        sizes | {"yaxis": "y2"},
-    )
+    drawn.add(whose, charts.heat_map(columns, rows, cells, hover), sizes | {"yaxis": "y2"})
     tall = 20 * len(names) if len(names) <= charts.MANY else 400
     top = tall / (tall + 12 + _BARS)
     drawn.height = tall + _BARS + 112
@@ -79,22 +76,22 @@ def _holdings(drawn: Figure) -> None:
     }
 
 
-@figure(
-    DATA,
+@charts.figure(
+    charts.DATA,
     "Classes that clients hold together",
     "One cell a pair of classes: the smaller of a client's two counts, summed over clients. Losses that compare the "
     "classes of one client tell two classes apart by these samples; blank, or pale, is hardly ever.",
     alike=same_data,
     one_seed=True,
 )
-def _pairs(drawn: Figure) -> None:
+def _pairs(drawn: charts.Figure) -> None:
     run = drawn.members[0].first
     if len(run.counts) < 2 or len(run.class_names) > _PAIRED or not run.counts.any():
         return
     pairs = ClassPairs.of(run.counts)
     if not len(pairs.under(pairs.few)):
         return
-    rows = charts.categories(run.class_names, "class")
+    rows = charts.class_names(drawn.members[0])
     occurs = np.diagonal(pairs.together) > 0
     cells = np.where(np.tril(np.outer(occurs, occurs), -1), pairs.together, np.nan)
     hover = "%{y} and %{x}: %{customdata:,} samples"
@@ -104,57 +101,51 @@ def _pairs(drawn: Figure) -> None:
     drawn.layout, drawn.height = {"xaxis": charts.CATEGORY, "yaxis": charts.DOWN}, 420
 
 
-@figure(DATA, "How often each client took part", "", one_seed=True, by_run=True)
-def _participation(drawn: Figure) -> None:
+@charts.figure(charts.DATA, "How often each client took part", "", one_seed=True, by_run=True)
+def _participation(drawn: charts.Figure) -> None:
     """Draw how often each client was chosen, once for groups that chose the same ones; name who never was."""
-    rows: list[tuple[list[Group], FloatArray, FloatArray]] = []
+    rows: list[tuple[list[Group], FloatArray]] = []
     for members in alike(drawn.groups, lambda group: (same_data(group), same_cohorts(group))):
         run = members[0].first
-        trained = [record for record in run.rounds if record.round > 0]
-        if not trained:
+        rounds = sum(record.round > 0 for record in run.rounds)
+        if not rounds:
             continue
-        chosen = _times([record.cohort for record in trained], len(run.counts))
-        diverged = _times([record.diverged for record in trained], len(run.counts))
-        rows.append((members, chosen / len(trained), diverged / len(trained)))
+        chosen = _times([record.cohort for record in run.rounds], len(run.counts))
+        rows.append((members, 100 * chosen / rounds))
         if len(members) > 1:
             same = listed((group.label for group in members), 36)
             drawn.findings.append(f"The same clients in every round: {same}.")
         label = drawn.about(*members)
-        for found in _never(members[0], chosen, len(trained)):
+        for found in _never(members[0], chosen, rounds):
             drawn.findings.append(label + found if label else found[0].upper() + found[1:])
         for group in members:
-            lost = [client for record in group.first.rounds for client in record.diverged]
-            if who := len(set(lost)):
-                plural = "s" if who > 1 else ""
-                drawn.findings.append(f"{group.label}: {who} client{plural} diverged, {len(lost)} times in all.")
-    many = max((len(chosen) for _, chosen, _ in rows), default=0) > _MOST_BARS
-    for members, chosen, diverged in rows:
-        ends = (charts.number(100 * share) for share in (chosen.min(), chosen.max()))
-        drawn.description.append(f"{together(members)} {' to '.join(ends)}")
-        traces = _histogram(members[0], chosen) if many else _bars(members[0], chosen, diverged)
-        drawn.add(members[0], *traces, name=together(members))
+            if lost := [client for record in group.first.rounds for client in record.diverged]:
+                who = counted(len(set(lost)), "client")
+                drawn.findings.append(f"{group.label}: {who} diverged, {len(lost)} times in all.")
+    many = max((len(shares) for _, shares in rows), default=0) > _MOST_BARS
+    for members, shares in rows:
+        drawn.description.append(f"{together(members)} {' to '.join(map(charts.number, (shares.min(), shares.max())))}")
+        look = {"look": members[0].style, "bar": True}
+        if many:
+            times, clients = np.unique(np.round(shares, 2), return_counts=True)
+            hover = "%{y:,} clients in %{x:.1f} % of the rounds"
+            trace = charts.bars(charts.numbers(times, 2), clients.tolist(), hover, **look)
+        else:
+            names = charts.categories(members[0].first.client_names, "client")
+            hover, level = "%{x}: chosen in %{y:.1f} % of the rounds", float(shares.mean())
+            trace = charts.bars(names, charts.numbers(shares, 2), hover, level=level, **look)
+        drawn.add(members[0], trace, name=together(members))
     drawn.height = 300
+    drawn.layout = {"bargap": 0.1, "hovermode": "closest"}
     if many:
         drawn.caption = "How many clients were chosen in which share of the rounds. The bar at 0 % was never asked."
-        drawn.layout = {
-            "xaxis": {"title": {"text": "share of the rounds"}, "ticksuffix": " %", "nticks": 6},
-            "yaxis": {"title": {"text": "clients"}, "nticks": 5},
-            "bargap": 0.05,
-            "hovermode": "closest",
-        }
+        clients_axis = {"title": {"text": "clients"}, "nticks": 5}
+        drawn.layout |= {"xaxis": charts.percent("share of the rounds"), "yaxis": clients_axis}
         return
     drawn.caption = "One bar a client: the share of rounds in which it was chosen. Dashed: the mean."
-    if any(diverged.any() for _, _, diverged in rows):
-        drawn.caption += " Outlined: the rounds in which it diverged and was left out."
     if len(rows) == 1:
-        drawn.axis, drawn.orders = "x", charts.orders(drawn.traces[0]["x"], {"least often first": rows[0][1]})
-    drawn.layout = {
-        "xaxis": charts.CATEGORY,
-        "yaxis": {"ticksuffix": " %", "rangemode": "tozero", "nticks": 5},
-        "barmode": "overlay",
-        "bargap": 0.15,
-        "hovermode": "closest",
-    }
+        drawn.order_by("x", drawn.traces[0]["x"], {"least often first": rows[0][1]})
+    drawn.layout |= {"xaxis": charts.CATEGORY, "yaxis": charts.percent(rangemode="tozero", nticks=5)}
 
 
 def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
@@ -168,7 +159,7 @@ def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
         lost = np.flatnonzero((others == 0) & (run.counts.sum(axis=0) > 0))
         only = f"; nobody else holds {listed(run.class_names[at] for at in lost)}" if len(lost) else ""
         yield (
-            f"never asked in {rounds} round{'s' if rounds > 1 else ''}: {listed(names[at] for at in never)} "
+            f"never asked in {counted(rounds, 'round')}: {listed(names[at] for at in never)} "
             f"({len(never):,} of {len(chosen):,} clients, {100 * share:.1f} % of the samples{only})."
         )
     answered = _times([record.answered for record in run.rounds], len(chosen))
@@ -177,35 +168,20 @@ def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
         yield f"asked, but no update of theirs ever counted: {named}."
 
 
-def _bars(group: Group, chosen: FloatArray, diverged: FloatArray) -> Iterator[charts.Trace]:
-    names, level = charts.categories(group.first.client_names, "client"), float(100 * chosen.mean())
-    looks: dict[str, dict[str, Any]] = {"chosen": {"look": group.style, "bar": True}, "diverged": {"ink": "line"}}
-    for (kind, look), shares in zip(looks.items(), (chosen, diverged), strict=True):
-        if kind == "chosen" or shares.any():
-            hover = f"%{{x}}: {kind} in %{{y:.1f}} % of the rounds"
-            yield charts.bars(names, charts.numbers(100 * shares, 2), hover, level=level, **look) | {"name": kind}
-
-
-def _histogram(group: Group, chosen: FloatArray) -> Iterator[charts.Trace]:
-    times, clients = np.unique(np.round(100 * chosen, 2), return_counts=True)
-    hover = "%{y:,} clients in %{x:.1f} % of the rounds"
-    yield charts.bars(charts.numbers(times, 2), clients.tolist(), hover, look=group.style, bar=True)
-
-
 def _times(lists: Sequence[Sequence[int]], clients: int) -> FloatArray:
     """Count how often each client is in these lists."""
     ids = np.array([client for chosen in lists for client in chosen], dtype=np.int64)
     return np.bincount(ids, minlength=clients).astype(np.float64)
 
 
-@figure(
-    DATA,
+@charts.figure(
+    charts.DATA,
     "How much each client counts",
     "One marker a client, mean over the rounds that it took part in. On the dashed diagonal it counts as in FedAvg, by "
     "its number of samples; above it counts more, below less.",
     one_seed=True,
 )
-def _weights(drawn: Figure) -> None:
+def _weights(drawn: charts.Figure) -> None:
     plain = []
     top = 1e-9
     for group in drawn.groups:
@@ -216,12 +192,11 @@ def _weights(drawn: Figure) -> None:
             plain.append(group.label)
         top = max(top, 100 * float(weights.fedavg.max()))
         hover = "%{customdata}: %{y:.3g} %, FedAvg %{x:.3g} %"
-        add_cloud(drawn, group, weights.clients, 100 * weights.fedavg, 100 * weights.weights, hover)
+        drawn.add_cloud(group, weights.clients, 100 * weights.fedavg, 100 * weights.weights, hover)
     if plain:
         who = f"{listed(plain)}: every" if len(drawn.groups) > 1 else "Every"
         drawn.findings = [f"{who} client counts exactly as in FedAvg."]
-    drawn.layout = charts.square(top, "mean weight that FedAvg would give", "mean weight given", rangemode="tozero")
-    drawn.height = 340
+    drawn.square(top, "mean weight that FedAvg would give", "mean weight given", rangemode="tozero")
 
 
 def _same_mix(group: Group) -> Hashable:
@@ -229,34 +204,37 @@ def _same_mix(group: Group) -> Hashable:
     return group.first.class_names, None if target is None else target.tobytes()
 
 
-@figure(DATA, "The label mix that trained the model", "Outlined: the labels of all clients together.", alike=_same_mix)
-def _mixes(drawn: Figure) -> None:
-    names = drawn.members[0].first.class_names
-    axis, drawn.layout, drawn.height = charts.class_axes(len(names), "share of the label mix")
-    other, direction = ("x", "h") if axis == "y" else ("y", "v")
-    rows = charts.categories(names, "class")
+@charts.figure(
+    charts.DATA,
+    "The label mix that trained the model",
+    "Outlined: the labels of all clients together.",
+    alike=_same_mix,
+)
+def _mixes(drawn: charts.Figure) -> None:
+    rows = drawn.by_class("share of the label mix")
     for group in drawn.members:
         mixes = [mix for run in group.seeds if (mix := run.effective_mix()) is not None]
         if mixes:
-            drawn.add(group, class_dots(group, axis, rows, 100 * np.mean(mixes, axis=0)), seeds=len(mixes))
-    if not drawn.shown and any(group.first.rounds for group in drawn.members):
-        return
+            drawn.add_classes(group, 100 * np.mean(mixes, axis=0), len(mixes))
     trained = bool(drawn.shown)
     if trained:
         drawn.caption = (
             "Markers: the labels of the clients that trained, counted with the weight of their update; mean over "
             f"rounds and seeds. {drawn.caption}"
         )
+    elif any(group.first.rounds for group in drawn.members):
+        return
     else:
         drawn.title = "The label mix"
         drawn.shown = [(group, len(group.seeds)) for group in drawn.members]
 
     def bars(name: str, mixes: list[FloatArray], ink: str) -> charts.Trace:
+        values, direction = ("x", "h") if drawn.axis == "y" else ("y", "v")
         # outlines of many bars merge
         steps = {"type": "scatter", "mode": "lines", "line": {"shape": "hvh", "width": 1}}
-        kind = steps if axis == "x" and ink == "line" else {"type": "bar", "orientation": direction}
-        shares = {axis: rows, other: charts.numbers(100 * np.mean(mixes, axis=0), 2)}
-        return {**kind, "name": name, **shares, "hovertemplate": f"%{{{other}:.1f}} %", "meta": {"ink": ink}}
+        kind = steps if drawn.axis == "x" and ink == "line" else {"type": "bar", "orientation": direction}
+        shares = {drawn.axis: rows, values: charts.numbers(100 * np.mean(mixes, axis=0), 2)}
+        return {**kind, "name": name, **shares, "hovertemplate": f"%{{{values}:.1f}} %", "meta": {"ink": ink}}
 
     runs = [run for group in drawn.members for run in group.seeds]
     pooled = bars("all clients together", [label_shares(run.counts.sum(axis=0)) for run in runs], "line")
@@ -267,3 +245,4 @@ def _mixes(drawn: Figure) -> None:
         drawn.caption += " Grey: the target mix"
         drawn.caption += "; where the markers lie at its edge, training saw the target's mix." if trained else "."
     drawn.layout |= {"barmode": "overlay", "bargap": 0.15}
+    drawn.axis = ""

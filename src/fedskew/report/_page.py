@@ -21,8 +21,8 @@ from fedskew.errors import ArgumentError
 from fedskew.files import replacing, writing
 from fedskew.names import visible
 from fedskew.privacy import COVERED
-from fedskew.report import _classes, _clients, _curves, _target  # noqa: F401  (the figures that they register)
-from fedskew.report._figure import figures
+from fedskew.report import _classes, _clients, _curves  # noqa: F401  (the figures that they register)
+from fedskew.report._charts import figures
 from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._ranking import ranking
 from fedskew.report._runs import SeedRun, averaged_over, most_frequent
