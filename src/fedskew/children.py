@@ -92,8 +92,10 @@ class Pool:
         while len(self._children) < self._size:
             self._children.append(self._start())
 
-    def run(self, jobs: Sequence[Any]) -> Iterator[tuple[int, Reply]]:
+    def run(self, jobs: Sequence[Any], own: Callable[[Any], Any] | None = None) -> Iterator[tuple[int, Reply]]:
         """Hand out jobs in order, each to the next free child; children are started as needed.
+
+        Where there is a function `own`, this process works on jobs with it while all children are busy.
 
         Yields:
             A job's position in `jobs` and the reply to it, in the order in which replies arrive. If the child was
@@ -110,7 +112,11 @@ class Pool:
                 with suppress(ConnectionError):  # the child was killed, which `receive` reports
                     child.send(job)
                 busy[child.connection] = child, number
-            for connection in wait(list(busy)):
+            ready = wait(list(busy), timeout=0 if own is not None and waiting else None)
+            if own is not None and waiting and not ready:
+                number, job = waiting.popleft()
+                yield number, Reply(own(job))
+            for connection in ready:
                 child, number = busy.pop(connection)
                 try:
                     reply = child.receive()

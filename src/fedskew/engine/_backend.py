@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedskew.data import Inputs
 from fedskew.errors import ComponentError
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
@@ -177,6 +178,12 @@ class Backend(Protocol):
         Raises:
             RunError: A client's training failed; the message names the round and the client.
         """
+
+    def predict(
+        self, model: ModelState, inputs: Inputs, targets: Tensor, num_classes: int
+    ) -> tuple[NDArray[np.int64], float] | None:
+        """Predict a data set with a model in the backend's processes, as `engine.predict` does; None: it has none."""
+        return None
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """Train a client again whose update was not finite; return the error that names what is to blame, or None."""

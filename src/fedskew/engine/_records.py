@@ -7,7 +7,7 @@ the round itself. It then appears in the run folder, in `Result.rounds` and at t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
@@ -313,20 +313,32 @@ class RoundRunner(Protocol):
 BATCH = 1000
 
 
-@torch.inference_mode()
 def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
     """Predict a data set: the confusion matrix, `(classes, classes)`, a row for each true class, and the mean loss."""
-    network.eval()
-    confusion = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=targets.device)
-    loss = torch.zeros((), dtype=torch.float64, device=targets.device)
-    for start in range(0, len(targets), BATCH):
+    return predicted(predict_batch(network, *batch, num_classes) for batch in batches(inputs, targets))
+
+
+def batches(inputs: Inputs, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield a data set in parts of `BATCH` samples, without samples as one of none."""
+    for start in range(0, max(len(targets), 1), BATCH):
         y = targets[start : start + BATCH]
-        x = _samples(inputs, start, len(y))
-        logits = network(x)
-        loss += functional.cross_entropy(logits, y, reduction="sum").double()
-        confusion += torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)
-    table = confusion.reshape(num_classes, num_classes).cpu().numpy()
-    return table, float(loss) / max(len(targets), 1)
+        yield _samples(inputs, start, len(y)), y
+
+
+@torch.inference_mode()
+def predict_batch(network: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
+    """Predict a part of a data set: its confusion matrix, and its sum of losses."""
+    logits = network.eval()(x)
+    confusion = torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)
+    loss = float(functional.cross_entropy(logits, y, reduction="sum"))
+    return confusion.reshape(num_classes, num_classes).cpu().numpy(), loss
+
+
+def predicted(parts: Iterable[tuple[NDArray[np.int64], float]]) -> tuple[NDArray[np.int64], float]:
+    """Put the parts of a data set together, in their order, on which the last digits of the loss depend."""
+    tables, losses = zip(*parts, strict=True)
+    confusion: NDArray[np.int64] = sum(tables[1:], start=tables[0])
+    return confusion, sum(losses) / max(int(confusion.sum()), 1)
 
 
 def _samples(inputs: Inputs, start: int, size: int) -> Tensor:

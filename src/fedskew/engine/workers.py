@@ -19,22 +19,25 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as distributed
 import torch.multiprocessing  # from now on, tensors that are sent to a process lie in shared memory
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fedskew import torchrun
 from fedskew.children import Child, Died, Pool, Reply
+from fedskew.data import Inputs
 from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
 from fedskew.engine._local_work import LocalWork
+from fedskew.engine._records import BATCH, batches, predict_batch, predicted
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.errors import ArgumentError, ComponentError, RunError
-from fedskew.models import FlatModel
+from fedskew.models import FlatModel, ModelState
 
 
 @dataclass
@@ -89,38 +92,97 @@ class ProcessBackend(Backend):
             self.close()
             raise
 
+    def predict(
+        self, model: ModelState, inputs: Inputs, targets: Tensor, num_classes: int
+    ) -> tuple[NDArray[np.int64], float] | None:
+        """See `Backend.predict`; while the processes are busy, or start, this one helps."""
+        if not isinstance(inputs, Tensor) or len(targets) <= BATCH:
+            return None
+        with _sendable():
+            inputs.share_memory_()  # type: ignore[no-untyped-call]
+            targets.share_memory_()  # type: ignore[no-untyped-call]
+        here = SequentialBackend(self.model, self.work)
+        jobs = [_Prediction(model, x, y, num_classes) for x, y in batches(inputs, targets)]
+        parts: dict[int, tuple[NDArray[np.int64], float]] = {}
+        try:
+            self.open()
+            for number, reply in self._pool.run(jobs, lambda job: (job.run(here), None, "")):
+                if isinstance(reply.value, Died):
+                    raise RunError(f"evaluation: the process that did it ended early ({reply.value})")
+                parts[number] = _checked(reply.value)
+        except BaseException:
+            self.close()
+            raise
+        return predicted(parts[number] for number in range(len(jobs)))
+
     def _train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         places = sorted(range(len(cohort)), key=lambda place: -self.work.expected_samples(cohort[place]))
         with _sendable():
             changes = torch.empty(len(cohort), sent.model.parameters.numel()).share_memory_()  # type: ignore[no-untyped-call]
-        jobs = [(changes[place], round, cohort[place], sent) for place in places]
+        jobs = [_Training(changes[place], round, cohort[place], sent) for place in places]
         updates: dict[int, Update] = {}
         for number, reply in self._pool.run(jobs):
             place = places[number]
             if isinstance(reply.value, Died):
                 where = f"round {round}, client {cohort[place].client}"
                 raise RunError(f"{where}: the process that trained it ended early ({reply.value})")
-            update, error, trace = reply.value
-            if error is not None:
-                raise error from _RemoteError(trace)
-            updates[place] = _mapped(np.ndarray, _as_tensor, update)._replace(change=changes[place])
+            updates[place] = _mapped(np.ndarray, _as_tensor, _checked(reply.value))._replace(change=changes[place])
         return [updates[place] for place in range(len(cohort))]
 
 
+class _Training(NamedTuple):
+    """The job to train a client, and to write the change of its parameters into shared memory."""
+
+    row: Tensor
+    round: int
+    task: Assignment
+    sent: Sent
+
+    def run(self, backend: SequentialBackend) -> Update:
+        task = self.task._replace(state={name: _as_tensor(part) for name, part in self.task.state.items()})
+        (update,) = backend.train_into(self.row.unsqueeze(0), self.round, [task], self.sent)
+        return _mapped(Tensor, Tensor.numpy, update._replace(change=self.row[:0]))  # the change is there already
+
+
+class _Prediction(NamedTuple):
+    """The job to predict a part of a data set."""
+
+    model: ModelState
+    x: Tensor
+    y: Tensor
+    classes: int
+
+    def run(self, backend: SequentialBackend) -> tuple[NDArray[np.int64], float]:
+        backend.model.write_state(self.model)
+        return predict_batch(backend.model.network, self.x, self.y, self.classes)
+
+
+_Result = tuple[Any, Exception | None, str]
+"""What a job gave, or an error and its traceback."""
+
+
+def _checked(result: _Result) -> Any:
+    value, error, trace = result
+    if error is not None:
+        raise error from _RemoteError(trace)
+    return value
+
+
 class _Trainer(Child):
-    """A child process that trains clients; its first job carries the model, which is its own, and the work."""
+    """A child process that works on jobs; its first carries the model, which is its own, and the work."""
 
     def __init__(self, model: FlatModel, arguments: tuple[Any, ...]) -> None:
-        super().__init__(_train_clients, torch.get_num_threads(), daemon=True)
+        super().__init__(_work, torch.get_num_threads(), daemon=True)
         with _sendable():
             self._first: tuple[Any, ...] | None = (pickle.dumps(model), *arguments)
 
     def send(self, job: Any) -> None:
-        row, round, task, sent = job
-        # Tensors that a client keeps are copied: there may be more of them than a process may have files.
-        task = task._replace(state={name: part.numpy() for name, part in task.state.items()})
+        if isinstance(job, _Training):
+            # Tensors that a client keeps are copied: there may be more of them than a process may have files.
+            state: Any = {name: part.numpy() for name, part in job.task.state.items()}
+            job = job._replace(task=job.task._replace(state=state))
         with _sendable():
-            super().send((self._first, row, round, task, sent))
+            super().send((self._first, job))
         self._first = None
 
 
@@ -131,25 +193,22 @@ class _RemoteError(Exception):
         return f"in another process:\n{self.args[0]}"
 
 
-def _train_clients(connection: Connection, threads: int) -> None:
-    """Train each client that is received, and reply with an update, or with an error and its traceback."""
+def _work(connection: Connection, threads: int) -> None:
+    """Work on each job that is received, and reply with a result."""
     torch.set_num_threads(threads)
     backend: SequentialBackend | None = None
     while True:
-        result: tuple[Update | None, Exception | None, str]
+        result: _Result
         try:
             try:
-                first, row, round, task, sent = connection.recv()
+                first, job = connection.recv()
                 model: Any = None if first is None else pickle.loads(first[0])
             except (AttributeError, ImportError) as error:
                 raise _not_importable(error) from error
             if first is not None:
                 backend = SequentialBackend(model, *first[1:])
             assert backend is not None, "the model comes with the first job"
-            task = task._replace(state={name: _as_tensor(part) for name, part in task.state.items()})
-            (update,) = backend.train_into(row.unsqueeze(0), round, [task], sent)
-            # The change is in shared memory already.
-            result = _mapped(Tensor, Tensor.numpy, update._replace(change=row[:0])), None, ""
+            result = job.run(backend), None, ""
         except EOFError:
             return
         except Exception as error:

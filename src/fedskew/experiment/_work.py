@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedskew import components, data, metrics, models
 from fedskew.data import Inputs
 from fedskew.engine import (
+    Backend,
     ClientData,
     ClientEvaluation,
     Evaluation,
@@ -163,7 +164,7 @@ class LocalEvaluator:
     """Evaluates models on a test set, and on a validation set where some is held out, on this machine; an `Evaluator`.
 
     `target` is the target's label mix; `chosen_by` is the one that the server is told, by which validation accuracy is
-    measured, which chooses models; `(classes,)` both, or None.
+    measured, which chooses models; `(classes,)` both, or None. The `backend` trains the same network; its processes help.
     """
 
     model: FlatModel
@@ -172,15 +173,18 @@ class LocalEvaluator:
     classes: int
     target: NDArray[np.float64] | None
     chosen_by: NDArray[np.float64] | None
+    backend: Backend | None = None
 
     def __call__(self, round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
         """Evaluate a model on the test and the validation set."""
         self.model.write_state(state)
-        tested = self._evaluate(self.test, self.target)
-        return tested, None if self.validation is None else self._evaluate(self.validation, self.chosen_by)
+        tested = self._evaluate(state, self.test, self.target)
+        return tested, None if self.validation is None else self._evaluate(state, self.validation, self.chosen_by)
 
-    def _evaluate(self, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
-        confusion, loss = predict(self.model.network, data.inputs, data.targets, self.classes)
+    def _evaluate(self, state: ModelState, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
+        of_all = data.inputs, data.targets, self.classes
+        found = None if self.backend is None else self.backend.predict(state, *of_all)
+        confusion, loss = predict(self.model.network, *of_all) if found is None else found
         return Evaluation.of(confusion, loss, target)
 
 

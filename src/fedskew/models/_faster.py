@@ -27,7 +27,7 @@ class Faster(nn.Module):
     `_chain`), once its outputs and gradients are those of its `forward` on a few samples. The network is not changed.
 
     Attributes:
-        rules: In training, `chain`, the number of its stages, or `as_written`, why it is none; empty before it is known.
+        rules: In training, `chain`, the number of its stages, or `as_written`, why it is none; empty before.
     """
 
     def __init__(self, module: nn.Module) -> None:
