@@ -47,9 +47,6 @@ def class_groups(counts: ArrayLike) -> ClassGroups:
 
     With n samples in C classes, a class is a majority class with more than n / C samples, a minority class with some
     but no more than that, vacant with none. The FedVLS paper gives no threshold; this one (FedLMD's) gives its table 7.
-
-    Raises:
-        ArgumentError: The counts are not one client's.
     """
     held = np.asarray(counts)
     if held.ndim != 1:
