@@ -140,7 +140,7 @@ def write_federation(
         "ALLOW": _allowed(address),
         "VERSION": __version__,
         **_installation(wheel),
-        "MAX_REPLY": str(played.pushed_bytes),
+        "MAX_REPLY": str(played.plan.pushed_bytes),
         "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
     }
