@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew import methods
+from fedskew import methods, sums
 from fedskew.engine import Assignment, Federation, Sent, Update
 from fedskew.engine.sums import summed
 from fedskew.hooks import LocalEnd, RoundEnd
@@ -95,6 +95,16 @@ def moved(
     """The next model and state by a server update, from updates `(clients, parameters)`, weights and local steps."""
     change, extras = summed(component, updates, np.asarray(weights), [int(step) for step in steps])
     return component.move(state, model, change, extras)
+
+
+def under_masks(values: Mapping[str, Any], ask: int = 1, absent: Sequence[str] = ()) -> Any:
+    """The sum of what clients send under masks, once it is opened; who is absent has a key, and sends nothing."""
+    keys = {name: sums.Key.generate() for name in (*values, *absent)}
+    peers = {name: key.public for name, key in keys.items()}
+    context = sums.SumContext("run", 1, ask, "train", tuple(values))
+    sealed = {name: sums.mask(own, keys[name], peers, context) for name, own in values.items()}
+    masked, openings = ({name: both[part] for name, both in sealed.items()} for part in (0, 1))
+    return sums.unmask(masked, openings, context)
 
 
 def local_end(start: Tensor = NONE, parameters: Tensor | None = None, **others: Any) -> LocalEnd:

@@ -113,7 +113,6 @@ def executor(
     a time.
 
     Raises:
-        MissingPackageError: Dask is not installed.
         RunError: No Dask scheduler answers at that address, or it has no workers.
     """
     if on is not None:

@@ -42,10 +42,6 @@ class LocalEnd(NamedTuple):
         start: The parameters that were sent, shape `(parameters,)`.
         parameters: The parameters after training, shape `(parameters,)`.
         buffers: The buffers after training, shape `(buffers,)`.
-        steps: Number of local steps taken.
-        lr: Learning rate of this round.
-        momentum: Momentum of the client's SGD.
-        client: The client's state before this round.
         broadcast: Tensors that were sent beside the model, by name.
         gathered: Tensors that `gather` collected from the batches, by name.
         full_gradient: Function from parameters to the gradient of the mean objective over all of the client's samples,
@@ -81,7 +77,6 @@ class RoundEnd(NamedTuple):
         ids: Ids of these clients, shape `(answered,)`.
         weights: Weights of their updates, shape `(answered,)`.
         replies: Tensors that each of them returned beside its update, by name.
-        clients: Number of all clients of the federation.
         weight_limit: The largest share that a client's update may have, for hooks that weigh replies by what clients
             say of themselves; None: there is no limit.
     """
@@ -101,10 +96,7 @@ class Returned(NamedTuple):
 
     Attributes:
         change: The client's update, shape `(parameters,)`.
-        steps: Number of local steps taken.
-        samples: Number of samples that the client reported.
         lr: Learning rate of the round; None: the server doesn't know it.
-        momentum: Momentum of the client's SGD.
         broadcast: Tensors that were sent beside the model, by name.
     """
 
@@ -133,9 +125,6 @@ class Hooks:
 
         Args:
             generator: Draws the weights of new layers; on the CPU.
-
-        Raises:
-            ArgumentError: The network can't be adapted.
         """
         return module
 

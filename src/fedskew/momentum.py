@@ -23,10 +23,6 @@ def fednova_normaliser(steps: int, momentum: float) -> float:
 
 
 def check_momentum(momentum: float) -> None:
-    """Check that a momentum is from 0 to below 1.
-
-    Raises:
-        ArgumentError: It is not.
-    """
+    """Check that a momentum is from 0 to below 1."""
     if not 0 <= momentum < 1:
         raise ArgumentError(f"momentum: must be in [0, 1), got {momentum}")

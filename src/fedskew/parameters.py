@@ -118,10 +118,7 @@ def checked_options(
     """Return the options of a function, held against its annotated types; lists stand for tuples.
 
     Args:
-        function: The function, or a class's `__init__`.
         options: Its arguments by name, as a user gives them.
-        what: What it makes, for messages.
-        own: Its parameters that are no options.
 
     Raises:
         ArgumentError: There is no such option, or a value is of another type; the message names the option.

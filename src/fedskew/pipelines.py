@@ -93,7 +93,6 @@ class FedConcat:
 
         Args:
             counts: Label counts, shape `(clients, classes)`.
-            rng: Seeds the search.
 
         Returns:
             The cluster of every client, shape `(clients,)`, numbered in the order of their first clients.

@@ -49,14 +49,8 @@ class Sheet:
     them.
 
     Args:
-        path: The file.
-        expected: What it should hold, for messages.
         decimal: The decimal sign of its numbers; None: as the file shows.
         error: What is raised where it can't be read.
-
-    Attributes:
-        header: Names of the columns.
-        line: The header's line number.
     """
 
     def __init__(
@@ -226,10 +220,8 @@ def find_column(header: Sequence[str], what: str, words: frozenset[str], name: s
     """Find the column of clients, labels or the like.
 
     Args:
-        header: Names of the columns.
         what: What it holds, which is also the name that is preferred and the option that says which.
         words: Names that it may have, as `names.plain` writes them.
-        name: Its name, where the caller knows.
 
     Returns:
         Its place; None where there is none.

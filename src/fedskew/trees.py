@@ -19,8 +19,6 @@ def read_tree(
     """Read a TOML file as a tree.
 
     Args:
-        path: The file.
-        what: What the file is, for error messages.
         changes: Values for dotted keys, in place of the file's.
         quick: First apply the file's `[quick]` table; it is never part of the tree.
 
@@ -68,11 +66,7 @@ def put(tree: dict[str, Any], key: str, value: Any) -> None:
 
 
 def parse_change(text: str) -> tuple[str, Any]:
-    """Read a change given on the command line: `a.b=value`, whose value is TOML, or a plain string where it is not.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
+    """Read a change given on the command line: `a.b=value`, whose value is TOML, or a plain string where it is not."""
     key, separator, value = text.partition("=")
     if not separator or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
         raise ConfigError(f"--set {text!r}: expected key=value with a dotted key, such as training.lr=0.1")

@@ -1,4 +1,4 @@
-"""Every rule against numbers worked out by hand, and against Flower's own."""
+"""Every rule against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ import pytest
 import torch
 
 from fedskew.aggregation import INDEX, Mean
-from fedskew.errors import ArgumentError
 
-GeometricMedian = INDEX["geometric_median"]
-Krum = INDEX["krum"]
-Median = INDEX["median"]
-NormClipping = INDEX["norm_clipping"]
-TrimmedMean = INDEX["trimmed_mean"]
-
+GeometricMedian, Krum, Median, NormClipping, TrimmedMean = (
+    INDEX[name] for name in ("geometric_median", "krum", "median", "norm_clipping", "trimmed_mean")
+)
 LIAR = 1e30
 
 
@@ -32,41 +28,38 @@ def total(rule, updates, weights=None) -> np.ndarray:
     return (torch.from_numpy(shares) @ combined).numpy()
 
 
-def column(*values: float) -> list[list[float]]:
-    return [[value] for value in values]
+KRUM, KRUM_WEIGHTS = (0, 1, 1.5, 3, 100), (0.1, 0.2, 0.3, 0.1, 0.3)
 
 
 @pytest.mark.parametrize(
-    ("values", "weights", "median"),
+    ("rule", "values", "weights", "expected"),
     [
-        ((1, 2, 10), (0.2, 0.4, 0.4), 2),
-        ((10, 1, 2), (0.4, 0.2, 0.4), 2),  # whatever the order
-        ((1, 2, 10), (0.2, 0.3, 0.5), 6),  # exactly half below: the mean of both
-        ((1, 2, 10), (0.2, 0.2, 0.6), 10),
-        ((5,), (1.0,), 5),
-        ((3, 9, 4, 8), None, 6),
-        ((3, 9, 4, 8, LIAR), None, 8),
-        ((1, 2, LIAR), (0.5, 0.5, 0.0), 1.5),  # no weight, no say
-    ],
-)
-def test_the_weighted_median(values, weights, median):
-    assert total(Median(), column(*values), weights) == pytest.approx([median])
-
-
-@pytest.mark.parametrize(
-    ("beta", "values", "weights", "mean"),
-    [
-        (0.25, (100, 0, 8, 4), None, 6),
+        (Median(), (1, 2, 10), (0.2, 0.4, 0.4), 2),
+        (Median(), (10, 1, 2), (0.4, 0.2, 0.4), 2),  # whatever the order
+        (Median(), (1, 2, 10), (0.2, 0.3, 0.5), 6),  # exactly half below: the mean of both
+        (Median(), (1, 2, 10), (0.2, 0.2, 0.6), 10),
+        (Median(), (5,), (1.0,), 5),
+        (Median(), (3, 9, 4, 8), None, 6),
+        (Median(), (3, 9, 4, 8, LIAR), None, 8),
+        (Median(), (1, 2, LIAR), (0.5, 0.5, 0.0), 1.5),  # no weight, no say
+        (TrimmedMean(0.25), (100, 0, 8, 4), None, 6),
         # On a line: 1 on [0, .1], 2 on [.1, .3], 3 on [.3, .7], 100 on [.7, 1]; what lies in [.25, .75] is
         # .05 * 2 + .4 * 3 + .05 * 100 = 6.3, over .5.
-        (0.25, (1, 2, 3, 100), (0.1, 0.2, 0.4, 0.3), 12.6),
-        (0.0, (1, 2, 6), None, 3),
-        (0.2, (7,), (1.0,), 7),
-        (0.2, (-LIAR, 1, 2, 3, LIAR), None, 2),
+        (TrimmedMean(0.25), (1, 2, 3, 100), (0.1, 0.2, 0.4, 0.3), 12.6),
+        (TrimmedMean(0.0), (1, 2, 6), None, 3),
+        (TrimmedMean(0.2), (7,), (1.0,), 7),
+        (TrimmedMean(0.2), (-LIAR, 1, 2, 3, LIAR), None, 2),
+        # n = 5, f = 1, so two neighbours each: 0: 1 + 2.25, 1: 0.25 + 1, 1.5: 0.25 + 2.25, 3: 2.25 + 4, 100: far.
+        (Krum(), KRUM, KRUM_WEIGHTS, 1),
+        (Krum(keep=2), KRUM, KRUM_WEIGHTS, (0.2 * 1 + 0.3 * 1.5) / 0.5),
+        (Krum(keep=9), KRUM, KRUM_WEIGHTS, (0.2 + 0.3 * 1.5 + 0.1 * 3) / 0.7),  # all but one
+        (Krum(keep=2), KRUM, (0.5, 0, 0, 0.5, 0), 1.25),  # no weight at all: equally
+        (Krum(), (0, 1, 1.5, 3, LIAR), None, 1),
     ],
 )
-def test_the_weighted_trimmed_mean(beta, values, weights, mean):
-    assert total(TrimmedMean(beta), column(*values), weights) == pytest.approx([mean])
+def test_rules_of_numbers_by_hand(rule, values, weights, expected):
+    assert total(rule, [[value] for value in values], weights) == pytest.approx([expected])
+    assert (Krum().least, Krum(malicious=3).least) == (5, 9)
 
 
 @pytest.mark.parametrize(
@@ -88,24 +81,8 @@ def test_the_weighted_geometric_median(points, weights, median):
         assert found == pytest.approx(median, abs=1e-5)
 
 
-def test_krum_takes_the_update_with_the_nearest_neighbours():
-    # n = 5, f = 1, so two neighbours each: 0: 1 + 2.25, 1: 0.25 + 1, 1.5: 0.25 + 2.25, 3: 2.25 + 4, 100: far.
-    values, weights = column(0, 1, 1.5, 3, 100), [0.1, 0.2, 0.3, 0.1, 0.3]
-    assert total(Krum(), values, weights) == pytest.approx([1])
-    assert total(Krum(keep=2), values, weights) == pytest.approx([(0.2 * 1 + 0.3 * 1.5) / 0.5])
-    assert total(Krum(keep=9), values, weights) == pytest.approx([(0.2 + 0.3 * 1.5 + 0.1 * 3) / 0.7])  # all but one
-    assert total(Krum(keep=2), values, [0.5, 0, 0, 0.5, 0]) == pytest.approx([1.25])  # no weight at all: equally
-    assert total(Krum(), column(0, 1, 1.5, 3, LIAR)) == pytest.approx([1])
-    assert (Krum().least, Krum(malicious=3).least) == (5, 9)
-
-
 def test_clipping_keeps_directions_and_bounds_lengths():
-    updates = [
-        [3.0, 4.0],
-        [0.0, 1.0],
-        [0.0, 0.0],
-        [-6.0, 8.0],
-    ]  # norms 5, 1, 0, 10; the client without a step is left out
+    updates = [[3, 4], [0, 1], [0, 0], [-6, 8]]  # norms 5, 1, 0, 10; the client without a step is left out
     assert total(NormClipping(), updates) == pytest.approx([(3 - 3) / 4, (4 + 1 + 4) / 4])
     assert total(NormClipping(bound=2.5), updates) == pytest.approx([(1.5 - 1.5) / 4, (2 + 1 + 2) / 4])
     assert total(NormClipping(quantile=0.0, bound=2.5), updates) == pytest.approx([0, (0.8 + 1 + 0.8) / 4])
@@ -123,24 +100,7 @@ def test_buffers_are_clipped_by_their_own_lengths_and_not_by_the_bound_of_parame
 def test_the_mean_costs_nothing():
     updates, weights = torch.ones(2, 3), np.array([0.5, 0.5])
     combined = Mean().combine(updates, weights)
-    assert combined[0] is updates
-    assert combined[1] is weights
-
-
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (lambda: TrimmedMean(0.5), "beta"),
-        (lambda: NormClipping(quantile=1.5), "quantile"),
-        (lambda: NormClipping(bound=0.0), "bound"),
-        (lambda: GeometricMedian(nu=0.0), "nu"),
-        (lambda: Krum(malicious=-1), "malicious"),
-        (lambda: Krum(keep=0), "keep"),
-    ],
-)
-def test_parameters_have_ranges(make, key):
-    with pytest.raises(ArgumentError, match=f"^{key}: "):
-        make()
+    assert (combined[0] is updates, combined[1] is weights) == (True, True)
 
 
 @pytest.mark.parametrize("name", INDEX)

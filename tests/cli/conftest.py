@@ -9,23 +9,21 @@ from pathlib import Path
 
 import pytest
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run `fedskew WORDS` in a folder, with environment variables, to an exit status, and return what it printed.
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `fedskew WORDS` in the test's folder, with environment variables, to an exit status; return what it printed.
 
     Without an expected status (None), every one will do.
     """
 
-    def run(
-        *words: str | Path, cwd: Path, status: int | None = 0, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(*words: str | Path, status: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         from fedskew.cli import main
 
         with monkeypatch.context() as here:
-            here.chdir(cwd)
+            here.chdir(tmp_path)
             here.setattr(sys, "argv", ["fedskew", *map(str, words)])
             here.setattr(sys, "path", [*sys.path])
             for name, value in ({"COLUMNS": "200"} | environment).items():

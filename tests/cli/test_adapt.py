@@ -102,12 +102,12 @@ def folders(run, target, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_writes_a_model_that_predict_and_python_use(folders, command):
-    done = command("adapt", "run", "--target-data", "target.npz", cwd=folders)
+    done = command("adapt", "run", "--target-data", "target.npz")
     assert "Expected accuracy there: " in done.stdout
     assert "adapted: run/adapted.safetensors" in done.stdout
     moved = fedskew.load(folders / "run", adapted=True)
     samples = np.load(folders / "target.npz")["x"]
-    said = json.loads(command("predict", "run", "target.npz", "--adapted", "--json", cwd=folders).stdout)
+    said = json.loads(command("predict", "run", "target.npz", "--adapted", "--json").stdout)
     first = list(said["predictions"][0]["probabilities"].values())
     np.testing.assert_allclose(first, moved.predict(samples[:1])[0], atol=1e-6)
     plain = fedskew.load(folders / "run").predict(samples[:1])[0]
@@ -121,10 +121,10 @@ def test_the_command_writes_a_model_that_predict_and_python_use(folders, command
 
 def test_held_out_images_in_folders_or_an_array(folders, command):
     words = ("adapt", "run", "--target-data", "target.npz", "--json", "--fresh", "--held-out")
-    by_folder = command(*words, "held", cwd=folders)
+    by_folder = command(*words, "held")
     rows = sorted(range(0, 360, 2), key=lambda row: (RIGHT[row], str(row)))
     np.savez(folders / "held.npz", x=DIGITS.test_inputs[rows].numpy(), y=RIGHT[rows])
-    by_array = command(*words, "held.npz", cwd=folders)
+    by_array = command(*words, "held.npz")
     one, other = json.loads(by_folder.stdout), json.loads(by_array.stdout)
     np.testing.assert_allclose(one["mix"], other["mix"], atol=0.02)
     assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.1)
@@ -133,15 +133,15 @@ def test_held_out_images_in_folders_or_an_array(folders, command):
 def test_a_target_of_another_kind_is_refused_unless_asked(folders, command):
     strange = (1 - DIGITS.test_inputs).repeat(3, 1, 1, 1).numpy()  # white on black
     np.savez(folders / "strange.npz", x=strange)
-    done = command("adapt", "run", "--target-data", "strange.npz", cwd=folders, status=2)
+    done = command("adapt", "run", "--target-data", "strange.npz", status=2)
     assert "strange.npz: Don't trust this mix" in done.stderr
     assert not (folders / "run" / "adapted.safetensors").exists()
-    command("adapt", "run", "--target-data", "strange.npz", "--on-misfit", "warn", cwd=folders)
+    command("adapt", "run", "--target-data", "strange.npz", "--on-misfit", "warn")
 
 
 @pytest.mark.slow
 def test_what_was_made_of_other_weights_is_refused(folders, command):
-    command("adapt", "run", "--target-data", "target.npz", cwd=folders)
+    command("adapt", "run", "--target-data", "target.npz")
     model = fedskew.load(folders / "run", adapted=True)
     assert model.classes == DIGITS.classes
     state = fedskew.simulate({**TASK, "training": {"rounds": 1}}, out=folders / "other").folder / "model.safetensors"
@@ -178,12 +178,12 @@ def few(folders, number):
 
 def test_few_samples_are_told_from_none_and_move_no_model(folders, command):
     few(folders, 7)
-    done = command("adapt", "run", "--target-data", "few.npz", cwd=folders, status=2)
+    done = command("adapt", "run", "--target-data", "few.npz", status=2)
     assert done.stdout == ""
     assert "few.npz: 7 samples of the target can't show its label mix; give 8 at the least" in done.stderr
     few(folders, 8)
     words = ("adapt", "run", "--target-data", "few.npz", "--json")
-    done = command(*words, cwd=folders, status=2)
+    done = command(*words, status=2)
     assert "8 samples of the target are too few to move a model by; give 30 or more" in done.stderr
     assert not (folders / "run" / "adapted.safetensors").exists()
     said = json.loads(done.stdout)
@@ -192,18 +192,18 @@ def test_few_samples_are_told_from_none_and_move_no_model(folders, command):
     expected = said["expected"]
     assert expected["gain_interval"][1] - expected["gain_interval"][0] > 0.3
     assert expected["accuracy_interval"][1] - expected["accuracy_interval"][0] > 0.2
-    forced = command(*words, "--force", cwd=folders)
+    forced = command(*words, "--force")
     assert json.loads(forced.stdout)["file"] == "run/adapted.safetensors"
 
 
 def test_an_earlier_adapted_model_is_kept(folders, command):
     words = ("adapt", "run", "--target-data", "target.npz", "--json")
-    command(*words, cwd=folders)
+    command(*words)
     first = (folders / "run" / "adapted.safetensors").read_bytes()
-    again = command(*words, "--method", "bbse", cwd=folders, status=2)
+    again = command(*words, "--method", "bbse", status=2)
     assert "is there already; add --fresh" in again.stderr
     assert (folders / "run" / "adapted.safetensors").read_bytes() == first
-    command(*words, "--method", "bbse", "--fresh", cwd=folders)
+    command(*words, "--method", "bbse", "--fresh")
     assert (folders / "run" / "earlier" / "adapted.safetensors.1").read_bytes() == first
 
 
@@ -215,7 +215,7 @@ def test_a_move_that_is_expected_to_lose_is_doubted(run, target):
 
 
 def test_what_is_said_in_json_agrees_with_itself(folders, command):
-    said = json.loads(command("adapt", "run", "--target-data", "target.npz", "--json", cwd=folders).stdout)
+    said = json.loads(command("adapt", "run", "--target-data", "target.npz", "--json").stdout)
     mix, expected = np.array(said["mix"]), said["expected"]
     assert expected["accuracy"] == pytest.approx(mix @ said["accuracy"])
     assert expected["adapted_accuracy"] == pytest.approx(mix @ said["adapted_accuracy"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Command
 
 from fedskew.arena import advise
 from fedskew.errors import ArgumentError, DataError
@@ -65,13 +64,13 @@ def table(tmp_path: Path) -> Any:
         ({"target": [1, 1, 1, 1]}, 2),  # which varies: in standard deviations
     ],
 )
-def test_federations_are_compared_by_their_figures(table, words: dict[str, Any], distance: float) -> None:
+def test_federations_are_compared_by_their_figures(table, words, distance):
     path = table([[1.0]] * 12, [0.5] * 12, [True, False] * 6)
     found = advise(**{"counts": COUNTS, "participation": 0.5, "table": path} | words)
     assert found.neighbours[0]["distance"] == pytest.approx(distance / math.sqrt(8), abs=1e-6)
 
 
-def test_a_federation_is_compared_with_its_nearest(table) -> None:
+def test_a_federation_is_compared_with_its_nearest(table):
     path = table([[float(at), -1.0] for at in range(20)], HALF)
     found = advise(COUNTS, None, 0.1, 1, table=path)
     assert {one["federation"] for one in found.neighbours} == {f"number {at}" for at in range(10)}
@@ -88,7 +87,7 @@ def test_a_federation_is_compared_with_its_nearest(table) -> None:
     assert ([one["method"] for one in rest.methods], rest.method) == (["b"], "fedavg")
 
 
-def test_the_nearest_by_participation_come_first_of_those_where_not_all_take_part(table) -> None:
+def test_the_nearest_by_participation_come_first_of_those_where_not_all_take_part(table):
     path = table([[float(at)] for at in range(24)], [*np.linspace(0.1, 0.9, 20), 1, 1, 1, 1])
     found = advise(COUNTS, None, 0.9, 1, table=path)
     assert [one["federation"] for one in found.neighbours] == [f"number {at}" for at in range(19, 9, -1)]
@@ -97,7 +96,7 @@ def test_the_nearest_by_participation_come_first_of_those_where_not_all_take_par
     ]
 
 
-def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table) -> None:
+def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table):
     path = table([[9.0, 1.0]] * 15 + [[math.nan, 1.0]] * 5, [0.1] * 20, [True] * 15 + [False] * 5)
     without = advise(COUNTS, None, 0.1, 1, table=path)
     assert (without.method, [one["method"] for one in without.methods]) == ("b", ["b"])
@@ -105,7 +104,7 @@ def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table) ->
     assert advise(COUNTS, TARGET, 1.0, 1, table=path).method is None  # nowhere do all take part
 
 
-def test_outside_the_table_no_method_is_named(table) -> None:
+def test_outside_the_table_no_method_is_named(table):
     found = advise(np.full((300, 100), 7), None, 0.1, 1, table=table([[2.0, 1.0]] * 20, np.linspace(0.1, 0.9, 20)))
     assert (found.supported, found.method, len(found.neighbours)) == (False, None, 10)
     assert "unlike all simulated ones" in found.sentence()
@@ -119,45 +118,37 @@ def test_outside_the_table_no_method_is_named(table) -> None:
         ({"without": ["aa"]}, "without: the table has no method 'aa' (did you mean 'a'?)"),
     ],
 )
-def test_wrong_arguments(table, more: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(table, more, message):
     with pytest.raises(ArgumentError) as caught:
         advise(COUNTS, table=table([[1.0, 2.0]] * 12, [0.1] * 12), **more)
     assert message in str(caught.value)
 
 
-def test_what_is_no_table_is_named(tmp_path: Path, table) -> None:
+def test_what_is_no_table_is_named(tmp_path, table):
     path = table([[1.0]], [0.1])
     path.write_bytes(b"no table")
     with pytest.raises(DataError, match="the table of evidence can't be read"):
         advise(COUNTS, table=path)
 
 
-def test_the_table_that_ships_names_a_method() -> None:
+def test_the_table_that_ships_names_a_method():
     rng = np.random.default_rng(0)
     found = advise(rng.multinomial(60, np.full(10, 0.1), 20), None, 0.2)
     assert found.supported
     assert {"ccvr", "fedentopt"} <= {one["method"] for one in found.methods}
 
 
-def test_the_command_shows_methods_and_neighbours(tmp_path: Path, table, command: Command) -> None:
+def test_the_command_shows_methods_and_neighbours(tmp_path, table, command):
     table([[2.0 + at % 3, -1.0] if at < 10 else [-2.0, 3.0] for at in range(20)], HALF)
     lines = ["client,w,x,y,z", *(f"{at},{','.join(map(str, row))}" for at, row in enumerate(COUNTS.tolist()))]
     (tmp_path / "counts.csv").write_text("\n".join(lines))
     own = ("advise", "counts.csv", "--table", "evidence.csv.gz")
-    done = command(*own, "--participation", "0.1", cwd=tmp_path)
+    done = command(*own, "--participation", "0.1")
     assert "Take a: of the 10 simulated federations" in done.stdout
     assert "fedskew methods NAME says what a method asks of clients and reveals" in " ".join(done.stdout.split())
     assert "number 9" in done.stdout or "number 0" in done.stdout
     assert "Small networks, digits and clothes" in done.stdout
-    found = json.loads(command(*own, "--json", cwd=tmp_path).stdout)
+    found = json.loads(command(*own, "--json").stdout)
     assert (found["method"], found["supported"], len(found["neighbours"])) == ("b", True, 10)
     assert found["methods"][0] == {"method": "b", "median": 3.0, "low": 3.0, "high": 3.0, "ahead": 10, "of": 10}
-    assert "Take FedAvg" in command(*own, "--without", "b", cwd=tmp_path).stdout
-    for words, message in {
-        ("--participation", "0"): "participation: must be a share above 0",
-        ("--without", "bb"): "the table has no method 'bb'",
-        ("--table", "counts.csv"): "counts.csv: the table of evidence can't be read",
-    }.items():
-        wrong = command(*own, *words, cwd=tmp_path, status=2)
-        assert (wrong.returncode != 0, wrong.stderr.count("\n")) == (True, 1)
-        assert message in wrong.stderr
+    assert "Take FedAvg" in command(*own, "--without", "b").stdout

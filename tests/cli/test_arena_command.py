@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Command
 
 from fedskew.arena import Arena
 from fedskew.papers import config_file
@@ -32,12 +30,12 @@ training.participation = [0.4, 1.0]
 
 
 @pytest.mark.slow
-def test_an_arena_is_gone_on_with_and_says_where_everything_is(tmp_path: Path, command: Command) -> None:
+def test_an_arena_is_gone_on_with_and_says_where_everything_is(tmp_path, command):
     (tmp_path / "small.toml").write_text(FILE)
-    first = command("arena", "small.toml", "--only", "participation=1.0", "--processes", "1", cwd=tmp_path)
+    first = command("arena", "small.toml", "--only", "participation=1.0", "--processes", "1")
     assert "4 of 4 runs: runs/arena-small/runs.csv; table.md" in first.stdout
     assert "paired on the same partition and seed" in first.stdout
-    second = command("arena", "small.toml", "--processes", "1", cwd=tmp_path)
+    second = command("arena", "small.toml", "--processes", "1")
     assert "4 of 8 runs are there already" in second.stdout
     assert "8 of 8 runs" in second.stdout
     folder = tmp_path / "runs" / "arena-small"
@@ -46,46 +44,19 @@ def test_an_arena_is_gone_on_with_and_says_where_everything_is(tmp_path: Path, c
     page = (folder / "table.md").read_text()
     assert "## At equal traffic" in page
     assert "| fedla | 2 | 2 |" in page
-    command("arena", "small.toml", "--tables", cwd=tmp_path)
+    command("arena", "small.toml", "--tables")
     assert (folder / "table.md").read_text() == page
 
 
-def test_what_is_missing_is_estimated(tmp_path: Path, command: Command) -> None:
+def test_what_is_missing_is_estimated(tmp_path, command):
     (tmp_path / "small.toml").write_text(FILE)
-    assert command("arena", "small.toml", "--estimate", cwd=tmp_path).stdout == "Time: about a minute at most.\n"
+    assert command("arena", "small.toml", "--estimate").stdout == "Time: about a minute at most.\n"
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--only", "participation"), "--only 'participation': expected AXIS=LABEL"),
-        (("--only", "participatoin=1.0"), "has no such axis (did you mean 'participation'?)"),
-        (("--only", "participation=0.9"), "--only participation=0.9: no such label"),
-        (("--processes", "0"), "--processes: must be at least 1"),
-        (("--processes", "1", "--on", "tcp://x:1"), "--processes: is for this machine, and --on for others"),
-        (("--set", "arena.lats=3"), "arena.lats: no such key (did you mean 'last'?)"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path: Path, command: Command, words: tuple[str, ...], message: str) -> None:
-    (tmp_path / "small.toml").write_text(FILE)
-    done = command("arena", "small.toml", *words, cwd=tmp_path, status=2)
-    assert message in done.stderr
-
-
-def test_a_sweep_and_an_arena_name_each_other(tmp_path: Path, command: Command) -> None:
-    (tmp_path / "small.toml").write_text(FILE)
-    assert (
-        "it has an [arena] table, so use: fedskew arena"
-        in command("sweep", "small.toml", cwd=tmp_path, status=2).stderr
-    )
-    (tmp_path / "small.toml").write_text(FILE.replace("[arena]\n", ""))
-    assert "an arena needs a table [arena]" in command("arena", "small.toml", cwd=tmp_path, status=2).stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arena", "advice"])
-def test_the_arenas_that_ship_can_be_read(name: str) -> None:
+def test_the_arenas_that_ship_can_be_read(name):
     quick = Arena.read(config_file(name), quick=True)
     assert quick.settings.reference == "fedavg"
     assert len({entry.method for entry in quick.entries}) == 3

@@ -70,14 +70,14 @@ def test_a_run_in_processes_leaves_none_and_goes_on_to_the_same_bytes(home, comm
     (home / "task.toml").write_text(CONFIG)
     words = ("run", "task.toml", "--set", "engine={backend='processes', processes=1}")
     press_after(4, home)
-    stopped = command(*words, cwd=home, status=130)
+    stopped = command(*words, status=130)
     assert "stopped; continue with --resume" in stopped.stdout
     assert "Traceback" not in stopped.stdout + stopped.stderr
     assert not multiprocessing.active_children()
     (folder,) = (home / "runs").iterdir()
     assert len((folder / "rounds.jsonl").read_text().splitlines()) in (4, 5)
 
-    command(*words, "--resume", cwd=home)
+    command(*words, "--resume")
     rounds = [json.loads(line)["round"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert rounds == list(range(9))
     monkeypatch.chdir(home)
@@ -91,7 +91,7 @@ def test_a_sweep_does_only_what_is_missing_and_ends_with_the_same_tables(home, c
     sweep = '[sweep]\nmethods = [{label = "short", preset = "fedla", set = {training.rounds = 2}}, "fedprox"]\n'
     (home / "task.toml").write_text(CONFIG + sweep)
     press_after(3 + 4, home)
-    stopped = command("sweep", "task.toml", "--processes", "1", cwd=home, status=130)
+    stopped = command("sweep", "task.toml", "--processes", "1", status=130)
     first, *_, last = stopped.stdout.splitlines()
     assert first.startswith("1 of 2 runs  short, seed 0: accuracy ")
     assert (last, stopped.stderr) == ("stopped; run the same command again to continue", "")
@@ -99,7 +99,7 @@ def test_a_sweep_does_only_what_is_missing_and_ends_with_the_same_tables(home, c
     (short,) = (home / "runs").glob("task-short-*")
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in short.rglob("*") if path.is_file()}
 
-    done = command("sweep", "task.toml", "--processes", "1", cwd=home)
+    done = command("sweep", "task.toml", "--processes", "1")
     first, second, *_ = done.stdout.splitlines()
     assert first == "1 of 2 runs are finished already"
     assert second.startswith("2 of 2 runs  fedprox, seed 0: accuracy ")

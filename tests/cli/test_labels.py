@@ -13,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedskew.errors import ArgumentError, FedskewError
 from fedskew.hooks import Hooks
 from fedskew.labels import LabelCounts, describe
 from fedskew.weighting import INDEX, Answered, fedla, fedpals_solve, fedpals_strength
@@ -33,23 +32,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*arguments: str) -> str:
-    """What a command prints; an error of ours is raised."""
-    import typer
-    from typer.testing import CliRunner
-
-    from fedskew.cli import labels
-
-    app = typer.Typer()
-    app.command()(labels.describe)
-    app.command()(labels.weights)
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False, env={"COLUMNS": "100"})
-    assert result.exit_code == 0, result.output
-    return result.output
+@pytest.fixture
+def run(here, command):
+    """What a command prints."""
+    return lambda *words: command(*words, COLUMNS="100").stdout
 
 
 @pytest.mark.slow
-def test_describe_prints_sentences_then_figures_and_draws_a_picture(here: Path) -> None:
+def test_describe_prints_sentences_then_figures_and_draws_a_picture(here, run):
     page = run("describe", "counts.csv", "--target", "target.csv")
     assert page.index("The labels are strongly skewed") < page.index("earth mover's distance") < page.index("Classes")
     assert "Weighing clients can match the target exactly" in " ".join(page.split())
@@ -62,7 +52,7 @@ def test_describe_prints_sentences_then_figures_and_draws_a_picture(here: Path) 
 
 
 @pytest.mark.slow
-def test_the_picture_goes_where_it_is_asked_to_or_nowhere(here: Path) -> None:
+def test_the_picture_goes_where_it_is_asked_to_or_nowhere(here, run):
     run("describe", "counts.csv", "--picture", "here.html")
     assert "3 clients, 165 samples, 3 classes" in (here / "here.html").read_text()
     assert "Classes that clients hold together" in (here / "here.html").read_text()
@@ -71,7 +61,7 @@ def test_the_picture_goes_where_it_is_asked_to_or_nowhere(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["counts.csv", "here.html", "target.csv"]
 
 
-def test_a_target_that_nobody_can_serve_is_pointed_out(here: Path) -> None:
+def test_a_target_that_nobody_can_serve_is_pointed_out(here, run):
     (here / "counts.csv").write_text("client,cat,dog,emu\nParis,30,10,0\nRome,0,40,0\n")
     for words in (("describe", "--no-picture"), ("weights", "--method", "fedpals")):
         page = " ".join(run(words[0], "counts.csv", "--target", "target.csv", *words[1:]).split())
@@ -79,14 +69,14 @@ def test_a_target_that_nobody_can_serve_is_pointed_out(here: Path) -> None:
         assert "expect at most 75.0% accuracy" in page
 
 
-def test_describe_as_json_is_the_report(here: Path) -> None:
+def test_describe_as_json_is_the_report(here, run):
     found = json.loads(run("describe", "counts.csv", "--target", "target.csv", "--json"))
     counts = LabelCounts.read_csv("counts.csv")
     assert found == json.loads(json.dumps(describe(counts, [10, 20, 10]).to_dict()))
     assert found["by_client"]["Rome"]["minority"] == ["emu"]
 
 
-def test_many_clients_and_classes_are_shortened_on_the_page_only(here: Path) -> None:
+def test_many_clients_and_classes_are_shortened_on_the_page_only(here, run):
     rng = np.random.default_rng(0)
     LabelCounts(rng.integers(0, 9, (300, 60)) * (rng.random((300, 60)) < 0.1)).to_csv("many.csv")
     page = run("describe", "many.csv", "--no-picture")
@@ -97,7 +87,7 @@ def test_many_clients_and_classes_are_shortened_on_the_page_only(here: Path) -> 
     assert "the 12 with most weight" in run("weights", "many.csv", "--method", "fedla")
 
 
-def test_one_client_one_class_and_one_sample_are_not_called_several(here: Path) -> None:
+def test_one_client_one_class_and_one_sample_are_not_called_several(here, run):
     (here / "one.csv").write_text("client,cat\nParis,1\n")
     (here / "lone.csv").write_text("client,cat,dog\nParis,3,1\nRome,0,0\n")
     for page in (
@@ -110,7 +100,7 @@ def test_one_client_one_class_and_one_sample_are_not_called_several(here: Path) 
     assert "1 client holds 1 sample of 1 class" in " ".join(run("describe", "one.csv", "--no-picture").split())
 
 
-def test_weights_of_fedla_and_fedavg(here: Path) -> None:
+def test_weights_of_fedla_and_fedavg(here, run):
     counts = LabelCounts.read_csv("counts.csv")
     found = json.loads(run("weights", "counts.csv", "--method", "fedla", "--json"))
     assert list(found["weights"]) == ["Paris", "Rome", "Oslo [north]"]
@@ -122,7 +112,7 @@ def test_weights_of_fedla_and_fedavg(here: Path) -> None:
     assert plain["mix"]["cat"] == pytest.approx(30 / 165)
 
 
-def test_a_target_that_a_switch_leaves_unread_is_told(here: Path) -> None:
+def test_a_target_that_a_switch_leaves_unread_is_told(here, run):
     arguments = ("weights", "counts.csv", "--method", "feddisco", "--target", "target.csv")
     said = " ".join(run(*arguments).split())
     assert "feddisco doesn't read the target as it is set here; it does with --set target=true." in said
@@ -130,7 +120,7 @@ def test_a_target_that_a_switch_leaves_unread_is_told(here: Path) -> None:
     assert "doesn't read" not in run(*arguments[:4])
 
 
-def test_a_config_s_target_that_a_switch_leaves_unread_is_told() -> None:
+def test_a_config_s_target_that_a_switch_leaves_unread_is_told():
     from fedskew.experiment import resolve, target_in_words
 
     tree = {
@@ -146,12 +136,7 @@ def test_a_config_s_target_that_a_switch_leaves_unread_is_told() -> None:
     assert (target_in_words(resolve(tree)) or "").endswith("of all clients together")
 
 
-def test_shares_in_place_of_a_targets_file_are_told_what_to_give(here: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"--target 0\.2,0\.8: no such file; give a CSV of columns class,share"):
-        run("describe", "counts.csv", "--target", "0.2,0.8", "--no-picture")
-
-
-def test_the_decimal_sign_of_the_counts_need_not_be_the_targets(here: Path) -> None:
+def test_the_decimal_sign_of_the_counts_need_not_be_the_targets(here, run):
     Path("german.csv").write_text("client;cat;dog;emu\nParis;1.230;10;0\nRome;0;4.100;5\n")
     Path("shares.csv").write_text("class,share\nemu,0.25\ncat,0.25\ndog,0.5\n")
     arguments = ("weights", "german.csv", "--decimal", ",", "--method", "fedpals", "--json", "--target")
@@ -161,7 +146,7 @@ def test_the_decimal_sign_of_the_counts_need_not_be_the_targets(here: Path) -> N
     assert json.loads(run(*arguments, "german-shares.csv")) == found
 
 
-def test_weights_of_fedpals_reach_the_target_or_keep_the_share_asked_for(here: Path) -> None:
+def test_weights_of_fedpals_reach_the_target_or_keep_the_share_asked_for(here, run):
     arguments = ("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--json")
     counts, target = LabelCounts.read_csv("counts.csv"), [10, 20, 10]
     fitted = json.loads(run(*arguments))
@@ -187,7 +172,7 @@ class Capped:
         return capped / capped.sum()
 
 
-def test_every_weighting_that_label_counts_suffice_for_is_taken(here: Path) -> None:
+def test_every_weighting_that_label_counts_suffice_for_is_taken(here, run):
     for name, kind in INDEX.items():
         if issubclass(kind, Hooks):
             continue
@@ -197,14 +182,14 @@ def test_every_weighting_that_label_counts_suffice_for_is_taken(here: Path) -> N
     assert list(uniform["weights"].values()) == pytest.approx([1 / 3] * 3)
 
 
-def test_a_weighting_of_ones_own_and_a_parameter_of_any(here: Path) -> None:
+def test_a_weighting_of_ones_own_and_a_parameter_of_any(here, run):
     arguments = ("weights", "counts.csv", "--method", f"{__name__}:Capped", "--set", "limit=40", "--json")
     assert list(json.loads(run(*arguments))["weights"].values()) == pytest.approx([1 / 3] * 3)
     arguments = ("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--json")
     assert run(*arguments, "--set", "ess=0.9") == run(*arguments, "--ess", "0.9")
 
 
-def test_weights_page_says_cost_and_result(here: Path) -> None:
+def test_weights_page_says_cost_and_result(here, run):
     page = run("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv", "--ess", "0.9")
     words = " ".join(page.split())
     assert "Effective sample size 148.5 of 165 (90.0%)" in words
@@ -213,7 +198,7 @@ def test_weights_page_says_cost_and_result(here: Path) -> None:
     assert "Oslo [north]" in page
 
 
-def test_a_share_of_effective_samples_that_no_strength_gives_is_said_to_be_out_of_reach(here: Path) -> None:
+def test_a_share_of_effective_samples_that_no_strength_gives_is_said_to_be_out_of_reach(here, run):
     arguments = ("weights", "counts.csv", "--method", "fedpals", "--target", "target.csv")
     fitted = json.loads(run(*arguments, "--json"))["ess_share"]
     words = " ".join(run(*arguments, "--ess", "0.2").split())
@@ -222,7 +207,7 @@ def test_a_share_of_effective_samples_that_no_strength_gives_is_said_to_be_out_o
     assert json.loads(run(*arguments, "--ess", "0.2", "--json"))["ess_asked"] == 0.2
 
 
-def test_weights_are_written_for_every_client(here: Path) -> None:
+def test_weights_are_written_for_every_client(here, run):
     run("weights", "counts.csv", "--method", "fedla", "--csv", "w.csv")
     lines = (here / "w.csv").read_text().splitlines()
     assert lines[0] == "client,samples,weight,fedavg"
@@ -231,48 +216,14 @@ def test_weights_are_written_for_every_client(here: Path) -> None:
     assert lines[1].split(",")[1] == "40"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("describe none.csv", "none.csv: can't be read"),
-        ("describe counts.csv --target counts.csv", "counts.csv, line 2, column 'client': 'Paris', expected a number"),
-        ("describe counts.csv --picture who.xyz", "--picture: who.xyz: the picture is a page"),
-        ("describe counts.csv --picture a.png --no-picture", "--no-picture: contradicts --picture"),
-        ("weights counts.csv --method fedpal", "--method: unknown name 'fedpal' (did you mean 'fedpals'?)"),
-        ("weights counts.csv --method fedpals", "--target: fedpals weighs clients towards a target"),
-        ("weights counts.csv --method fedla --ess 0.5", "--ess: fedla has no such parameter"),
-        ("weights counts.csv --method fedavg --strength 1", "--strength: fedavg has no such parameter"),
-        (
-            "weights counts.csv --method fedpals --target target.csv --ess 2",
-            "--ess: input should be less than or equal to 1",
-        ),
-        (
-            "weights counts.csv --method fedpals --target target.csv --strength -1",
-            "--strength: input should be greater than or equal to 0",
-        ),
-        ("weights counts.csv --method fedpals --target target.csv --strength 1 --ess 0.5", "--ess: finds the strength"),
-        ("weights counts.csv --method fedpals --set strenght=1", "--set strenght: fedpals has no such parameter"),
-        ("weights counts.csv --method fedpals --set strength", "--set 'strength': expected key=value"),
-        ("weights counts.csv --method afl", "--method: afl learns its weights during training"),
-        ("weights counts.csv --method nowhere:Rule", "--method: 'nowhere:Rule' can't be imported"),
-        ("weights counts.csv --method fedla --csv none/w.csv", "none/w.csv: can't be written"),
-    ],
-)
-def test_a_mistake_is_one_line_that_says_what_to_do(here: Path, arguments: str, message: str) -> None:
-    with pytest.raises(FedskewError) as caught:
-        run(*arguments.split())
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("command", ["describe", "weights"])
-def test_help_shows_an_example_and_the_files_form(command: str) -> None:
-    text = " ".join(run(command, "--help").split())
-    assert f"fedskew {command} counts.csv --" in text
+@pytest.mark.parametrize("name", ["describe", "weights"])
+def test_help_shows_an_example_and_the_files_form(run, name):
+    text = " ".join(run(name, "--help").split())
+    assert f"fedskew {name} counts.csv --" in text
     assert "client,class,count" in text
 
 
-def test_weights_of_a_class_that_overrides_weigh_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_a_class_that_overrides_weigh_alone(here, run, monkeypatch):
     (here / "own_even.py").write_text(
         "import numpy as np\nfrom dataclasses import dataclass\nfrom fedskew.weighting import FedPALS\n"
         "@dataclass(frozen=True)\nclass Even(FedPALS):\n"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Command
 
 import fedskew
 from fedskew import data, models, partition
@@ -18,8 +17,8 @@ from fedskew.cli.config_keys import choices, json_schema, tables
 from fedskew.experiment import Config, read, resolve
 
 
-def test_a_new_config_runs_and_replays_as_the_defaults(tmp_path: Path, command: Command) -> None:
-    done = command("new", "my run.toml", "--rounds", "1", "--model", "logistic", cwd=tmp_path)
+def test_a_new_config_runs_and_replays_as_the_defaults(tmp_path, command):
+    done = command("new", "my run.toml", "--rounds", "1", "--model", "logistic")
     few = "note: 1 round won't do: these data take about 56\n"
     assert done.stdout == f"written: my run.toml\n{few}train it: fedskew run 'my run.toml'\n"
     text = (tmp_path / "my run.toml").read_text()
@@ -31,42 +30,28 @@ def test_a_new_config_runs_and_replays_as_the_defaults(tmp_path: Path, command: 
     assert read(tmp_path / "my run.toml") == resolve(plain)
 
 
-def test_a_folder_of_the_sites_of_images_is_read_as_such(tmp_path: Path, command: Command) -> None:
-    command("new", "a.toml", "--data", "folder", "--root", "hospitals", "--rule", "natural", cwd=tmp_path)
+def test_a_folder_of_the_sites_of_images_is_read_as_such(tmp_path, command):
+    command("new", "a.toml", "--data", "folder", "--root", "hospitals", "--rule", "natural")
     assert read(tmp_path / "a.toml").data.parameters["client_level"] is True
-    command("new", "b.toml", "--data", "folder", "--root", "classes", cwd=tmp_path)
+    command("new", "b.toml", "--data", "folder", "--root", "classes")
     assert read(tmp_path / "b.toml").data.parameters.get("client_level", False) is False
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--rule", "natural"], "--rule natural: data set 'digits' names no clients; take another rule"),
-        (["--data", "mnist", "--rule", "natural"], "--rule natural: data set 'mnist' names no clients"),
-        *((["--data", name], f"--root: data set '{name}' is a folder or file of yours") for name in data.OWN),
-    ],
-)
-def test_what_would_not_run_is_not_written(words: list[str], says: str, tmp_path: Path, command: Command) -> None:
-    done = command("new", "a.toml", *words, cwd=tmp_path, status=2)
-    assert says in done.stderr
-    assert not (tmp_path / "a.toml").exists()
-
-
-def test_data_that_name_clients_run_by_their_own(tmp_path: Path, command: Command) -> None:
-    command("new", "a.toml", "--data", "synthetic", "--rule", "natural", "--rounds", "1", cwd=tmp_path)
+def test_data_that_name_clients_run_by_their_own(tmp_path, command):
+    command("new", "a.toml", "--data", "synthetic", "--rule", "natural", "--rounds", "1")
     assert len(fedskew.simulate(tmp_path / "a.toml").runs[0].client_names) == 2
 
 
 @pytest.mark.parametrize("rule", list(partition.INDEX))
-def test_every_rule_has_values_to_begin_with(rule: str, tmp_path: Path, command: Command) -> None:
+def test_every_rule_has_values_to_begin_with(rule, tmp_path, command):
     data = {"natural": "synthetic", "dirichlet_within_domains": "digit_domains"}.get(rule, "digits")
     words = ["--data", data]
-    command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", *words, cwd=tmp_path)
+    command("new", "a.toml", "--rule", rule, "--method", "fedentopt+fedvls", *words)
     assert read(tmp_path / "a.toml").partition.rule == rule
 
 
-def test_the_keys_behind_a_comment_sign_are_all_others_and_valid(tmp_path: Path, command: Command) -> None:
-    command("new", "a.toml", "--model", "resnet18", cwd=tmp_path)
+def test_the_keys_behind_a_comment_sign_are_all_others_and_valid(tmp_path, command):
+    command("new", "a.toml", "--model", "resnet18")
     lines = (tmp_path / "a.toml").read_text().splitlines()
     bare = [line.removeprefix("# ") for line in lines if line[:2] != "# " or (" = " in line and "..." not in line)]
     tree = tomllib.loads("\n".join(line for line in bare if " = " in line.split("#")[0] or line.startswith("[")))
@@ -78,69 +63,49 @@ def test_the_keys_behind_a_comment_sign_are_all_others_and_valid(tmp_path: Path,
     assert tree["model"]["stem"] == "imagenet"
 
 
-def test_it_asks_on_a_terminal_for_what_no_option_says(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_asks_on_a_terminal_for_what_no_option_says(tmp_path, command, monkeypatch):
     ours, theirs = os.openpty()
     os.write(ours, b"\niid\n7\nlogistic\nfedla\n3\n")
     with os.fdopen(theirs) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
-        done = command("new", "a.toml", cwd=tmp_path)
+        done = command("new", "a.toml")
         assert "dirichlet_by_class" in done.stdout
         made = read(tmp_path / "a.toml")
         assert (made.partition.rule, made.partition.clients, made.model.name) == ("iid", 7, "logistic")
         assert made.training.rounds == 3
         os.write(ours, b"\niid\nmany\n")
-        assert "Clients: expected a whole number, not 'many'" in command("new", "b.toml", cwd=tmp_path, status=2).stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["there.toml"], "there.toml: is there already; write elsewhere, or add --force"),
-        (["a.toml", "--model", "mlp4"], "model.name: unknown name 'mlp4' (did you mean 'mlp3'?)"),
-        (["a.toml", "--clients", "0"], "partition.clients: input should be greater than or equal to 1"),
-        (["none/a.toml"], "none/a.toml: can't be written: No such file or directory"),
-    ],
-)
-def test_a_mistake_is_one_line_and_writes_nothing(
-    words: list[str], message: str, tmp_path: Path, command: Command
-) -> None:
-    (tmp_path / "there.toml").write_text("kept")
-    done = command("new", *words, cwd=tmp_path, status=2)
-    assert message in done.stderr
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("there.toml", "kept")]
+        assert "Clients: expected a whole number, not 'many'" in command("new", "b.toml", status=2).stderr
 
 
 @pytest.mark.slow
-def test_lists_hold_every_name_and_its_own_keys(tmp_path: Path, command: Command) -> None:
+def test_lists_hold_every_name_and_its_own_keys(tmp_path, command):
     for what, index in (("data", data.INDEX), ("partitions", partition.INDEX), ("models", models.INDEX)):
-        page = command("list", what, cwd=tmp_path).stdout
+        page = command("list", what).stdout
         assert all(name in page for name in index)
-    page = " ".join(command("list", "partitions", "dirichlet_by_class", cwd=tmp_path).stdout.split())
+    page = " ".join(command("list", "partitions", "dirichlet_by_class").stdout.split())
     assert "min_size = 10 whole number >= 0 Samples that every client must hold" in page
-    assert "[training]" in command("list", "keys", "training", cwd=tmp_path).stdout
-    trackers = json.loads(command("list", "trackers", "--json", cwd=tmp_path).stdout)
+    assert "[training]" in command("list", "keys", "training").stdout
+    trackers = json.loads(command("list", "trackers", "--json").stdout)
     assert [tracker["name"] for tracker in trackers] == ["tensorboard", "mlflow", "wandb"]
-    wrong = command("list", "models", "lenet", cwd=tmp_path, status=2)
+    wrong = command("list", "models", "lenet", status=2)
     assert "did you mean 'lenet5'?" in wrong.stderr
 
 
-def test_every_key_has_a_meaning() -> None:
+def test_every_key_has_a_meaning():
     for entry in [*tables(), *(entry for entries in choices().values() for entry in entries)]:
         assert entry.summary, entry.name
         assert not [key.name for key in entry.keys if not key.meaning], entry.name
         assert "None:" not in "".join(key.meaning for key in entry.keys)
 
 
-def test_the_schema_accepts_what_a_config_does(tmp_path: Path, command: Command) -> None:
-    schema = json.loads(command("list", "schema", cwd=tmp_path).stdout)
+def test_the_schema_accepts_what_a_config_does(tmp_path, command):
+    schema = json.loads(command("list", "schema").stdout)
     assert schema == json.loads(json.dumps(json_schema()))
     assert set(schema["properties"]) == {field.alias or name for name, field in Config.model_fields.items()} | {
         "sweep",
         "quick",
     }
-    command("new", "a.toml", "--schema", cwd=tmp_path)
+    command("new", "a.toml", "--schema")
     assert (tmp_path / "a.toml").read_text().startswith("#:schema ./fedskew.schema.json\n")
     assert json.loads((tmp_path / "fedskew.schema.json").read_text()) == schema
     jsonschema = pytest.importorskip("jsonschema")
@@ -163,9 +128,9 @@ TABLE = "a,b,kind\n" + "\n".join(f"{at % 7},{at % 5},{'xyz'[at % 3]}" for at in 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedentopt", "fedpals", "adapt", "fedentopt+fedvls", "krum"])
 @pytest.mark.parametrize("clients", [3, 5, 10])
-def test_a_new_config_can_be_run_with_its_method(method: str, clients: int, tmp_path: Path, command: Command) -> None:
+def test_a_new_config_can_be_run_with_its_method(method, clients, tmp_path, command):
     words = ["--method", method, "--clients", clients, "--rule", "iid", "--model", "logistic"]
-    done = command("new", "a.toml", *words, cwd=tmp_path, status=None)
+    done = command("new", "a.toml", *words, status=None)
     if (method, clients) == ("krum", 3):  # which needs five
         assert done.returncode == 2
         assert "krum needs 5 clients" in done.stderr
@@ -175,17 +140,17 @@ def test_a_new_config_can_be_run_with_its_method(method: str, clients: int, tmp_
     fedskew.simulate({**config, "training": config["training"] | {"rounds": 0}})
 
 
-def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path: Path, command: Command) -> None:
+def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path, command):
     (tmp_path / "own.csv").write_text(TABLE)
     words = ["new", "a.toml", "--data", "csv", "--root", "own.csv"]
-    done = command(*words, cwd=tmp_path, status=2)
+    done = command(*words, status=2)
     assert (
         "own.csv, line 1: no column 'label'; set data.label to the column of labels (columns: a, b, kind)"
         in done.stderr
     )
     assert "--set data.KEY=VALUE (fedskew list data csv)" in done.stderr
     assert not (tmp_path / "a.toml").exists()
-    command(*words, "--set", "data.label=kind", cwd=tmp_path)
+    command(*words, "--set", "data.label=kind")
     config = read(tmp_path / "a.toml")
     assert config.data.parameters["label"] == "kind"
     assert (config.partition.clients, config.training.batch_size) == (2, 8)  # of 96 samples to train on
@@ -201,34 +166,30 @@ def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path: Pat
         (["--rule", "sparsity"], "the test set has classes that the few labels"),
     ],
 )
-def test_it_says_where_a_config_may_not_learn(
-    words: list[str], says: str | None, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_where_a_config_may_not_learn(words, says, tmp_path, command, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
-    done = command("new", "a.toml", *words, cwd=tmp_path)
+    done = command("new", "a.toml", *words)
     notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert len(notes) == (says is not None), notes
     assert says is None or says in notes[0]
 
 
-def test_it_says_that_texts_learn_slowly(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_that_texts_learn_slowly(tmp_path, command, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
-    done = command("new", "a.toml", "--data", "ag_news", "--model", "fasttext", cwd=tmp_path)
+    done = command("new", "a.toml", "--data", "ag_news", "--model", "fasttext")
     assert "note: texts learn slowly with fasttext" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["digits", "table"])
-def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(
-    data: str, tmp_path: Path, command: Command
-) -> None:
+def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(data, tmp_path, command):
     rng = np.random.default_rng(0)
     middles = rng.normal(size=(4, 6))
     rows = [(*(middles[label] + 0.7 * rng.normal(size=6)), label) for label in rng.integers(0, 4, 400)]
     lines = ["a,b,c,d,e,f,label", *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "own.csv").write_text("\n".join(lines))
     words = ["--data", "csv", "--root", tmp_path / "own.csv"] if data == "table" else []
-    command("new", "a.toml", *words, cwd=tmp_path)
+    command("new", "a.toml", *words)
     config = tomllib.loads((tmp_path / "a.toml").read_text())
     training = config["training"] | {"participation": 1.0, "rounds": 20, "epochs": 1}
     pooled = config | {"partition": {"rule": "iid", "clients": 1}, "training": training}

@@ -12,7 +12,6 @@ import tomli_w
 from PIL import Image
 
 import fedskew
-from conftest import Command
 from fedskew.data import load
 from fedskew.errors import RunError
 from fedskew.experiment import RunFolder
@@ -36,7 +35,7 @@ def test_every_table_has_a_row_for_either_model(tmp_path, command):
     quick = {"name": "ccvr", "samples": 20, "ridge": 1.0}
     config = {**TASK, "method": {"preset": "fedavg", "finish": quick}, "seeds": [0, 1]}
     (tmp_path / "task.toml").write_text(tomli_w.dumps(config))
-    done = command("run", "task.toml", cwd=tmp_path)
+    done = command("run", "task.toml")
     assert "digits, as trained" in done.stdout
     assert "digits, after ccvr" in done.stdout
     folder = next((tmp_path / "runs").glob("digits-*"))
@@ -50,7 +49,7 @@ def test_every_table_has_a_row_for_either_model(tmp_path, command):
     del config["method"]
     sweep = f"{tomli_w.dumps(config)}\n[sweep]\nmethods = ['fedavg', 'fedavg+ccvr']\n"
     (tmp_path / "sweep.toml").write_text(sweep)
-    done = command("sweep", "sweep.toml", "--processes", "1", "--out", "swept", cwd=tmp_path)
+    done = command("sweep", "sweep.toml", "--processes", "1", "--out", "swept")
     with next((tmp_path / "swept").glob("sweep-*/table.csv")).open(newline="") as file:
         rows = [line[0] for line in csv.reader(file)]
     assert rows[1:] == ["fedavg", "fedavg+ccvr, as trained", "fedavg+ccvr, after ccvr"]
@@ -62,14 +61,14 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
     done = simulate(tmp_path, method="ccvr")
     np.savez(tmp_path / "new.npz", x=DIGITS.test_inputs[:3].numpy())
     words = ("predict", done.folder, "new.npz", "--json")
-    plain, finished = (json.loads(command(*words, *more, cwd=tmp_path).stdout) for more in ((), ("--finished",)))
+    plain, finished = (json.loads(command(*words, *more).stdout) for more in ((), ("--finished",)))
     assert finished["model"].endswith("finished.safetensors")
     given = [list(one["probabilities"].values()) for one in finished["predictions"]]
     np.testing.assert_allclose(
         given, fedskew.load(done.folder, finished=True).predict(DIGITS.test_inputs[:3]), atol=1e-6
     )
     assert plain["predictions"] != finished["predictions"]
-    both = command(*words, "--finished", "--best", cwd=tmp_path, status=2)
+    both = command(*words, "--finished", "--best", status=2)
     assert "made of the final model, not of the best one" in both.stderr
     other = simulate(tmp_path / "plain")
     with pytest.raises(RunError, match=r"this run's method has no finish \(method.finish\)"):
@@ -77,7 +76,7 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
     # A finished model can be moved later too, and what moves it says of which it is.
     np.savez(tmp_path / "target.npz", x=DIGITS.test_inputs[:200].numpy())
     words = ("adapt", done.folder, "--target-data", "target.npz", "--on-misfit", "warn")
-    command(*words, "--finished", cwd=tmp_path)
+    command(*words, "--finished")
     moved = fedskew.load(done.folder, adapted=True)
     assert moved.file.name == "finished.safetensors"
 
@@ -85,7 +84,7 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
 def test_a_model_that_adapt_has_moved_is_not_moved_again(tmp_path, command):
     done = simulate(tmp_path, method="adapt", training=TASK["training"] | {"rounds": 1})
     np.savez(tmp_path / "new.npz", x=DIGITS.test_inputs[:3].numpy())
-    said = command("adapt", done.folder, "--target-data", "new.npz", "--finished", cwd=tmp_path, status=2)
+    said = command("adapt", done.folder, "--target-data", "new.npz", "--finished", status=2)
     assert "the finish of" in said.stderr
     assert "was adapt, so that model is moved already" in " ".join(said.stderr.split())
 
@@ -116,8 +115,8 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_table_for_people_and_every_probability_in_a_file(command: Command, run: Path, here: Path) -> None:
-    done = command("predict", run, "images", "--csv", "all.csv", cwd=here)
+def test_a_table_for_people_and_every_probability_in_a_file(command, run, here):
+    done = command("predict", run, "images", "--csv", "all.csv")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the first 20 of 30" in done.stdout
     assert "30 samples; " in done.stdout
@@ -134,9 +133,9 @@ def test_a_table_for_people_and_every_probability_in_a_file(command: Command, ru
     assert f"{expected[0].max():.1%}" in done.stdout
 
 
-def test_json_says_the_same_and_nothing_else(command: Command, run: Path, here: Path) -> None:
+def test_json_says_the_same_and_nothing_else(command, run, here):
     np.savez(here / "x.npz", x=DIGITS.test_inputs[:3].numpy())
-    done = command("predict", run, "images/03.png", "x.npz", "--json", cwd=here)
+    done = command("predict", run, "images/03.png", "x.npz", "--json")
     found = json.loads(done.stdout)
     files = [entry["file"] for entry in found["predictions"]]
     assert files == ["images/03.png", "x.npz[0]", "x.npz[1]", "x.npz[2]"]
@@ -145,10 +144,10 @@ def test_json_says_the_same_and_nothing_else(command: Command, run: Path, here: 
 
 
 @pytest.mark.slow
-def test_export_writes_beside_the_model_or_where_it_is_asked_to(command: Command, run: Path, here: Path) -> None:
-    done = command("predict", run, "--export", "torchscript", cwd=here)
+def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, here):
+    done = command("predict", run, "--export", "torchscript")
     assert (done.returncode, done.stdout) == (0, f"torchscript: {run / 'model.pt'}\n")
-    command("predict", run, "--export", "torchscript", "--out", "mine.pt", cwd=here)
+    command("predict", run, "--export", "torchscript", "--out", "mine.pt")
     assert (here / "mine.pt").exists()
 
 
@@ -165,12 +164,12 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command: Command
         (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],
 )
-def test_a_mistake_is_one_line(command: Command, run: Path, here: Path, words: list[str], message: str) -> None:
+def test_a_mistake_is_one_line(command, run, here, words, message):
     np.savez(here / "wrong.npz", x=np.zeros((2, 5)))
-    done = command("predict", run, *words, cwd=here, status=2)
+    done = command("predict", run, *words, status=2)
     assert message in done.stderr
 
 
-def test_what_is_no_run_folder_is_said(command: Command, here: Path) -> None:
-    assert "images: not a run folder" in command("predict", "images", "images", cwd=here, status=2).stderr
-    assert "fedskew predict runs/my-1a2b3c4d new-images/" in command("predict", "--help", cwd=here).stdout
+def test_what_is_no_run_folder_is_said(command, here):
+    assert "images: not a run folder" in command("predict", "images", "images", status=2).stderr
+    assert "fedskew predict runs/my-1a2b3c4d new-images/" in command("predict", "--help").stdout

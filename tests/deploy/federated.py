@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from fedskew.cli import app
 from fedskew.data import Dataset, load
-from fedskew.deploy import Agreement, Terms, agree, key_line, make_deployed_loop, site_app, write_mask_key
+from fedskew.deploy import Agreement, Terms, agree, make_deployed_loop, site_app
+from fedskew.deploy.keys import key_line, write_mask_key
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
 from fedskew.models import FlatModel

@@ -15,7 +15,8 @@ import pytest
 from federated import NAMES, Federated, federate, fedskew, tree
 from flwr.app import Error, Message
 
-from fedskew.deploy import Book, CountsRequest, SiteData, agree
+from fedskew.deploy import Book, SiteData, agree
+from fedskew.deploy.releases import CountsRequest
 
 
 def grow(federation: Federated, name: str) -> None:

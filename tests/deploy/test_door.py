@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedskew.deploy import Door
+from fedskew.deploy.superlink import Door
 
 PUSH, MESSAGES, PULL = "/v1/fleet/push-object", "/v1/fleet/push-messages", "/v1/fleet/pull-messages"
 MEGABYTE = 10**6

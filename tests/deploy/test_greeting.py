@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from fedskew.cli import app
-from fedskew.deploy import LocalFederation, ServerCheck, run_supernode, write_certificates
+from fedskew.deploy import LocalFederation, ServerCheck, run_supernode
+from fedskew.deploy.keys import write_certificates
 from fedskew.errors import ConfigError, RunError
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedskew.deploy import Book, Budget, CountsRequest, NotAgreedError, converted
+from fedskew.deploy import Book
+from fedskew.deploy.releases import Budget, CountsRequest, NotAgreedError, converted
 from fedskew.errors import RunError
 
 CLASSES = ("cat", "dog", "owl")

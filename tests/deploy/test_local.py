@@ -24,16 +24,9 @@ import uvicorn
 from flwr.supercore import sql_mixin
 from sqlalchemy import MetaData
 
-from fedskew.deploy import (
-    Address,
-    Agreement,
-    Door,
-    LocalFederation,
-    run_superlink,
-    write_certificates,
-    write_federation,
-    write_node_key,
-)
+from fedskew.deploy import Address, Agreement, LocalFederation, run_superlink, write_federation
+from fedskew.deploy.keys import write_certificates, write_node_key
+from fedskew.deploy.superlink import Door
 from fedskew.errors import RunError
 from fedskew.experiment import read
 from fedskew.papers import config_file

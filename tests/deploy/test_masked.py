@@ -17,7 +17,8 @@ from federated import Federated, LocalGrid, federate, fedskew, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 
-from fedskew.deploy import Agreement, key_fingerprint, key_line, public_keys, read_mask_key, write_mask_key
+from fedskew.deploy import Agreement
+from fedskew.deploy.keys import key_fingerprint, key_line, public_keys, read_mask_key, write_mask_key
 from fedskew.engine import RoundRecord, Update
 from fedskew.engine.sums import add_up, encode_update
 from fedskew.errors import ConfigError

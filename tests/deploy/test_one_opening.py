@@ -16,7 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from test_masked import FOUR, a_round_of, asked_directly, kinds, last, masked, outcome, silent_at
 
 from fedskew import __version__
-from fedskew.deploy import Book, MaskedSum, NotAgreedError, Terms, agree
+from fedskew.deploy import Book, Terms, agree
+from fedskew.deploy.book import MaskedSum
+from fedskew.deploy.releases import NotAgreedError
 from fedskew.errors import ConfigError, StandstillError
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.sums import Masked, SumContext, unmask
@@ -195,7 +197,7 @@ def test_an_opening_that_is_not_finished_has_not_begun(tmp_path: Path, end: str)
             book.open(terms(), part("train", 1, "sum"), dataclasses.replace(PAYS, epsilon=1e-3))
     else:
         open_and_be_killed = (
-            "import os, sys; from test_one_opening import *; import fedskew.deploy._book as module; "
+            "import os, sys; from test_one_opening import *; import fedskew.deploy.book as module; "
             "module._check_affordable = lambda *_: os._exit(9); "
             "Book(Path(sys.argv[1])).open(terms(), part('train', 1, 'sum'), PAYS)"
         )

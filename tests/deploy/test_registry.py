@@ -14,7 +14,8 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.superlink.main import create_app
 
 from fedskew.cli import app
-from fedskew.deploy import LocalFederation, Registry, write_certificates, write_node_key
+from fedskew.deploy import LocalFederation, Registry
+from fedskew.deploy.keys import write_certificates, write_node_key
 from fedskew.errors import ConfigError, RunError
 
 SITES = ("north", "south")

@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedskew.cli import app
-from fedskew.deploy import expires_soon, write_certificates
+from fedskew.deploy import expires_soon
+from fedskew.deploy.keys import write_certificates
 from fedskew.errors import ConfigError
 
 HOSTS = ["fl.example.org", "127.0.0.1", "::1"]

@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 from test_data_that_change import grow
 from test_masked import FOUR, agreement_of, asked_directly, first_of, kinds, last, outcome
 
-from fedskew.deploy import Agreement, Book, CountsRequest, Disclosure
+from fedskew.deploy import Agreement, Book, Disclosure
+from fedskew.deploy.releases import CountsRequest
 from fedskew.errors import ConfigError, EndedEarlyError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.parameters import component

@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 
 import fedskew
+from by_hand import task
 from fedskew.engine import Conditions
 from fedskew.errors import ConfigError
+from fedskew.weighting import fedla
 
-TASK = {
-    "name": "conditions",
-    "data": {"name": "digits"},
-    "partition": {"rule": "quantity", "clients": 20, "labels_per_client": 2},
-    "model": {"name": "logistic"},
-    "method": "fedentopt",
-    "training": {"rounds": 3, "participation": 0.5, "epochs": 5, "lr": 0.1},
-}
+TASK = task(20, labels=2, rounds=3, participation=0.5, epochs=5, lr=0.1) | {"method": "fedentopt"}
 
 
 def test_the_exact_rule_loses_the_share_rounded_down_and_never_everybody():
@@ -90,11 +85,8 @@ def test_stragglers_take_fewer_steps():
 )
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])
 def test_a_fraction_of_an_epoch_or_a_number_of_steps_is_what_every_client_takes(training, steps_of, backend):
-    run = fedskew.simulate(
-        TASK,
-        training=TASK["training"] | {"rounds": 1, "participation": 0.25, "batch_size": 4} | training,
-        engine={"backend": backend},
-    ).runs[0]
+    training = TASK["training"] | {"rounds": 1, "participation": 0.25, "batch_size": 4} | training
+    run = fedskew.simulate(TASK, training=training, engine={"backend": backend}).runs[0]
     sizes = run.counts.sum(axis=1)
     for record in run.rounds[1:]:
         assert record.steps == [steps_of(-(-sizes[client] // 4)) for client in record.answered]
@@ -127,20 +119,19 @@ def test_steps_and_fractions_that_make_no_sense_are_refused(tree, message):
 
 @pytest.mark.slow
 def test_noisy_counts_choose_the_cohort_and_weights_stay_exact_unless_asked():
-    exact = fedskew.simulate(TASK, method="fedentopt+fedla")
-    noisy = fedskew.simulate(TASK, method="fedentopt+fedla", conditions={"count_epsilon": 0.1})
-    weighed = fedskew.simulate(TASK, method="fedentopt+fedla", conditions={"count_epsilon": 0.1, "count_use": "all"})
-    assert [r["cohort"] for r in noisy.rounds] != [r["cohort"] for r in exact.rounds]
-    assert [r["cohort"] for r in noisy.rounds] == [r["cohort"] for r in weighed.rounds]
-    from fedskew.weighting import fedla
-
+    told, all_told = {"count_epsilon": 0.1}, {"count_epsilon": 0.1, "count_use": "all"}
+    exact, noisy, weighed = (
+        fedskew.simulate(TASK, method="fedentopt+fedla", conditions=conditions) for conditions in ({}, told, all_told)
+    )
+    first, second, third = ([r["cohort"] for r in run.rounds] for run in (exact, noisy, weighed))
+    assert first != second == third
     counts = exact.runs[0].counts
     np.testing.assert_allclose(noisy.rounds[1]["weights"], fedla(counts[noisy.rounds[1]["cohort"]]))
     assert noisy.rounds[1]["weights"] != weighed.rounds[1]["weights"]
     # Sizes stay exact: FedAvg's weights are the same under noise.
-    averaged = fedskew.simulate(TASK, conditions={"count_epsilon": 0.1, "count_use": "all"})
-    sizes = counts[averaged.rounds[1]["answered"]].sum(axis=1)
-    np.testing.assert_allclose(averaged.rounds[1]["weights"], sizes / sizes.sum())
+    averaged = fedskew.simulate(TASK, conditions=all_told).rounds[1]
+    sizes = counts[averaged["answered"]].sum(axis=1)
+    np.testing.assert_allclose(averaged["weights"], sizes / sizes.sum())
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf, nan
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -11,15 +12,12 @@ import pytest
 import torch
 
 import fedskew
-from fedskew.errors import ComponentError, FedskewError
+from by_hand import task
+from fedskew.aggregation import Aggregation
+from fedskew.errors import ComponentError, FedskewError, RunError
 from fedskew.hooks import Hooks
 
-TASK = {
-    "data": "digits",
-    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 3},
-    "model": "logistic",
-    "training": {"rounds": 1, "participation": 0.5, "lr": 0.05},
-}
+TASK = task(10, labels=3, rounds=1, participation=0.5, lr=0.05)
 
 
 def error_of(**tables) -> str:
@@ -40,12 +38,13 @@ def own(**functions: Any) -> Own:
 
 
 @dataclass(frozen=True)
-class Own(Hooks):
+class Own(Hooks, Aggregation):
     """A component of any kind, with the mistakes of this number."""
 
     number: int
     role: ClassVar[str] = "term"
     reads: ClassVar[frozenset[str]] = frozenset()
+    reads_each_update: ClassVar[bool] = True
 
     def does(self, function, right, *arguments):
         mistakes = MISTAKES[self.number]
@@ -70,84 +69,78 @@ class Own(Hooks):
         following = parameters - settings.lr * gradient(parameters)
         return self.does("step", (following, None), following, parameters)
 
+    def share(self, update, steps, weight):
+        return self.does("share", (1.0, {}), update)
+
+    def combine(self, updates, weights):
+        return self.does("combine", (updates, weights), updates, weights)
+
     def move(self, state, parameters, change, extras):
         following = (parameters + change).to(parameters.dtype)
         return self.does("move", (following, state), following)
 
 
-def weights(values):
-    return {"weigh": lambda answered: values}
+def weighs(values) -> tuple[str, str, Any]:
+    return "weighting", "weigh", lambda answered: values
 
 
-def chosen(*ids):
-    return {"select": lambda size, counts: (list(ids), None)}
+def chooses(*ids) -> tuple[str, str, Any]:
+    return "selection", "select", lambda size, counts: (list(ids), None)
+
+
+def does(slot: str, function: str, what) -> tuple[str, str, Any]:
+    return slot, function, what
+
+
+QUOTAS = SimpleNamespace(quotas=-np.ones((5, 10)))
+ONE_EACH = "weigh() must return one weight for each of the 5 clients that replied, not"
+FACTOR = "share() must return (a factor from 0 to 1, finite numbers by name), not"
 
 
 @pytest.mark.parametrize(
-    ("slot", "mistake", "says"),
+    ("mistake", "says"),
     [
-        ("weighting", weights(np.ones(5)), "weigh() returned weights of sum 5; they must sum to 1"),
-        ("weighting", weights(np.array([2.0, -1, 0, 0, 0])), "weigh() returned -1 for client"),
-        ("weighting", weights(np.full(5, np.nan)), "weigh() returned nan for client"),
-        ("weighting", weights(np.full(5, np.inf)), "weigh() returned inf for client"),
-        (
-            "weighting",
-            weights(np.ones(1)),
-            "weigh() must return one weight for each of the 5 clients that replied, not an",
-        ),
-        ("weighting", weights(None), "one weight for each of the 5 clients that replied, not None"),
-        (
-            "weighting",
-            {"weigh": lambda a: a.size},
-            "failed: AttributeError: 'Answered' object has no attribute 'size' (test",
-        ),
-        ("selection", chosen(3, 1, 3), "select() chose client 3 twice"),
-        ("selection", chosen(0, 10), "select() chose client 10, and there are clients 0 to 9"),
-        ("selection", chosen(-1), "select() chose client -1"),
-        ("selection", chosen(0.5), "must return client ids first, whole numbers and one at least, not [0.5]"),
-        ("selection", chosen(), "whole numbers and one at least, not []"),
-        (
-            "selection",
-            {"select": lambda size, _: np.arange(size)},
-            "must return (client ids, next state), not an array of",
-        ),
-        (
-            "selection",
-            {"select": lambda _, counts: counts[99]},
-            "select() failed: TypeError: 'LabelCounts' object is not",
-        ),
-        (
-            "selection",
-            {"select": lambda size, _: (np.arange(size), SimpleNamespace(quotas=-np.ones((size, 10))))},
-            "quotas must be amounts of shape (5, 10)",
-        ),
-        (
-            "server_update",
-            {"move": lambda model: (model / 0, {})},
-            "move() returned NaN or infinity, although the model and",
-        ),
-        (
-            "server_update",
-            {"move": lambda model: model},
-            "move() must return (next model, next state), the model of shape (650",
-        ),
-        ("server_update", {"move": lambda model: (model[:3], {})}, "not (a tensor of shape (3,), {})"),
-        (
-            "server_update",
-            {"move": lambda model: model[9999]},
-            "move() failed: IndexError: index 9999 is out of bounds",
-        ),
+        (weighs(np.ones(5)), "weigh() returned weights of sum 5; they must sum to 1"),
+        (weighs(np.array([2.0, -1, 0, 0, 0])), "weigh() returned -1 for client"),
+        (weighs(np.full(5, nan)), "weigh() returned nan for client"),
+        (weighs(np.full(5, inf)), "weigh() returned inf for client"),
+        (weighs(np.ones(1)), f"{ONE_EACH} an"),
+        (weighs(None), f"{ONE_EACH} None"),
+        (does("weighting", "weigh", lambda a: a.size), "AttributeError: 'Answered' object has no attribute 'size' ("),
+        (chooses(3, 1, 3), "select() chose client 3 twice"),
+        (chooses(0, 10), "select() chose client 10, and there are clients 0 to 9"),
+        (chooses(-1), "select() chose client -1"),
+        (chooses(0.5), "must return client ids first, whole numbers and one at least, not [0.5]"),
+        (chooses(), "whole numbers and one at least, not []"),
+        (does("selection", "select", lambda n, _: np.arange(n)), "must return (client ids, next state), not an array"),
+        (does("selection", "select", lambda _, counts: counts[99]), "select() failed: TypeError: 'LabelCounts' object"),
+        (does("selection", "select", lambda n, _: (np.arange(n), QUOTAS)), "quotas must be amounts of shape (5, 10)"),
+        (does("aggregation", "combine", lambda u, w: (u[:2], w[:2])), "an update for each of the 5 clients, or one"),
+        (does("aggregation", "combine", lambda u, w: (u, w * 2)), "returned weights of sum 2; they must sum to 1"),
+        (does("aggregation", "combine", lambda u, w: (u, w * nan)), "returned weights of sum nan"),
+        (does("aggregation", "combine", lambda u, w: None), "combine() must return (updates, their weights), not None"),
+        (does("aggregation", "combine", lambda u, w: 1 / 0), "combine() failed: ZeroDivisionError"),
+        (does("server_update", "share", lambda update: (1.5, {})), f"{FACTOR} (1.5, {{}})"),
+        (does("server_update", "share", lambda update: (1.0, {"one": nan})), FACTOR),
+        (does("server_update", "share", lambda update: 0.5), f"{FACTOR} 0.5"),
+        (does("server_update", "share", lambda update: 1 / 0), "share() failed: ZeroDivisionError"),
+        (does("server_update", "move", lambda at: (at / 0, {})), "move() returned NaN or infinity, although the model"),
+        (does("server_update", "move", lambda at: at), "move() must return (next model, next state), the model of"),
+        (does("server_update", "move", lambda at: (at[:3], {})), "not (a tensor of shape (3,), {})"),
+        (does("server_update", "move", lambda at: at[9999]), "move() failed: IndexError: index 9999 is out of bounds"),
     ],
-)
-def test_a_mistake_at_the_server_is_named_with_its_round(slot, mistake, says):
-    line = error_of(method={slot: own(**mistake)})
-    assert line.startswith(f"ComponentError round 1: {slot} {__name__}:Own: ")
+)  # fmt: skip
+def test_a_mistake_at_the_server_is_named_with_its_round(mistake, says):
+    slot, function, what = mistake
+    line = error_of(method={slot: own(**{function: what})})
+    named = f"{slot} {__name__}:Own: "
+    assert line.startswith((f"ComponentError round 1: {named}", *[f"ComponentError {named}"] * (function == "share")))
     assert says in line
 
 
 @pytest.mark.parametrize("given", [[0.2] * 5, torch.full((5,), 0.2)], ids=["a list", "a tensor"])
 def test_weights_may_come_in_any_kind_of_array(given):
-    record = fedskew.simulate(TASK, method={"weighting": own(**weights(given))}).rounds[1]
+    record = fedskew.simulate(TASK, method={"weighting": own(weigh=lambda answered: given)}).rounds[1]
     assert record["weights"] == pytest.approx([0.2] * 5)
 
 
@@ -161,31 +154,29 @@ def root_of_0(batch, context):
     return (batch.logits - batch.logits.detach()).square().sum().sqrt()
 
 
+def of(value) -> dict[str, Any]:
+    return {"value": value}
+
+
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
-        ({"value": logarithm_of_0}, "step 0 (64 samples): objective.terms[0] OWN returns nan, although"),
-        ({"value": root_of_0}, "objective.terms[0] OWN returns 0 with a gradient that is NaN or infinite"),
-        ({"value": lambda batch, _: batch.logits.sum() * 0 + float("nan")}, "objective.terms[0] OWN returns nan"),
-        (
-            {"value": lambda batch, _: batch.logits.sum(1)},
-            "objective OWN: value() must return one number, a 0-d tensor",
-        ),
-        ({"value": lambda batch, _: 0.5}, "got float"),
-        (
-            {"value": lambda batch, _: batch.logit},
-            "AttributeError: 'Batch' object has no attribute 'logit' (test_contracts",
-        ),
+        (of(logarithm_of_0), "step 0 (64 samples): objective.terms[0] OWN returns nan, although"),
+        (of(root_of_0), "objective.terms[0] OWN returns 0 with a gradient that is NaN or infinite"),
+        (of(lambda batch, _: batch.logits.sum() * 0 + nan), "objective.terms[0] OWN returns nan"),
+        (of(lambda batch, _: batch.logits.sum(1)), "objective OWN: value() must return one number, a 0-d tensor"),
+        (of(lambda batch, _: 0.5), "got float"),
+        (of(lambda batch, _: batch.logit), "AttributeError: 'Batch' object has no attribute 'logit' (test_contracts"),
         ({"end_local": lambda end: ({"own": end.parameters / 0}, {})}, "terms[0] OWN returns NaN or infinity as 'own'"),
         ({"end_local": lambda end: {}["no"]}, "terms[0] OWN: end_local() failed: KeyError: 'no' (test_contracts.py"),
         (
             {"step": lambda after, at: (after / (at - at).norm(), None)},
-            "OWN returns parameters that are NaN or infinite",
+            "OWN returns parameters that are NaN or inf",
         ),
         (
             {"step": lambda after, _: after},
-            "OWN: step() must return (next parameters, what it carries by name or None), ",
+            "OWN: step() must return (next parameters, what it carries by name",
         ),
         ({"step": lambda after, _: (after[:5], None)}, "of shape (650,), not (a tensor of shape (5,), None)"),
     ],
@@ -220,7 +211,4 @@ NAN = own(value=logarithm_of_0)  # made on import, so that other processes know 
 def test_a_faulty_component_is_named_by_the_process_backend_too():
     line = error_of(method={"objective": {"extra_terms": [NAN]}}, engine={"backend": "processes", "processes": 1})
     assert f"{__name__}:Own returns nan" in line
-
-
-def test_a_component_error_is_one_of_a_run():
-    assert issubclass(ComponentError, fedskew.errors.RunError)
+    assert issubclass(ComponentError, RunError)

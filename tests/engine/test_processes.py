@@ -17,33 +17,22 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from federates import SIZES, network, work_of
 from torch import Tensor, nn
 
 import fedskew
-from fedskew import methods
-from fedskew.engine import (
-    Assignment,
-    LocalTraining,
-    LocalWork,
-    PartitionedData,
-    ProcessBackend,
-    Sent,
-    SequentialBackend,
-)
+from by_hand import built, task
+from fedskew.engine import Assignment, ProcessBackend, Sent, SequentialBackend
 from fedskew.errors import ArgumentError, ConfigError, RunError
-from fedskew.models import FlatModel, build
+from fedskew.models import FlatModel
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "win32", reason="memory is shared by file descriptors"),
 ]
 
-TASK = {
+TASK = task(8, beta=0.3, width=16, rounds=3, participation=0.6, epochs=2, batch_size=32, lr=0.05, momentum=0.5) | {
     "name": "task",
-    "data": "digits",
-    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
-    "model": {"name": "mlp3", "width": 16},
-    "training": {"rounds": 3, "participation": 0.6, "epochs": 2, "batch_size": 32, "lr": 0.05, "momentum": 0.5},
     "conditions": {"stragglers": 0.5, "dropout": 0.2},
 }
 EVERYTHING_KEPT_AND_SENT = {
@@ -109,9 +98,8 @@ def test_a_run_whose_process_is_killed_says_so_and_goes_on_with_another_number_f
         if record["round"] == 1:
             flag.touch()
 
-    with pytest.raises(
-        RunError, match=r"round 2, client \d: the process that trained it ended early \(SIGKILL, perhaps"
-    ):
+    ended = r"round 2, client \d: the process that trained it ended early \(SIGKILL, perhaps"
+    with pytest.raises(RunError, match=ended):
         fedskew.simulate(tree(2, model=model), out=tmp_path, progress=lift)
     assert not multiprocessing.active_children()
     flag.unlink()
@@ -119,21 +107,10 @@ def test_a_run_whose_process_is_killed_says_so_and_goes_on_with_another_number_f
     assert bits(resumed) == bits(fedskew.simulate(tree(model=model)))
 
 
-ROWS = [np.arange(0, 20), np.arange(20, 60), np.arange(60, 65)]
-
-
-def backend(objective=None, observe=None, processes: int = 1) -> tuple[ProcessBackend, SequentialBackend, Sent]:
-    method = methods.build(methods.expand({"preset": "fedavg"}))
-    inputs = torch.from_numpy(np.random.default_rng(0).normal(size=(65, 300)).astype(np.float32))
-    targets = torch.arange(65) % 4
-    model = FlatModel(build("logistic", 4, (300,), generator=torch.Generator().manual_seed(0)))
-    data = PartitionedData(inputs, targets, ROWS, np.full((3, 4), 5.0))
-    work = LocalWork(data, objective or method.objective, method.local_step, LocalTraining(batch_size=8), seed=1)
-    return (
-        ProcessBackend(model, work, processes, observe),
-        SequentialBackend(model, work, observe),
-        Sent(model.read_state()),
-    )
+def backend(terms=None, observe=None, processes: int = 1) -> tuple[ProcessBackend, SequentialBackend, Sent]:
+    model, work = FlatModel(network()), work_of(built(), terms=terms)
+    alone = SequentialBackend(model, work, observe)
+    return ProcessBackend(model, work, processes, observe), alone, Sent(model.read_state())
 
 
 def process_and_threads(round: int, client: int, module: nn.Module) -> tuple[int, int]:
@@ -142,10 +119,10 @@ def process_and_threads(round: int, client: int, module: nn.Module) -> tuple[int
 
 def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_as_this_one():
     several, alone, sent = backend(observe=process_and_threads, processes=2)
-    cohort = [Assignment(client, 300, samples=len(ROWS[client])) for client in (0, 1, 2, 0)]
+    cohort = [Assignment(client, 100, samples=SIZES[client]) for client in (0, 2, 4, 0)]
     try:
         updates = several.train(1, cohort, sent)
-        assert [update.client for update in updates] == [0, 1, 2, 0]
+        assert [update.client for update in updates] == [0, 2, 4, 0]
         for one, other in zip(updates, alone.train(1, cohort, sent), strict=True):
             assert torch.equal(one.change, other.change)
         ids, threads = zip(*(update.observed for update in updates), strict=True)
@@ -162,7 +139,7 @@ def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_
 
 
 class Broken:
-    """An objective with a mistake in it."""
+    """A term with a mistake in it."""
 
     reads = frozenset()
 
@@ -170,33 +147,32 @@ class Broken:
         return batch.logits.sum() + [][1]
 
 
+def refused(message: str, several: ProcessBackend, sent: Sent) -> RunError:
+    with pytest.raises(RunError, match=message) as error:
+        several.train(1, [Assignment(0, 1)], sent)
+    assert not multiprocessing.active_children()
+    return error.value
+
+
 def test_a_mistake_in_a_users_own_code_is_the_error_that_it_is_elsewhere_with_its_traceback():
-    several, alone, sent = backend(Broken())
+    several, alone, sent = backend(((1.0, Broken()),))
     with pytest.raises(RunError, match=r"client 0, step 0 .*IndexError: .* \(test_processes.py, line \d+\)") as here:
         alone.train(1, [Assignment(0, 1)], sent)
-    with pytest.raises(RunError) as there:
-        several.train(1, [Assignment(0, 1)], sent)
-    assert str(there.value) == str(here.value)
-    assert "return batch.logits.sum() + [][1]" in str(there.value.__cause__)
-    assert not multiprocessing.active_children()
+    there = refused("IndexError", several, sent)
+    assert str(there) == str(here.value)
+    assert "return batch.logits.sum() + [][1]" in str(there.__cause__)
 
 
-def test_what_cannot_be_sent_to_another_process_is_refused_in_one_line():
+def test_what_cannot_be_sent_and_too_little_shared_memory_are_said_with_what_to_do(monkeypatch):
     several, _, sent = backend(observe=lambda round, client, module: None)
-    with pytest.raises(RunError, match=r"engine.backend: .*at the top level of a module, or use the backend 'seq"):
-        several.train(1, [Assignment(0, 1)], sent)
-    assert not multiprocessing.active_children()
+    refused(r"engine.backend: .*at the top level of a module, or use the backend 'seq", several, sent)
 
-
-def test_too_little_shared_memory_is_said_with_what_to_do(monkeypatch):
     def full(self):
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch>: No space left on device (28)")
 
     several, _, sent = backend()
     monkeypatch.setattr(Tensor, "share_memory_", full)
-    with pytest.raises(RunError, match=r"engine.backend: /dev/shm is too small .*--shm-size"):
-        several.train(1, [Assignment(0, 1)], sent)
-    assert not multiprocessing.active_children()
+    refused(r"engine.backend: /dev/shm is too small .*--shm-size", several, sent)
 
 
 def test_senseless_numbers_of_processes_are_refused():
@@ -212,11 +188,7 @@ def started(
 ) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """`fedskew run` over two processes, in a group of its own as in a terminal, some rounds on, and its children.
 
-    Args:
-        folder: Where its config and run are.
-        rounds: Its rounds.
-        words: Options of the command.
-        more: Lines of `rounds.jsonl` that are there before.
+    `more` lines of `rounds.jsonl` are there before.
     """
     (folder / "task.toml").write_text(
         f"""

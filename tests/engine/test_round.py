@@ -1,77 +1,45 @@
-"""The round, on backends and clients small enough to work out by hand."""
+"""The round, on backends and clients small enough to work out by hand: floats, and sums in fixed point."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import dataclasses
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import fedskew
-from fedskew import methods
-from fedskew.engine import Assignment, Federation, Sent, Update
-from fedskew.engine.sums import as_matrix
-from fedskew.errors import ArgumentError
-from fedskew.models import ModelState
+from by_hand import Told, built, start, task, under_masks, weights_by_client
+from fedskew import methods, weighting
+from fedskew.engine import Federation
+from fedskew.engine.sums import FixedPoint, Floats, add_up, as_matrix, encode_update
+from fedskew.errors import ArgumentError, ConfigError
+from fedskew.hooks import Hooks
+from fedskew.local_steps import SGD
+from fedskew.sums import fixed_point
 
 COUNTS = np.array([[3.0, 1.0], [0.0, 4.0], [8.0, 0.0]])
-
-
-@dataclass
-class Told:
-    """A backend whose clients move the model by what they are told."""
-
-    moves: dict[int, list[float]]
-    asked: list[list[int]] = field(default_factory=list)
-
-    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        clients = [task.client for task in cohort]
-        self.asked.append(clients)
-        buffers, integers = sent.model.buffers, sent.model.integers
-        return [
-            Update(
-                client,
-                torch.tensor(self.moves[client]),
-                torch.tensor(self.moves[client]).norm(),
-                buffers + 10.0 * client,
-                integers + client,
-                1,
-                float(client),
-            )
-            for client in clients
-        ]
-
-
 MOVES = {0: [1.0, 0.0], 1: [0.0, 1.0], 2: [2.0, 2.0]}
 
 
 def federation(
-    preset: str, moves: dict[int, list[float]] = MOVES, counts=COUNTS, target=None, share: float = 1.0
+    preset: str = "fedavg", moves=MOVES, counts=COUNTS, target=None, share: float = 1.0, momentum: float = 0.0, **others
 ) -> Federation:
-    return Federation(methods.build(methods.expand({"preset": preset})), Told(moves), counts, target, share, seed=0)
-
-
-def start(one: Federation):
-    return one.start(ModelState(torch.tensor([10.0, 20.0]), torch.tensor([1.0]), torch.tensor([5])))
-
-
-def by_client(record) -> dict[int, float]:
-    return dict(zip(record.answered, record.weights, strict=True))
+    return Federation(built(preset, momentum), Told(moves), counts, target, share, seed=0, **others)
 
 
 def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
-    one = federation("fedavg")
+    one = federation()
     state, record = one.run_round(start(one))
     # sizes 4, 4, 8: weights 1/4, 1/4, 1/2; change (1/4 + 1, 1/4 + 1); buffers 1 + (0 + 10/4 + 20/2)
-    assert by_client(record) == {0: 0.25, 1: 0.25, 2: 0.5}
-    torch.testing.assert_close(state.model.parameters, torch.tensor([11.25, 21.25]))
-    torch.testing.assert_close(state.model.buffers, torch.tensor([13.5]))
+    assert weights_by_client(record) == {0: 0.25, 1: 0.25, 2: 0.5}
+    assert state.model.parameters.tolist() == [11.25, 21.25]
+    assert state.model.buffers.tolist() == [13.5]
     assert state.model.integers.tolist() == [7]  # counters: the largest
     assert record.loss == pytest.approx(0.25 * 1 + 0.5 * 2)
-    assert record.ess == pytest.approx(16.0)
-    assert record.ess_share == pytest.approx(1.0)
+    assert (record.ess, record.ess_share) == pytest.approx((16.0, 1.0))
     # drift: (1 + 1 + 8) / |(3, 3)|^2
     assert record.drift == pytest.approx(10 / 18)
     # pooled labels 11 and 5: entropy of (11/16, 5/16)
@@ -79,49 +47,49 @@ def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
     assert record.bytes_up == record.bytes_down == 3 * 20
 
 
-def test_fedla_weighs_by_share_of_each_label():
+def test_fedla_weighs_by_share_of_each_label_and_fedpals_reaches_a_target_inside_the_hull():
     one = federation("fedla")
-    _, record = one.run_round(start(one))
     # label 0: 3/11, 0, 8/11; label 1: 1/5, 4/5, 0; each sum halved
     expected = {0: (3 / 11 + 1 / 5) / 2, 1: 0.4, 2: 4 / 11}
-    assert by_client(record) == pytest.approx(expected)
-
-
-def test_fedpals_reaches_a_target_inside_the_hull():
+    assert weights_by_client(one.run_round(start(one))[1]) == pytest.approx(expected)
     target = np.array([0.25, 0.75])
     one = federation("fedpals", target=target)
     _, record = one.run_round(start(one))
-    weights = np.array([by_client(record)[client] for client in range(3)])
-    marginals = COUNTS / COUNTS.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(weights @ marginals, target, atol=1e-7)
+    weights = [weights_by_client(record)[client] for client in range(3)]
+    np.testing.assert_allclose(weights @ (COUNTS / COUNTS.sum(axis=1, keepdims=True)), target, atol=1e-7)
     assert record.target_distance == pytest.approx(0.0, abs=1e-12)
-
-
-def test_a_weighting_towards_a_target_is_refused_without_one():
     with pytest.raises(ArgumentError, match="target"):
         federation("fedpals")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_diverged_client_is_left_out_and_recorded(bad):
-    one = federation("fedavg", {**MOVES, 1: [bad, 0.0]})
+    one = federation(moves={**MOVES, 1: [bad, 0.0]})
     state, record = one.run_round(start(one))
     assert record.diverged == [1]
     assert sorted(record.answered) == [0, 2]
     torch.testing.assert_close(state.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
 
 
-def test_finite_updates_that_lead_to_no_finite_model_all_count_as_diverged():
-    one = federation("uniform", {0: [3e38, 0.0], 1: [0.0, 1.0], 2: [3e38, 0.0]})
-    before = one.start(ModelState(torch.tensor([3e38, 0.0]), torch.tensor([1.0]), torch.tensor([5])))
+@pytest.mark.parametrize(
+    ("parameters", "moves"),
+    [
+        ((3e38, 0.0), {0: [3e38, 0.0], 1: [0.0, 1.0], 2: [3e38, 0.0]}),  # finite updates that lead to no finite model
+        ((10.0, 20.0), {client: [float("nan"), 0.0] for client in range(3)}),
+    ],
+)
+def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was(parameters, moves):
+    one = federation("uniform", moves)
+    before = start(one, *parameters)
     state, record = one.run_round(before)
     assert torch.equal(state.model.parameters, before.model.parameters)
-    assert sorted(record.diverged) == [0, 1, 2]
+    assert (state.round, sorted(record.diverged)) == (1, [0, 1, 2])
     assert record.answered == record.weights == []
+    assert record.loss is record.drift is record.ess is None
 
 
-def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
-    one = federation("fedavg")
+def test_a_round_goes_on_with_those_who_answered_in_whatever_order_or_leaves_the_model_as_it_was():
+    one = federation()
     cohort, state = one.select(start(one))
     sent, asked = one.instruct(state, cohort)
     replies = {update.client: update for update in one.backend.train(state.round, asked, sent)}
@@ -129,54 +97,28 @@ def test_a_round_goes_on_with_those_who_answered_in_whatever_order():
     record = one.record(state.round, cohort, outcome)
     assert (record.dropped, record.diverged, sorted(record.answered)) == ([1], [], [0, 2])
     assert record.answered == [client for client in record.cohort if client != 1]
-    assert by_client(record) == pytest.approx({0: 1 / 3, 2: 2 / 3})
+    assert weights_by_client(record) == pytest.approx({0: 1 / 3, 2: 2 / 3})
     torch.testing.assert_close(following.model.parameters, torch.tensor([10 + 5 / 3, 20 + 4 / 3]))
-
-
-def test_what_clients_keep_may_hold_whole_numbers_and_must_hold_none_that_is_no_number():
-    one = federation("fedavg")
-    cohort, state = one.select(start(one))
-    sent, asked = one.instruct(state, cohort)
-    kept = [
-        {"counted": torch.tensor(5)},
-        {"own": torch.tensor([1.0, float("inf")])},
-        {"own": torch.tensor([3e38, 3e38])},
-    ]
-    replies = [update._replace(state=kept[update.client]) for update in one.backend.train(state.round, asked, sent)]
-    record = one.record(state.round, cohort, one.aggregate(state, cohort, sent, replies)[1])
-    assert (record.diverged, sorted(record.answered)) == ([1], [0, 2])
-
-
-def test_a_round_that_nobody_answers_leaves_the_model_as_it_was():
-    one = federation("fedavg")
-    cohort, state = one.select(start(one))
-    sent, _ = one.instruct(state, cohort)
     following, outcome = one.aggregate(state, cohort, sent, [])
     assert torch.equal(following.model.parameters, state.model.parameters)
     assert one.record(state.round, cohort, outcome).dropped == cohort.ids.tolist()
 
 
+def test_what_clients_keep_may_hold_whole_numbers_and_must_hold_none_that_is_no_number():
+    kept = [{"counted": torch.tensor(5)}, {"own": torch.tensor([1.0, np.inf])}, {"own": torch.tensor([3e38, 3e38])}]
+    one = dataclasses.replace(federation(), backend=Told(MOVES, also=lambda client: {"state": kept[client]}))
+    _, record = one.run_round(start(one))
+    assert (record.diverged, sorted(record.answered)) == ([1], [0, 2])
+
+
 def test_huge_updates_have_a_drift():
-    _, record = (one := federation("uniform", {0: [1e30, 0.0], 1: [1e30, 0.0], 2: [1e30, 0.0]})).run_round(start(one))
-    assert record.drift == pytest.approx(1 / 3)
-
-
-def test_a_round_in_which_everyone_diverges_leaves_the_model_as_it_was():
-    one = federation("fedavg", {client: [float("nan"), 0.0] for client in range(3)})
-    before = start(one)
-    state, record = one.run_round(before)
-    assert torch.equal(state.model.parameters, before.model.parameters)
-    assert state.round == 1
-    assert record.answered == []
-    assert record.weights == []
-    assert record.loss is record.drift is record.ess is None
+    one = federation("uniform", {client: [1e30, 0.0] for client in range(3)})
+    assert one.run_round(start(one))[1].drift == pytest.approx(1 / 3)
 
 
 def test_clients_without_samples_train_but_weigh_nothing():
-    counts = np.array([[3.0, 1.0], [0.0, 0.0], [8.0, 0.0]])
-    one = federation("fedavg", counts=counts)
-    _, record = one.run_round(start(one))
-    assert by_client(record) == pytest.approx({0: 1 / 3, 1: 0.0, 2: 2 / 3})
+    one = federation(counts=np.array([[3.0, 1.0], [0.0, 0.0], [8.0, 0.0]]))
+    assert weights_by_client(one.run_round(start(one))[1]) == pytest.approx({0: 1 / 3, 1: 0.0, 2: 2 / 3})
 
 
 @pytest.mark.parametrize(
@@ -199,19 +141,11 @@ def test_updates_beside_each_other_are_a_matrix_without_a_copy(rows, copied):
 
 def test_clients_with_quotas_are_weighed_by_their_quotas():
     # Seol and Kim: client 2 (8 samples) first, all of it; then label 1 is the rarest: client 1 gives its 4.
-    one = Federation(
-        methods.build(methods.expand({"selection": {"name": "seol_kim", "threshold": 0.0}})),
-        Told(MOVES),
-        COUNTS,
-        None,
-        1.0,
-        0,
-    )
-    state = start(one)
-    quotas = one.method.selection.select(one.method.selection.init(COUNTS), COUNTS, 3, np.random.default_rng(0))[
-        1
-    ].quotas
-    _, record = one.run_round(state)
+    method = built(selection={"name": "seol_kim", "threshold": 0.0})
+    one = Federation(method, Told(MOVES), COUNTS, None, 1.0, 0)
+    selection = one.method.selection
+    quotas = selection.select(selection.init(COUNTS), COUNTS, 3, np.random.default_rng(0))[1].quotas
+    _, record = one.run_round(start(one))
     np.testing.assert_allclose(record.weights, quotas.sum(axis=1) / quotas.sum())
     assert record.cohort[0] == 2
 
@@ -225,12 +159,8 @@ def test_one_participant_is_the_model_whatever_the_weighting():
         torch.testing.assert_close(state.model.parameters, moved)
 
 
-def test_the_cohort_is_the_share_rounded_down_and_at_least_one():
-    for share, size in ((1.0, 3), (0.67, 2), (0.66, 1), (0.1, 1)):
-        assert federation("fedavg", share=share).cohort_size == size
-
-
-def test_methods_with_the_same_seed_see_the_same_cohorts():
+def test_the_cohort_is_the_share_rounded_down_and_at_least_one_and_the_same_for_all_methods_of_a_seed():
+    assert [federation(share=share).cohort_size for share in (1.0, 0.67, 0.66, 0.1)] == [3, 2, 1, 1]
     cohorts = []
     for preset in ("fedavg", "fedla"):
         one = federation(preset, share=0.67)
@@ -257,11 +187,153 @@ class Placed(torch.nn.Module):
 
 
 def test_buffers_that_never_change_do_not_travel():
-    def sent(placed: bool) -> tuple[int, int]:
-        model = {"name": Placed, "placed": placed}
-        tree = {"data": {"name": "digits", "rows": 200}, "partition": {"rule": "iid", "clients": 3}, "model": model}
-        summary = fedskew.simulate(tree | {"training": {"rounds": 1}}).summary
-        return summary["bytes_up"], summary["bytes_down"]
-
+    tree = task(3, rounds=1) | {"data": {"name": "digits", "rows": 200}}
+    both = [fedskew.simulate(tree, model={"name": Placed, "placed": placed}).summary for placed in (True, False)]
     trained = 64 * 10 + 10 + 2 * 64  # the layer's, and batch norm's scale and shift
-    assert sent(True) == sent(False) == (3 * (4 * (trained + 2 * 64) + 8),) * 2
+    for summary in both:
+        assert summary["bytes_up"] == summary["bytes_down"] == 3 * (4 * (trained + 2 * 64) + 8)
+
+
+# Rounds whose updates are masked: sums over clients in fixed point, the same integers as on real sites.
+
+FOUR = np.array([*COUNTS, [2.0, 2.0]])
+FAR = MOVES | {3: [0.3, -9.5]}
+TASK = task(8, beta=0.3, rounds=2, participation=0.5, epochs=2, batch_size=16, lr=0.05)
+MASKED = {"updates": "masked"}
+
+
+def masked(preset: str = "fedavg", silent: tuple[int, ...] = (), **others: Any) -> Federation:
+    moves = {client: move for client, move in FAR.items() if client not in silent}
+    return federation(preset, moves, FOUR, codec=FixedPoint(), **others)
+
+
+def test_the_model_moves_by_the_clipped_weighted_mean() -> None:
+    one = masked()
+    state, record = one.run_round(start(one))
+    # sizes 4, 4, 8, 4: weights .2, .2, .4, .2; the coordinate -9.5 is clipped to -8
+    change = [0.2 * 1 + 0.4 * 2 + 0.2 * 0.3, 0.2 * 1 + 0.4 * 2 - 0.2 * 8]
+    bound = fixed_point.UPDATES.error(4)
+    assert np.abs(state.model.parameters.double().numpy() - [10 + change[0], 20 + change[1]]).max() < bound + 1e-6
+    assert state.model.buffers.tolist() == [pytest.approx(1 + 0.2 * 10 + 0.4 * 20 + 0.2 * 30)]
+    assert state.model.integers.tolist() == [7]  # counters: the mean of 5, 6, 7, 8, rounded up
+    assert record.loss == pytest.approx(0.2 * 1 + 0.4 * 2 + 0.2 * 3)
+    assert weights_by_client(record) == pytest.approx({0: 0.2, 1: 0.2, 2: 0.4, 3: 0.2})
+    # What only one client's update would tell is in no record.
+    assert (record.steps, record.steps_summed, record.drift) == ([], 1 + 2 + 3 + 4, None)
+
+
+def test_those_that_replied_are_weighed_anew_as_at_real_sites() -> None:
+    one = masked("fedla", silent=(1,))
+    state, record = one.run_round(start(one))
+    there = weighting.fedla(FOUR[[0, 2, 3]])
+    assert weights_by_client(record) == pytest.approx(dict(zip((0, 2, 3), there, strict=True)))
+    all_asked = weighting.fedla(FOUR)[[0, 2, 3]]
+    assert not np.allclose(there, all_asked / all_asked.sum())
+    moved = there @ [[1.0, 0.0], [2.0, 2.0], [0.3, -8.0]]
+    assert state.model.parameters.tolist() == pytest.approx([10 + moved[0], 20 + moved[1]], abs=1e-5)
+    assert record.dropped == [1]
+    # 4, 8 and 4 samples: .25, .5, .25 without the limit.
+    one = masked(silent=(1,), weight_limit=0.4)
+    assert weights_by_client(one.run_round(start(one))[1]) == pytest.approx({0: 0.3, 2: 0.4, 3: 0.3})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"silent": (1,), "weight_limit": 0.3},
+            "one of the 3 clients that replied has 0.333 of the weight, and training.weight_limit is 0.3",
+        ),
+        ({"silent": (1, 2)}, "a masked sum is over 3 clients at least, and there are 2"),
+    ],
+)
+def test_where_a_sum_would_tell_too_much_the_model_stays_and_the_record_says_why(options, why) -> None:
+    one = masked(**options)
+    state, record = one.run_round(start(one))
+    assert state.model.parameters.tolist() == [10.0, 20.0]
+    assert (record.unmoved, record.weights, record.loss) == (why, [], None)
+
+
+def test_the_report_of_rounds_that_did_not_move_the_model_is_written(tmp_path: Path) -> None:
+    result = fedskew.simulate(TASK, out=tmp_path, engine=MASKED, conditions={"dropout": 0.5})
+    assert all("there are 2" in record["unmoved"] for record in result.rounds[1:])
+    assert next(tmp_path.glob("**/report.html")).stat().st_size > 0
+
+
+@pytest.mark.parametrize("codec", [FixedPoint(), Floats()], ids=["masked", "plain"])
+def test_a_diverged_client_sends_nothing_and_the_states_of_all_others_are_kept(codec) -> None:
+    told = Told(FAR | {2: [float("nan"), 0.0]}, also=lambda client: {"state": {"of": torch.tensor([client])}})
+    one = dataclasses.replace(masked(), backend=told, codec=codec)
+    _, record = one.run_round(start(one))
+    assert (record.diverged, record.answered) == ([2], [client for client in record.cohort if client != 2])
+    kept = {client: one.clients.get(client) for client in range(4) if one.clients.get(client)}
+    assert kept == {client: {"of": torch.tensor([client])} for client in (0, 1, 3)}
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "fednova", "fedexp", "fedacg"])
+def test_a_simulated_sum_is_the_unmasked_one_to_the_last_integer(preset: str) -> None:
+    pytest.importorskip("cryptography")
+    one = masked(preset, silent=(3,), momentum=0.5)
+    cohort, state = one.select(start(one))
+    sent, tasks = one.instruct(state, cohort)
+    members = cohort.take(cohort.ids != 3)
+    weights = one.codec.weigh(one, state, members)
+    updates = {update.client: update for update in one.backend.train(1, tasks, sent)}
+    shares = dict(zip(members.ids.tolist(), weights.values.tolist(), strict=True))
+    encoded = {str(client): encode_update(one.method, update, shares[client], 3) for client, update in updates.items()}
+    opened = under_masks(encoded, absent=["3"])
+    added = add_up(encoded.values())
+    assert {name: array.tolist() for name, array in opened.items()} == {
+        name: array.tolist() for name, array in added.items()
+    }
+
+    by_sites, _ = one.move(state, cohort, sent, one.codec.opened(state.model, members, weights, opened))
+    simulated, _ = one.aggregate(state, cohort, sent, list(updates.values()))
+    assert torch.equal(by_sites.model.parameters, simulated.model.parameters)
+    assert torch.equal(by_sites.model.buffers, simulated.model.buffers)
+
+
+@pytest.mark.parametrize("preset", ["fedpals", "scaffold", "fednova", "fedexp", "fedacg"])
+def test_a_run_with_masked_updates_stays_beside_the_plain_one(preset: str) -> None:
+    tree = {**TASK, "method": preset, "target": {"mix": "uniform"}}
+    both = [fedskew.simulate(tree, engine={"updates": updates}) for updates in ("plain", "masked")]
+    one, other = (torch.nn.utils.parameters_to_vector(run.model.parameters()) for run in both)
+    # Two rounds of at most 4 * 2**-25 a coordinate, times up to about 30 where FedNova multiplies it by its steps.
+    assert 0 < (one - other).abs().max() < 1e-5
+    accuracies = [run.rounds[-1]["evaluation"]["accuracy"] for run in both]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        *((name, f"{name} reads what each client returned by itself") for name in ("afl", "fpl", "fednh", "fedgf")),
+        ("fedconcat", "FedConcat trains a model for each cluster"),
+        ("feddyn", "feddyn reads each client's update .* take the preset scaffold or fedavg"),
+        *(
+            ({"aggregation": {"name": name}}, f"{name} works on each client's update")
+            for name in ("krum", "geometric_median", "norm_clipping")
+        ),
+    ],
+)
+def test_what_needs_single_updates_is_refused_in_one_line(method: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"engine.updates: {why}.*plain") as found:
+        fedskew.simulate(TASK, method=method, engine=MASKED)
+    assert "\n" not in str(found.value)
+
+
+def test_too_small_a_cohort_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="updates are masked: a sum over 2 .* let 3 clients or more take part"):
+        fedskew.simulate(TASK, engine=MASKED, training={**TASK["training"], "participation": 0.25})
+
+
+def test_a_component_of_ones_own_that_reads_replies_is_refused_until_it_says_that_it_adds_up() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Own(Hooks, SGD):
+        def end_round(self, state: Any, end: Any) -> dict[str, torch.Tensor]:
+            return {}
+
+    own = dataclasses.replace(built(), local_step=Own())
+    assert "does not declare adds_up" in (methods.masks_refused(own) or "")
+    Own.adds_up = True  # type: ignore[attr-defined]
+    assert methods.masks_refused(own) is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedskew
-from fedskew import sums
+from by_hand import task, under_masks
 from fedskew.engine import Federation
 from fedskew.engine.sums import answers_in_sum, encode_answer
 from fedskew.errors import ConfigError
@@ -22,14 +22,13 @@ FedPALS = INDEX["fedpals"]
 COUNTS = np.random.default_rng(1).integers(0, 40, size=(12, 4)).astype(float)
 TARGET = np.array([0.4, 0.3, 0.2, 0.1])
 SUMMED = {"updates": "masked", "label_counts": "summed"}
-TASK: dict[str, Any] = {
-    "data": "digits",
-    "partition": {"rule": "dirichlet_by_class", "clients": 12, "beta": 0.5, "min_size": 1},
-    "model": "logistic",
-    "training": {"rounds": 2, "epochs": 1, "batch_size": 16, "lr": 0.05},
+TASK = task(12, beta=0.5, rounds=2, epochs=1, batch_size=16, lr=0.05) | {
     "target": {"mix": [0.05] * 5 + [0.15] * 5},
     "engine": SUMMED,
 }
+NINE = TASK["partition"] | {"clients": 9}
+HALF = {"training": TASK["training"] | {"participation": 0.5}}
+PALS = {"weighting": {"name": "fedpals", "strength": 50.0}}
 
 
 def shares(weighting: Any, counts: np.ndarray = COUNTS) -> np.ndarray:
@@ -52,21 +51,13 @@ def test_the_shares_of_all_clients_are_the_weights() -> None:
 def test_questions_are_answered_in_masked_sums_to_the_last_integer() -> None:
     pytest.importorskip("cryptography")
     weighting = FedPALS(strength=0.02 * COUNTS.sum())
-    keys = {str(client): sums.Key.generate() for client in range(len(COUNTS))}
-    peers = {name: key.public for name, key in keys.items()}
     exchanges = 0
 
     def ask(question: Any) -> np.ndarray:
         nonlocal exchanges
         exchanges += 1
-        context = sums.SumContext("run", 0, exchanges, "weights", tuple(peers))
-        sealed = {
-            name: sums.mask(encode_answer(weighting, own, question), keys[name], peers, context)
-            for name, own in zip(keys, COUNTS, strict=True)
-        }
-        openings = {name: opening for name, (_, opening) in sealed.items()}
-        total = sums.unmask({name: masked for name, (masked, _) in sealed.items()}, openings, context)
-        return (fixed_point.SHARES if question else fixed_point.AMOUNTS).decode(total)
+        answers = {str(client): encode_answer(weighting, own, question) for client, own in enumerate(COUNTS)}
+        return (fixed_point.SHARES if question else fixed_point.AMOUNTS).decode(under_masks(answers, exchanges))
 
     told = weighting.announce(ask, TARGET, len(COUNTS))
     there = np.array([weighting.own_weight(own, told) for own in COUNTS])
@@ -84,15 +75,16 @@ def test_a_run_is_the_one_with_told_counts(preset: str) -> None:
     assert summed.rounds[-1]["evaluation"]["loss"] == pytest.approx(told.rounds[-1]["evaluation"]["loss"], abs=1e-5)
 
 
+def shares_in(run: fedskew.Result) -> dict[int, float]:
+    return dict(zip(run.rounds[1]["answered"], run.rounds[1]["weights"], strict=True))
+
+
 def test_fedpals_is_solved_once_and_shared_by_each_cohort() -> None:
-    training = {**TASK["training"], "participation": 0.5}
-    method = {"weighting": {"name": "fedpals", "strength": 50.0}}
-    whole = fedskew.simulate(TASK, method=method)
-    some = fedskew.simulate(TASK, method=method, training=training)
+    whole, some = (fedskew.simulate(TASK | tables, method=PALS) for tables in ({}, HALF))
     assert [note.split(":")[0] for note in whole.runs[0].notes] == [
         "fedpals from sums of exact label counts is for simulations"
     ]
-    of_all = dict(zip(whole.rounds[1]["answered"], whole.rounds[1]["weights"], strict=True))
+    of_all = shares_in(whole)
     for record in some.rounds[1:]:
         shares = np.array([of_all[client] for client in record["answered"]])
         assert record["weights"] == pytest.approx(shares / shares.sum(), abs=1e-9)
@@ -101,12 +93,12 @@ def test_fedpals_is_solved_once_and_shared_by_each_cohort() -> None:
 @pytest.mark.slow
 def test_counts_may_have_noise_before_they_are_summed() -> None:
     tree = {**TASK, "conditions": {"count_epsilon": 0.2, "count_use": "all"}}
-    assert fedskew.simulate(tree, method={"weighting": {"name": "fedpals", "strength": 50.0}}).runs[0].notes == ()
+    assert fedskew.simulate(tree, method=PALS).runs[0].notes == ()
     summed = fedskew.simulate(tree, method="fedla")
     told = fedskew.simulate(tree, method="fedla", engine={"updates": "masked"})
     assert summed.rounds[1]["weights"] == pytest.approx(told.rounds[1]["weights"], abs=1e-7)
 
-    loop = make_training_loop(resolve({**tree, "method": {"weighting": {"name": "fedpals", "strength": 50.0}}}), 0)
+    loop = make_training_loop(resolve({**tree, "method": PALS}), 0)
     federation = cast(Federation, loop.runner)
     assert federation.weighed is not None
     assert (federation.weighed != federation.counts).any()
@@ -118,8 +110,8 @@ def test_counts_may_have_noise_before_they_are_summed() -> None:
 def test_the_weight_limit_lowers_a_share() -> None:
     training = {**TASK["training"], "weight_limit": 0.1}
     record = fedskew.simulate(TASK, method="fedavg", training=training).rounds[1]
-    free = fedskew.simulate(TASK, method="fedavg").rounds[1]
-    share = dict(zip(free["answered"], free["weights"], strict=True))
+    free = fedskew.simulate(TASK, method="fedavg")
+    share = shares_in(free)
     lowered = np.minimum([share[client] for client in record["answered"]], 0.1)
     assert record["weights"] == pytest.approx(lowered / lowered.sum(), abs=1e-9)
     assert set(record["limited"]) == {client for client, one in share.items() if one > 0.1}
@@ -129,19 +121,13 @@ def test_the_weight_limit_lowers_a_share() -> None:
     ("change", "why"),
     [
         ({"engine": {"label_counts": "summed"}}, 'set engine.updates = "masked"'),
-        ({"method": "fedentopt", "training": {**TASK["training"], "participation": 0.5}}, "fedentopt selects clients"),
+        ({"method": "fedentopt", **HALF}, "fedentopt selects clients"),
         ({"method": "feddisco"}, "feddisco weighs by each client's label counts"),
-        ({"method": "fedla", "training": {**TASK["training"], "participation": 0.5}}, "sums over changing cohorts"),
+        ({"method": "fedla", **HALF}, "sums over changing cohorts"),
         ({"method": "fedpals"}, "strength has to be above 0"),
         ({"method": {"weighting": {"name": "fedpals", "ess": 0.5}}}, "set strength, in samples"),
         ({"conditions": {"count_epsilon": 1.0}}, 'with count_epsilon set conditions.count_use = "all"'),
-        (
-            {
-                "method": {"weighting": {"name": "fedpals", "strength": 50.0}},
-                "partition": {**TASK["partition"], "clients": 9},
-            },
-            "clients: 9 are too few, as the sums would tell their counts",
-        ),
+        ({"method": PALS, "partition": NINE}, "clients: 9 are too few, as the sums would tell their counts"),
         ({"method": "afl"}, "afl reads what each client returned"),
     ],
 )

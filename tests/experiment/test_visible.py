@@ -49,7 +49,7 @@ def test_a_log_line_of_a_federation_is_one_line(caplog: pytest.LogCaptureFixture
     pytest.importorskip("flwr")
     from fedskew import deploy
 
-    assert deploy.Door.__module__ in sys.modules  # any module of it sets up the log
+    assert deploy.Registry.__module__ in sys.modules  # any module of it sets up the log
     with caplog.at_level(logging.WARNING, "flwr"):
         logging.getLogger("flwr.fedskew").warning("refused the reply of %s: %s", "north", HOSTILE)
     assert caplog.messages == [f"refused the reply of north: {SHOWN}"]

@@ -301,7 +301,7 @@ def test_features_have_no_scale_and_no_origin_and_near_ones_are_equal():
     assert (gradient * features).sum().abs() < 1e-12
     assert gradient.sum(dim=0).abs().max() < 1e-12
     # Equal features count as distance 0 also where rounding makes it something.
-    repeated = tensor(rng.normal(size=(3, 300))).float().repeat(7, 1) + 100
+    repeated = tensor(rng.normal(size=(3, 300))).float().repeat(7, 1) + 1000
     expected = formulas.uniformity(repeated.double().numpy(), None, None, None)
     assert loss("uniformity", repeated).item() == pytest.approx(expected, rel=1e-3)
 

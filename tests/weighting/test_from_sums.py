@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedskew import sums, weighting
+from fedskew import weighting
 from fedskew.errors import ArgumentError
 from fedskew.sums import fixed_point
 from fedskew.weighting import INDEX, Facts
@@ -40,23 +40,6 @@ def test_fedla_shares_are_fedla_s_weights() -> None:
     assert shares == pytest.approx(weighting.fedla(counts), abs=1e-15)
     # By hand: 3 of 4 and 0 of 2, of two classes.
     assert FedLA().own_weight([3, 0], {"totals": np.array([4.0, 2])}) == 0.375
-
-
-def test_fedla_s_shares_with_masked_totals() -> None:
-    pytest.importorskip("cryptography")
-    counts = skewed(4, 1)
-    keys = [sums.Key.generate() for _ in counts]
-    peers = {str(at): key.public for at, key in enumerate(keys)}
-    context = sums.SumContext("run", 0, 1, "counts", tuple(peers))
-    both = [
-        sums.mask(fixed_point.COUNTS.encode(own), key, peers, context) for own, key in zip(counts, keys, strict=True)
-    ]
-    opened = sums.unmask(
-        {str(at): masked for at, (masked, _) in enumerate(both)},
-        {str(at): opening for at, (_, opening) in enumerate(both)},
-        context,
-    )
-    assert opened.tolist() == counts.sum(axis=0).tolist()
 
 
 @pytest.mark.parametrize("seed", range(6))

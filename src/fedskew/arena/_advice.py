@@ -106,11 +106,7 @@ def advise(
         participation: Share of the clients that takes part in a round.
         epochs: Local epochs of a round.
         without: Labels of methods that can't be used.
-        table: `evidence.csv.gz` of an arena; None: the one that comes with fedskew.
-
-    Raises:
-        ArgumentError: Wrong shapes or values, or an unknown method.
-        DataError: The table can't be read.
+        table: `evidence.csv.gz` of an arena; None: the one that comes with fedskew. DataError where it can't be read.
     """
     if not 0 < participation <= 1:
         raise ArgumentError(f"participation: must be a share above 0 and up to 1, not {participation}")

@@ -127,7 +127,6 @@ class Arena:
     """An arena as `Arena.read` reads it.
 
     Attributes:
-        name: Its name.
         axes: Names of what situations differ in.
         entries: Every method in every situation, one situation after another.
         settings: Its table `[arena]`.
@@ -171,8 +170,8 @@ class Arena:
             only: Labels by axis (or `method`), several joined by `|`: keep only the entries that have one of them.
 
         Raises:
-            ConfigError: Something is wrong; the message names file, line and key.
-            CombinationError: None of its combinations makes sense.
+            ConfigError: Something is wrong; the message names file, line and key. CombinationError: nothing makes
+            sense.
         """
         changes, only = dict(changes or {}), only or {}
         tree, text, changed = read_tree(path, "arena", changes, quick)

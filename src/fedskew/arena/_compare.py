@@ -51,9 +51,9 @@ class Standing:
 
     `federations` are trainings times partitions; `score` (percent) and `difference` (points) are means over trainings;
     `low` and `high` end the interval of 95 % of the mean difference, by bootstrap over trainings, NaN for fewer than
-    three; `median` is over runs, which a few that collapsed don't move. `p`: Wilcoxon's signed-rank test over trainings, corrected for
-    the number of methods by Holm's method; NaN where there is no test. `ahead` and `harmed` are shares of the
-    trainings, `collapsed` is a number of runs.
+    three; `median` is over runs, which a few that collapsed don't move. `p`: Wilcoxon's signed-rank test over
+    trainings, corrected by Holm's method; NaN where there is no test. `ahead` and `harmed` are shares of the trainings,
+    `collapsed` is a number of runs.
     """
 
     method: str

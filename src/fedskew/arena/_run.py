@@ -215,20 +215,13 @@ class ArenaState:
 def run_arena(
     arena: Arena, out: Path, executor: Executor, at_once: int, progress: ArenaProgress | None = None
 ) -> ArenaState:
-    """Train what is missing of an arena.
+    """Train what is missing of an arena, in the folder of all runs.
 
     The runs of a call become lines of `runs.csv` when it ends. An arena that is started again trains only what is
     missing, whether it was stopped, has got further methods or situations, or is restricted by another `only`.
 
-    Args:
-        arena: The arena.
-        out: The folder of all runs, such as `runs`.
-        executor: Where federations are trained; it is given a function of this package and plain values.
-        at_once: How many calls the executor can run at a time.
-        progress: Called as it goes on.
-
-    Raises:
-        RunError: The folder can't be written, or another process writes there.
+    `executor` is given a function of this package and plain values, and can run `at_once` calls at a time. RunError
+    where the folder can't be written, or another process writes there.
     """
     folder = arena.folder(out)
     plans = [Plan(arena, entry) for entry in arena.entries]

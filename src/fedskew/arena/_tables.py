@@ -28,10 +28,7 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
     """Write an arena's tables so far: `table.md`, `standings.csv`, `choices.csv`, `evidence.csv.gz` and the figures.
 
     They are written into the arena's folder in `out`, the folder of all runs, and returned; none if no compared run has
-    ended.
-
-    Raises:
-        RunError: They can't be written.
+    ended. RunError where they can't be written.
     """
     arena, folder = state.arena, state.arena.folder(out)
     found = {view: _scores(state, view) for view in VIEWS}

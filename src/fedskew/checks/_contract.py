@@ -46,7 +46,6 @@ class Finding(NamedTuple):
     """The result of one test.
 
     Attributes:
-        test: What was tested.
         problem: What is wrong, in one line; None if the test passed.
     """
 

@@ -17,9 +17,7 @@ class FoundComponent:
     """A component that a file defines.
 
     Attributes:
-        slot: The slot that it fills.
         name: Its name in a config, `module:Class`.
-        kind: Its class.
     """
 
     slot: str

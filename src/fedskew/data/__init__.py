@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
-from fedskew.data._dataset import Dataset
+from fedskew.data._dataset import ByteImages, Dataset, Inputs, Stored, take
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
-from fedskew.data._stored import ByteImages, Inputs, Stored, take
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {

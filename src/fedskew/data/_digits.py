@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedskew.data._dataset import Arrays, Dataset
-from fedskew.data._idx import mnist_arrays
+from fedskew.data._arrays import mnist_arrays
+from fedskew.data._dataset import Arrays, ByteImages, Dataset
 from fedskew.data._images import of_bytes
-from fedskew.data._stored import ByteImages
 from fedskew.data.published import DIGITS, IMAGENET, Source
 from fedskew.errors import ArgumentError
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import as_floats, opened, read_pictures
-from fedskew.data._own import RawSamples, make
-from fedskew.data._tables import read_inputs
+from fedskew.data._own import RawSamples, make, read_inputs
 from fedskew.errors import DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 

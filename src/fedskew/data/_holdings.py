@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from fedskew.data._folder import is_image, tree
 from fedskew.data._huggingface import names_of, saved_table
-from fedskew.data._own import ordered
-from fedskew.data._tables import names_in, read_arrays
+from fedskew.data._own import names_in, ordered, read_arrays
 from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
 from fedskew.sheets import Sheet, find_column

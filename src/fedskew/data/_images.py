@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedskew.data._dataset import Arrays, Dataset
-from fedskew.data._stored import Inputs
+from fedskew.data._dataset import Arrays, Dataset, Inputs
 from fedskew.errors import ArgumentError, DataError, in_one_line
 
 Picture = tuple[str, Callable[[], AbstractContextManager[Any]]]

@@ -10,15 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from fedskew.data._arrays import (
+    cifar10,
+    cifar100,
+    emnist_balanced,
+    fashion_mnist,
+    fedvls_mnist,
+    mnist,
+    mnist_and_fashion,
+)
 from fedskew.data._builtin import digits, synthetic
-from fedskew.data._cifar import cifar10, cifar100
 from fedskew.data._dataset import Dataset
 from fedskew.data._digits import digit_domains, svhn, syn_digits, usps
 from fedskew.data._folder import folder
 from fedskew.data._huggingface import from_huggingface
-from fedskew.data._idx import emnist_balanced, fashion_mnist, fedvls_mnist, mnist, mnist_and_fashion
 from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet
-from fedskew.data._tables import csv, npz
+from fedskew.data._own import csv, npz
 from fedskew.data._text import ag_news
 from fedskew.errors import ArgumentError, DataError, nearest
 from fedskew.parameters import checked_options

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from fedskew.data._dataset import MappedImages
 from fedskew.data._images import normalised
-from fedskew.data._stored import MappedImages
 from fedskew.errors import DataError
 from fedskew.files import replacing
 

@@ -275,7 +275,7 @@ class Agreement(BaseModel):
 
 def _check_masked(config: Config, agreement: Agreement) -> None:
     """Check that a config can be trained from sums over sites."""
-    from fedskew.deploy._mask_keys import public_keys  # it needs the extra of Flower
+    from fedskew.deploy.keys import public_keys  # it needs the extra of Flower
     from fedskew.engine import cohort_size
 
     method = methods.build(config.method, config.training.momentum)

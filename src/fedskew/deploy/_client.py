@@ -14,7 +14,6 @@ from torch import nn
 
 from fedskew import __version__, components, methods, models
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._book import Book
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import (
     AGAIN,
@@ -31,7 +30,6 @@ from fedskew.deploy._messages import (
     TrainInstruction,
     config_of,
 )
-from fedskew.deploy._releases import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode
 from fedskew.deploy._site import (
     MOST_SAID,
     CountsChangedError,
@@ -43,6 +41,8 @@ from fedskew.deploy._site import (
 )
 from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._terms import Terms, terms_path
+from fedskew.deploy.book import Book
+from fedskew.deploy.releases import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode
 from fedskew.engine import LocalTraining, LocalWork
 from fedskew.engine.contracts import hooked
 from fedskew.errors import ConfigError, FedskewError, RunError, in_one_line

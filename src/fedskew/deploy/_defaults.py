@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from fedskew import components, methods
 from fedskew.deploy._agreement import LARGEST_SHARE, Agreement
-from fedskew.deploy._mask_keys import key_line
 from fedskew.deploy._messages import even
+from fedskew.deploy.keys import key_line
 from fedskew.engine import cohort_size
 from fedskew.errors import CombinationError
 from fedskew.experiment import Config

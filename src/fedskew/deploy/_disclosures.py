@@ -41,18 +41,19 @@ class Disclosure(NamedTuple):
         Raises:
             ConfigError: The config can't be deployed under the agreement.
         """
-        if not may_build:
-            return (_counts(agreement), _unknown(agreement), *_evaluations(config, agreement, data), FAILED)
-        plan = Plan.of(config, agreement, at_site=True)
-        if plan.is_masked:
-            return (_counts(agreement, plan.most_questions), *_masked(plan), FAILED)
-        trains = data is None or not data.is_unlabelled
-        return (
-            *((_counts(agreement), *_trained(plan)) if trains else ()),
-            *_evaluations(config, agreement, data),
-            *_finished(plan, data),
-            FAILED,
-        )
+        plan = Plan.of(config, agreement, at_site=True) if may_build else None
+        things: list[Disclosure] = []
+        if data is None or not data.is_unlabelled:
+            things.append(_counts(agreement, 0 if plan is None else plan.most_questions))
+            things += [_unknown(agreement)] if plan is None else _masked(plan) if plan.is_masked else _trained(plan)
+        things += _evaluations(config, agreement, data)
+        if plan is not None:
+            things += _finished(plan, data)
+            if plan.is_masked:
+                things.append(
+                    Disclosure("what opens its part of a sum, once", "after each of these", _seeds(agreement))
+                )
+        return (*things, FAILED)
 
 
 EACH = "every round that the site takes part in"
@@ -60,28 +61,37 @@ FAILED = Disclosure("that it cannot do what it is asked, and the kind of error",
 SAMPLES = {"training": "training samples", "held_out": "test samples", "target": "unlabelled samples"}
 
 
-def _counts(agreement: Agreement, questions: int = 0) -> Disclosure:
+def _seeds(agreement: Agreement) -> int:
+    """Return the bytes that travel beside masked integers."""
+    return 2 * Key.SEED * len(agreement.sites)
+
+
+def _within(agreement: Agreement) -> str:
+    """Say of what leaves a site masked what the server learns."""
+    if agreement.updates != "masked":
+        return ""
+    return f"; masked: of it the server learns the sum over {agreement.sum_sites} sites or more"
+
+
+def _counts(agreement: Agreement, questions: int) -> Disclosure:
     """Say what leaves a site of its label counts; of several masked sums of them one site's may follow."""
-    classes, once = len(agreement.classes), "before the first round, and again if they change"
-    laplace = f", with Laplace noise for epsilon {agreement.epsilon} ({agreement.neighbours}), drawn once"
-    noise = "" if agreement.epsilon is None else laplace
-    more = "; from several such sums it may work out what one site has" if questions > 1 else ""
-    more += ", with its noise" if questions > 1 and agreement.epsilon is not None else ""
-    return {
-        "exact": Disclosure(f"the number of its training samples of each of {classes} classes", once, 8 * classes),
-        "noisy": Disclosure(
-            f"the number of its training samples of each of {classes} classes{noise}",
-            "before the first round, and again if this site says that its data changed",
-            8 * classes,
-        ),
-        "withheld": Disclosure("the number of its training samples", once.replace("they change", "it changes"), 8),
-        "summed": Disclosure(
+    kind, classes, noise = agreement.label_counts, len(agreement.classes), ""
+    if agreement.epsilon is not None:
+        noise = f", with Laplace noise for epsilon {agreement.epsilon} ({agreement.neighbours}), drawn once"
+    if kind == "summed":
+        more = "; from several such sums it may work out what one site has" if questions > 1 else ""
+        more += ", with its noise" if more and noise else ""
+        return Disclosure(
             f"numbers of its training samples of each class{noise}, or what follows from these; masked: of them the "
             f"server learns the sum over all {len(agreement.sites)} sites{more}",
             f"before the first round, each time that the weighting asks{f': {questions} at most' if questions else ''}",
-            8 * (classes + 1) ** 2 + 2 * Key.SEED * len(agreement.sites),
-        ),
-    }[agreement.label_counts]
+            8 * (classes + 1) ** 2 + _seeds(agreement),
+        )
+    again = {"exact": "they change", "noisy": "this site says that its data changed", "withheld": "it changes"}[kind]
+    what, number = "the number of its training samples", 1
+    if kind != "withheld":
+        what, number = f"{what} of each of {classes} classes{noise}", classes
+    return Disclosure(what, f"before the first round, and again if {again}", 8 * number)
 
 
 def _unknown(agreement: Agreement) -> Disclosure:
@@ -115,19 +125,21 @@ def _trained(plan: Plan) -> list[Disclosure]:
 
 
 def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) -> list[Disclosure]:
-    """List what leaves a site of what the model makes of its samples, where evaluations are not masked."""
+    """List what leaves a site of what the model makes of its samples."""
     classes, section, things = len(agreement.classes), config.target, list[Disclosure]()
-    cells = classes * section.bins
+    cells, masked = classes * section.bins, agreement.updates == "masked"
     due = f"after round {section.warmup}, and every {section.every} rounds from then on"
-    if agreement.evaluates and (data is None or not data.is_unlabelled):
+    is_labelled = data is None or not data.is_unlabelled
+    if agreement.evaluates and is_labelled:
         things.append(
             Disclosure(
-                f"the confusion matrix of its test samples, {classes} x {classes}, and their mean loss",
+                f"the confusion matrix of its test samples, {classes} x {classes}, and their "
+                f"{'loss' if masked else 'mean loss'}{_within(agreement)}",
                 f"before the first round, every {config.evaluation.every} rounds, and after the last",
-                8 * classes * classes + 8,
+                8 * classes * classes + 8 + (_seeds(agreement) if masked else 0),
             )
         )
-    if section.is_estimated and (data is None or not data.is_unlabelled):
+    if section.is_estimated and is_labelled:
         things.append(
             Disclosure(
                 "the confusion matrix with its columns divided by how sure the model is: how many test samples of each "
@@ -165,34 +177,19 @@ def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
 
 
 def _masked(plan: Plan) -> list[Disclosure]:
-    """List what leaves a site in masked sums."""
+    """List what leaves a site of its local training in masked sums."""
     config, agreement = plan.config, plan.agreement
-    seeds, classes = 2 * Key.SEED * len(agreement.sites), len(agreement.classes)
     beside = "".join(f", {name.removeprefix('reply.')}" for name in plan.sums if name.startswith("reply."))
-    within = f"masked: of it the server learns the sum over {agreement.sum_sites} sites or more"
-    hers = "the site's own weight, that weight" if agreement.label_counts == "summed" else "a weight"
-    change = f"the change of the model by local training times {hers}, its training loss and local steps{beside}"
+    weight = "the site's own weight, that weight" if agreement.label_counts == "summed" else "a weight"
+    change = f"the change of the model by local training times {weight}, its training loss and local steps{beside}"
     if config.privacy is not None:
         change = (
             f"the change of the model by local training, clipped to length {config.privacy.clip:g}, times a weight, "
             f"with its share of the sum's noise ({config.privacy.noise:g} times the most that one site changes it)"
         )
-    things = [
-        Disclosure(
-            f"{change}; {within}",
-            f"{EACH}; masked anew where another site does not answer",
-            sum(spec.bytes for spec in plan.sums.values()) + seeds,
-        )
-    ]
-    if agreement.evaluates:
-        things.append(
-            Disclosure(
-                f"the confusion matrix of its test samples, {classes} x {classes}, and their loss; {within}",
-                f"before the first round, every {config.evaluation.every} rounds, and after the last",
-                8 * classes * classes + 8 + seeds,
-            )
-        )
-    return [*things, Disclosure("what opens its part of a sum, once", "after each of these", seeds)]
+    size = sum(spec.bytes for spec in plan.sums.values()) + _seeds(agreement)
+    when = f"{EACH}; masked anew where another site does not answer"
+    return [Disclosure(f"{change}{_within(agreement)}", when, size)]
 
 
 def noise_in_words(config: Config) -> list[str]:

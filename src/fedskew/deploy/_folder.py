@@ -39,9 +39,8 @@ from fedskew import __version__
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._app_files import APP, PROJECT, AppFiles, project_content
-from fedskew.deploy._keys import CONNECTION, write_certificates, write_node_key
-from fedskew.deploy._mask_keys import write_mask_key
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
+from fedskew.deploy.keys import CONNECTION, write_certificates, write_mask_key, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config
 from fedskew.names import SYSTEM_FOLDERS
@@ -140,7 +139,7 @@ def write_federation(
         "ALLOW": _allowed(address),
         "VERSION": __version__,
         **_installation(wheel),
-        "MAX_REPLY": str(played.pushed_bytes),
+        "MAX_REPLY": str(played.plan.pushed_bytes),
         "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
     }

@@ -21,8 +21,6 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy._book import Book, MaskedSum
-from fedskew.deploy._mask_keys import public_keys, read_mask_key
 from fedskew.deploy._messages import (
     ANSWER,
     EVALUATE,
@@ -35,8 +33,10 @@ from fedskew.deploy._messages import (
     over_few,
 )
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._releases import NotAgreedError, refuse_unless
 from fedskew.deploy._terms import Terms
+from fedskew.deploy.book import Book, MaskedSum
+from fedskew.deploy.keys import public_keys, read_mask_key
+from fedskew.deploy.releases import NotAgreedError, refuse_unless
 from fedskew.engine import Update
 from fedskew.engine.sums import encode_update
 from fedskew.errors import RunError

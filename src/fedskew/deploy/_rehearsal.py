@@ -6,7 +6,7 @@ Nothing is trained: rounds are selected and weighed with label counts of a run b
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,21 +29,15 @@ from fedskew.tables import counted
 ROUNDS = 20
 
 
-class Loss(NamedTuple):
-    """What becomes of a federation that loses a site: the share of the rounds that stand still, and why."""
-
-    site: str
-    rounds: float
-    reason: str
-
-
 class Rehearsal(NamedTuple):
-    """A federation on paper: its plan, what plays its rounds, each loss of a site, and the bytes that one may push."""
+    """A federation on paper: its plan, what plays its rounds, and what becomes of it without a site.
+
+    `losses` has the sites by the share of the rounds that stand still without one of them, and the reason.
+    """
 
     plan: Plan
     federation: Federation
-    losses: tuple[Loss, ...]
-    pushed_bytes: int
+    losses: Mapping[tuple[float, str], Sequence[str]]
 
     def limit_in_words(self) -> str:
         """Say what the weight limit does in this federation, in one line."""
@@ -77,11 +71,9 @@ class Rehearsal(NamedTuple):
             found.append("training begins once label counts are summed over all sites: until then none may be lost")
         elif agreement.min_sites == len(agreement.sites):
             found.append(f"training begins once all sites are there (min_sites = {agreement.min_sites} in deploy.toml)")
-        lines: dict[tuple[float, str], list[str]] = {}
-        for loss in sorted(self.losses, key=lambda loss: -loss.rounds):
-            if harmless or loss.reason:
-                lines.setdefault((loss.rounds, loss.reason), []).append(loss.site)
-        for (share, reason), names in lines.items():
+        for (share, reason), names in sorted(self.losses.items(), key=lambda outcome: -outcome[0][0]):
+            if not (harmless or reason):
+                continue
             whom = f"any of {', '.join(names)}" if len(names) > 1 else names[0]
             rounds = "every round stands still" if share == 1 else f"{share:.0%} of the rounds stand still"
             found.append(f"without {whom}: {f'{rounds}, as {reason}' if reason else 'rounds go on with the others'}")
@@ -106,8 +98,10 @@ def rehearse(
         counts = example_counts(len(agreement.names), len(agreement.classes))
     plan = Plan.of(config, agreement, target)
     federation = plan.federation(Nobody(), counts, ClientStates(), plan.mix(counts, target))
-    losses = [_loss(plan, federation, client) for client in range(len(agreement.names))]
-    return Rehearsal(plan, federation, tuple(losses), plan.pushed_bytes)
+    losses: dict[tuple[float, str], list[str]] = {}
+    for client, name in enumerate(agreement.names):
+        losses.setdefault(_loss(plan, federation, client), []).append(name)
+    return Rehearsal(plan, federation, losses)
 
 
 def example_counts(sites: int, classes: int) -> FloatArray:
@@ -161,14 +155,14 @@ def check_folder(folder: Path) -> list[str]:
     ]
 
 
-def _loss(plan: Plan, federation: Federation, client: int) -> Loss:
-    """Play rounds without a site."""
+def _loss(plan: Plan, federation: Federation, client: int) -> tuple[float, str]:
+    """Play rounds without a site; return the share of those that stand still, and why."""
     state, reasons = federation.start(plan.model.read_state()), []
     for _ in range(ROUNDS):
         cohort, state = federation.select(state)
         reasons.append(_why_still(plan, federation, state, cohort, cohort.ids != client))
     still = [reason for reason in reasons if reason]
-    return Loss(plan.agreement.names[client], len(still) / ROUNDS, still[0] if still else "")
+    return len(still) / ROUNDS, still[0] if still else ""
 
 
 def _why_still(plan: Plan, federation: Federation, state: ServerState, cohort: Cohort, there: NDArray[np.bool_]) -> str:

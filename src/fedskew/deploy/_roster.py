@@ -23,8 +23,8 @@ from fedskew.deploy._messages import (
     ROUND,
     fingerprint,
 )
-from fedskew.deploy._releases import NOISIEST, is_too_noisy
 from fedskew.deploy._replies import check_counts, check_only_samples, only
+from fedskew.deploy.releases import NOISIEST, is_too_noisy
 from fedskew.errors import EndedEarlyError, RunError
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY

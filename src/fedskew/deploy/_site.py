@@ -17,7 +17,6 @@ from torch.nn import functional
 from fedskew import components
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
-from fedskew.deploy._book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
 from fedskew.deploy._messages import (
@@ -49,10 +48,11 @@ from fedskew.deploy._messages import (
     hash_of_question,
 )
 from fedskew.deploy._plan import Plan, kind_of
-from fedskew.deploy._releases import ROUNDING, CountsRequest, NotAgreedError, Release, is_too_noisy, refuse_unless
 from fedskew.deploy._replies import check_size
 from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._terms import Terms
+from fedskew.deploy.book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
+from fedskew.deploy.releases import ROUNDING, CountsRequest, NotAgreedError, Release, is_too_noisy, refuse_unless
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
 from fedskew.engine.finish import answer
 from fedskew.engine.sums import encode_answer, summable

@@ -45,10 +45,8 @@ class Adaptation:
 
     Attributes:
         model: The model that gives the target's probabilities; its `network` gives their logarithms.
-        calibration: Temperature and biases.
-        estimate: The target's mix.
-        plain: Share of each class's held-out samples that the model gets right as it is, `(classes,)`; NaN without any.
-        adapted: The same after the move.
+        plain, adapted: Share of each class's held-out samples that the model gets right, as it is and after the move,
+            `(classes,)`; NaN without any.
         gains: What the move changes in these shares, with 95 % interval ends: `(classes, 3)`.
         held_out: Held-out samples of each class, `(classes,)`.
         samples: Number of the target's samples.
@@ -64,14 +62,10 @@ class Adaptation:
     samples: int
 
     def expected(self) -> tuple[float, float, float, float]:
-        """Estimate what the move gains on the target.
+        """Return the model's expected accuracy on the target, what the move gains, and that gain's 95 % interval.
 
         Classes count by the estimated mix. The held-out samples chose the temperature and biases too, which makes the
         gain look a little larger than it is.
-
-        Returns:
-            The trained model's expected accuracy on the target, the gain by the move, and the ends of that gain's 95 %
-            interval.
         """
         mix = self.estimate.mix
         known = self.held_out > 0
@@ -106,11 +100,7 @@ class Adaptation:
     def save(self, *, fresh: bool = False) -> Path:
         """Write `adapted.safetensors` beside the model's file: temperature, biases and mix.
 
-        Args:
-            fresh: Whether one that is there is moved to `earlier/` beside it.
-
-        Raises:
-            RunError: There is one already, or it can't be written.
+        RunError where there is one already, which `fresh` moves to `earlier/` beside it, or it can't be written.
         """
         file = self.model.file
         path = file.with_name(ADAPTED)
@@ -143,12 +133,9 @@ class Adaptation:
         Args:
             model: The trained model.
             target: Unlabelled samples of the target.
-            held_out: Labelled samples that the model was not trained on, and their classes, `(samples,)`.
+            held_out: Labelled samples that the model was not trained on, of two classes or more, and their classes.
             method: See `labels.estimate_mix`.
             normalised: Whether the target's and the held-out samples are normalised (see `TrainedModel.predict`).
-
-        Raises:
-            ArgumentError: Samples that the model can't take, or held-out samples of fewer than two classes.
         """
         theirs = model.logits(target, normalised=normalised[0])
         ours, labels = model.logits(held_out[0], normalised=normalised[1]), np.asarray(held_out[1], dtype=np.int64)
@@ -181,11 +168,8 @@ class Adaptation:
     def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
         """Read labelled samples in the model's shape: a folder of a folder for each class, or an .npz file of x and y.
 
-        Returns:
-            Samples in their own units, and their classes.
-
-        Raises:
-            DataError: It holds no samples, or of a class that the model doesn't know.
+        Returns samples in their own units, and their classes; DataError where there are none, or of a class that the
+        model doesn't know.
         """
         known = {name: place for place, name in enumerate(model.classes)}
         if path.is_dir():

@@ -221,13 +221,9 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
-    """Check a config and fill in every default.
+    """Check a config's tables, where a component, class or function may stand for a name, and fill in every default.
 
-    Args:
-        tree: The config's tables. A component, class or function may stand where a name may.
-
-    Raises:
-        ConfigError: The config is not valid; the message begins with the dotted key.
+    ConfigError where it is not valid; the message begins with the dotted key.
     """
     config = _validated(with_names(tree))
     config = config.model_copy(
@@ -269,7 +265,7 @@ def target_mix(
     unknown: Mapping[str, str],
     key: str = "target.mix",
 ) -> FloatArray | None:
-    """Return the target label mix, `(classes,)`, sum 1, that `target.mix` or `target.truth` stands for.
+    """Return the label mix, `(classes,)`, sum 1, that `target.mix` or `target.truth` stands for; None where it is None.
 
     Args:
         mix: The key's value.
@@ -278,9 +274,6 @@ def target_mix(
             amounts, shape `(classes,)`.
         unknown: For the other names, why there is no such mix and what to do.
         key: The key, for messages.
-
-    Returns:
-        The mix; None where the config has none.
 
     Raises:
         ConfigError: There is no such mix, or its shares are not valid.

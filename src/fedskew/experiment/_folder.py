@@ -78,13 +78,9 @@ class TaskInfo:
 class RunState:
     """The state of a run between rounds, without its records; the contents of a checkpoint.
 
-    Attributes:
-        server: The server's state.
-        best: The best model by validation so far; the untrained one before the first validation.
-        best_score: Its score; -1 before the first validation.
-        best_round: Its round; -1 before the first validation.
-        stale: Validations since then.
-        clients: The round that each client's stored state is of, `(clients that took part, 2)`.
+    `best` is the best model by validation so far, `best_round` its round and `best_score` its score (-1 before the
+    first validation, and the untrained model), `stale` the number of validations since then. `clients` are the rounds
+    that clients' stored states are of, `(clients that took part, 2)`.
     """
 
     server: ServerState
@@ -138,9 +134,7 @@ class RunFolder:
     def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
         """Make the folder, or check that the run in it is of this code and data.
 
-        Raises:
-            RunError: There is a run already and it is not to be resumed, or it was made of something else; or the
-                folder can't be written.
+        RunError where it is not, where there is a run that is not to be resumed, or where nothing can be written.
         """
         path = self.path
         if not resume:
@@ -169,14 +163,8 @@ class RunFolder:
     def resume(self, template: RunState) -> tuple[RunState, list[RoundRecord]] | None:
         """Read the checkpoint and the records up to it; what is later is removed, as it was cut short by a kill.
 
-        Args:
-            template: A state of the same shape, whose tensors are on the devices to read to.
-
-        Returns:
-            The state and the records; None where no round was ever finished.
-
-        Raises:
-            RunError: Checkpoint or records are damaged, or do not belong together. Nothing is changed then.
+        None where no round was ever finished. `template` is a state of the same shape, on the devices to read to.
+        RunError where checkpoint or records are damaged, or do not belong together; nothing is changed then.
         """
         read = _load_checkpoint(self.path / CHECKPOINT, template)
         content = self._rounds.read_bytes() if self._rounds.exists() else b""
@@ -259,12 +247,7 @@ class RunFolder:
     def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
         """Read every seed's run in a run folder, in order of seed; only the chosen one where several values were tried.
 
-        Args:
-            path: The run folder.
-            label: The runs' name in a report; None: the config's.
-
-        Raises:
-            RunError: There is no run, or it can't be read.
+        `label` is the runs' name in a report, None the config's. RunError where there is no run, or it can't be read.
         """
         if not (path / "config.toml").exists():
             raise RunError(f"{path}: not a run folder (it has no config.toml)")

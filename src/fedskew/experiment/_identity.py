@@ -43,12 +43,9 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a run's data.
+    """The content of a run's data: a checksum, and size and time of the user's files that they were read from, by path.
 
-    Attributes:
-        checksum: Checksum of the data set, and of what else is read from files.
-        files: Size and time of the user's files that the data were read from, by path; while these are the same, so are
-            the data. None where it isn't known which files these are.
+    While the files are the same, so are the data. `files` is None where it isn't known which these are.
     """
 
     checksum: str
@@ -139,9 +136,7 @@ def loaded(config: Config, seed: int) -> Loaded:
 def load_dataset(config: Config, seed: int) -> Dataset:
     """Load the data set of a config, with a seed for those that are drawn at random (see `data_seed`).
 
-    Raises:
-        DataError: The data can't be loaded.
-        ConfigError: The config names no such data set, or a function that returns no `data.Dataset`.
+    DataError where it can't be loaded, ConfigError where the config names none.
     """
     return loaded(config, seed).dataset
 
@@ -238,14 +233,7 @@ def _version() -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """The code, data and version that a run was made from.
-
-    Attributes:
-        version: fedskew's version.
-        sources: Source of the user's own components and of what they import, by file name.
-        content: What its data are.
-        origin: Where relative paths began.
-    """
+    """What a run was made from: fedskew's version, the source of the user's own by file name, data, and place."""
 
     version: str
     sources: Mapping[str, str]

@@ -59,22 +59,15 @@ class TrainingLoop:
     the same loop from different parts.
 
     Attributes:
-        config: The config, for one seed.
-        runner: Plays the rounds.
         untrained: The model that the first round starts from.
         model: The network that evaluated models are written into; it holds the final one after `finish`.
         info: The model's classes, shape and normalisation, which its file names.
-        evaluate: Evaluates a round's model.
         task: Called for the label counts, names and target that the finished run shows.
         clients: What clients keep between their participations.
         folder: Where the run is written; None: it stays in memory.
         watch: Judges each round; None: none is undone.
         finisher: Finishes the last round's model; None: it stays as it is.
-        records: The records so far.
         finished: The finished model after `finish`; None where the method has no finish.
-
-    Raises:
-        ConfigError: The config names trackers, and there is no folder.
     """
 
     config: Config

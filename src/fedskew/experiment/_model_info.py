@@ -56,18 +56,11 @@ class ModelInfo:
         return cls(**made)
 
     def normalise(self, inputs: Tensor) -> Tensor:
-        """Check samples in their own units, and normalise them as in training.
+        """Check samples in their own units, and normalise them as in training: to float32, or int64 for token ids.
 
-        Args:
-            inputs: Samples, `(samples, *in_shape)`; grey images also `(samples, height, width)`. Images are in [0, 1],
-                or uint8 from 0 to 255.
-
-        Returns:
-            What the network takes, float32 or int64. Images with values above 1 that are far from those of training
-            issue a DataWarning.
-
-        Raises:
-            ArgumentError: Another shape or type; the message says which is expected.
+        Samples are `(samples, *in_shape)`, grey images also `(samples, height, width)`. Images are in [0, 1], or uint8
+        from 0 to 255; values above 1 that are far from those of training issue a DataWarning. ArgumentError for another
+        shape or type; the message says which is expected.
         """
         given, shape = tuple(inputs.shape), self.in_shape
         if len(shape) == 3 and shape[0] == 1 and given[1:] == shape[1:]:

@@ -39,13 +39,9 @@ Listen = Callable[[dict[str, Any]], None]
 
 
 class Bar:
-    """A bar that disappears at the end; where output is no terminal, a line now and then, with the time left.
+    """A bar that disappears at the end; where output is no terminal, a line every so many seconds, with the time left.
 
-    Args:
-        console: Where it is shown.
-        unit: What stands after the numbers.
-        period: Seconds by which the speed is told.
-        every: Seconds between lines.
+    `unit` stands after the numbers; by the last `period` seconds the speed is told.
     """
 
     def __init__(self, console: Console, unit: str, period: float = 3600.0, every: float = 30.0) -> None:
@@ -80,12 +76,9 @@ class Bar:
         self._bar.update(self._task, completed=self.done, **fields)
 
     def advance(self, words: Callable[[], str], steps: int = 1, seconds: float = 0.0) -> None:
-        """Count steps that ended together, and print a line where that is due.
+        """Count steps that ended together, and print a line, `words` of what is done, where that is due.
 
-        Args:
-            words: What the line says of what is done.
-            steps: How many steps.
-            seconds: Seconds that they took: the records of a resumed run come all at once, but took longer.
+        `seconds` are those that they took: the records of a resumed run come all at once, but took longer.
         """
         if not steps:
             return
@@ -118,13 +111,7 @@ class Bar:
 
 
 class RunBar(Bar):
-    """A bar over the rounds of several configs, run one after another.
-
-    Args:
-        console: Where it is shown.
-        configs: The configs.
-        every: Seconds between lines where that is no terminal.
-    """
+    """A bar over the rounds of several configs, run one after another."""
 
     def __init__(self, console: Console, configs: Sequence[Config], every: float = 30.0) -> None:
         super().__init__(console, "{task.fields[latest]}", every=every)

@@ -97,12 +97,7 @@ class Result:
         right; NaN where there are none), `test_samples`, `predicted` (test samples that the model takes for this
         class), `training_samples` and `clients` (how many clients hold the class).
 
-        Args:
-            round: An evaluated round; None: the last one of each seed.
-
-        Raises:
-            MissingPackageError: pandas is not installed.
-            ArgumentError: That round was not evaluated.
+        `round` is an evaluated round (ArgumentError for another one), None the last one of each seed. It needs pandas.
         """
         rows = []
         for run in self.runs:
@@ -133,7 +128,7 @@ class Result:
         held_out: tuple[ArrayLike | Tensor, ArrayLike] | None = None,
         method: MixMethod = "gls",
     ) -> Adaptation:
-        """Move the model of the first seed to the label mix of unlabelled samples (see `fedskew adapt`).
+        """Move the first seed's model to the label mix of unlabelled samples (see `fedskew adapt`); nothing is written.
 
             found = result.adapt(unlabelled)
             found.estimate.mix                  # the target's label mix
@@ -141,16 +136,12 @@ class Result:
 
         Args:
             target: Unlabelled samples of the target, in their own units (see `TrainedModel.predict`).
-            held_out: Labelled samples that the model was not trained on, and their classes; None: the run's validation
-                samples.
+            held_out: Labelled samples that the model was not trained on, and their classes; None: the run's own.
             method: See `labels.estimate_mix`.
-
-        Returns:
-            The moved model, the estimated mix, and what is gained. Nothing is written.
 
         Raises:
             ArgumentError: The run has no folder, or the model can't take the samples.
-            RunError: The run held no validation samples out.
+            RunError: The run held no samples out.
         """
         from fedskew.experiment._adapt import Adaptation
         from fedskew.experiment._trained import load
@@ -173,9 +164,6 @@ class Result:
             figure: A figure on the test set (accuracy, balanced_accuracy, macro_f1, worst_class, target_accuracy, loss)
                 or another number of the record, as in `to_frame`.
             ax: matplotlib's axes to draw on; None: a new figure's.
-
-        Returns:
-            The axes.
 
         Raises:
             ArgumentError: No round has such a number.

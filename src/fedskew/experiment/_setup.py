@@ -55,9 +55,6 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         folder: Where the run is written; None: it stays in memory.
         task: The data, if it has been made already.
 
-    Returns:
-        The loop.
-
     Raises:
         DataError, PartitionError, ConfigError: The data can't be loaded or divided, or the parts don't fit together.
     """
@@ -111,15 +108,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
 def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:
     """Set a run up as far as its first round, on the CPU and without writing, to raise now for what can't be made.
 
-    Args:
-        config: The config; its `seeds` are ignored.
-        seed: The seed.
-        folder: Where the run is going to be written.
-        task: The data, if it has been made already.
-
-    Raises:
-        DataError, PartitionError, ConfigError: The data can't be loaded or divided, or the parts don't fit together.
-        MissingPackageError: An optional package is missing.
+    It takes and raises what `make_training_loop` does, and MissingPackageError for an optional package.
     """
     choose_device(config.engine.device)
     for name in config.output.trackers:
@@ -334,12 +323,8 @@ def label_notes(
 ) -> tuple[str, ...]:
     """Say what can't be learnt from these labels, whatever the training, or not by this method.
 
-    Args:
-        method: The method.
-        counts: Label counts of the clients that train, shape `(clients, classes)`.
-        class_names: Names of the classes.
-        target: Target label mix, shape `(classes,)`; None: there is none.
-        test: Label counts of the test part, which counts where there is no target, shape `(classes,)`.
+    `counts` are of the clients that train, `(clients, classes)`; `target` is the target's label mix, and `test` the
+    label counts of the test part, which count where there is no target, `(classes,)`.
     """
     notes = []
     if target is not None:

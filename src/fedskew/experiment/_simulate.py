@@ -88,13 +88,8 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
     """Train several federations at a time, a round of all after a round of all; nothing is written.
 
     Where they have the same data set and network, and local training differs in no more than samples, seed and learning
-    rate, their clients train as one cohort. Results are those of `simulate` up to rounding.
-
-    Args:
-        configs: The configs, with `engine.seeds_together`.
-
-    Returns:
-        The result of each; of a config that can't be set up, the error that `simulate` raises, and the others train.
+    rate, their clients train as one cohort. Results are those of `simulate` up to rounding; of a config that can't be
+    set up, it is the error that `simulate` raises, and the others train.
 
     Raises:
         ConfigError: `engine.seeds_together` is false.

@@ -170,10 +170,7 @@ def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list
     """Read runs to be compared; where configs of one name differ, their labels say in what.
 
     A folder is a run folder, or holds some; a label of None stands for the config's name, and the keys whose values
-    differ.
-
-    Raises:
-        RunError: There is no run, or it can't be read.
+    differ. RunError where there is no run, or it can't be read.
     """
     places = [(place, label) for folder, label in zip(folders, labels, strict=True) for place in _runs_in(folder)]
     runs = [RunFolder.read_runs(place, label) for place, label in places]

@@ -120,15 +120,9 @@ def run_sweep(
         executor: Where runs are trained, in place of processes of this machine; its workers share `out` with this
             process (see `fedskew.executors`).
 
-    Returns:
-        The result of every cell, and which runs failed.
-
     Raises:
-        ConfigError: No cell can be set up; nothing has been run then. The message names the first cell.
-        PartitionError: The same, where its data can't be divided.
-        DataError: Data of some cell are missing; nothing has been run then.
-        MissingPackageError: The same, for an optional package.
-        ArgumentError: `processes` is below 1.
+        ConfigError, PartitionError: No cell can be set up; nothing has been run then. The message names the first cell.
+        DataError, MissingPackageError: Data or an optional package of some cell are missing; nothing has been run then.
         RunError: Some of its runs were made of something else and `fresh` is not set, or another process runs it.
     """
     out = Path(out)

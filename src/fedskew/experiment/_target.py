@@ -48,12 +48,8 @@ def make_watch(seed: int, runner: engine.RoundRunner, model: FlatModel, task: Ta
 class TargetWatch:
     """Estimates the target's label mix after the rounds in which that is due; a `Watch`.
 
-    Attributes:
-        federation: Plays the rounds, and knows how the mix is estimated.
-        model: The network that models are written into.
-        held_out: Samples that clients hold and do not train on.
-        unlabelled: The target's samples.
-        seed: Seed of all random draws.
+    `model` is the network that models are written into, `held_out` what clients hold and do not train on, `unlabelled`
+    the target's samples, `seed` that of all random draws.
     """
 
     federation: engine.Federation
@@ -197,17 +193,9 @@ def _check_held_out_classes(task: Task, name: str) -> None:
 class LocalFinisher:
     """Finishes models on this machine (see `Finisher`).
 
-    Attributes:
-        component: The finish.
-        model: The network that states are written into.
-        holders: Who holds samples, by their kind: each holder's samples, one at least.
-        samples: Some samples, `(batch, ...)`, by which the last layer is found.
-        target: Target label mix that the server knows, `(classes,)`, or None.
-        is_estimated: Whether the server estimates the mix.
-        seed: The run's seed.
-
-    Raises:
-        ConfigError: The component needs samples that there aren't, or can't be applied to the network.
+    `holders` are each holder's samples, one at least, by kind; by `samples`, `(batch, ...)`, the last layer is found;
+    `target` is the label mix that the server knows, `(classes,)`, or None, and `is_estimated` whether it estimates one.
+    ConfigError where the component needs samples that there aren't, or can't be applied to the network.
     """
 
     component: Finish

@@ -41,10 +41,8 @@ class Task:
     """The partitioned data of one run, which do not depend on the method.
 
     Attributes:
-        loaded: The data set.
         partition: The rows of every client; a target client is the last.
         counts: Label counts of the clients that train, `(clients, classes)`.
-        client_names: Their names.
         target: Target label mix, `(classes,)`, sum 1, or None: what accuracy on the target is measured with.
         server_target: The mix that the server knows, `(classes,)`; None: there is none, or it is estimated.
         validation: Rows of the training data that are held out.
@@ -71,10 +69,8 @@ class Task:
 def make_task(config: Config, seed: int) -> Task:
     """Load the data of a config and partition them, with a seed in place of the config's.
 
-    Raises:
-        DataError: The data can't be loaded.
-        PartitionError: The rule can't divide them.
-        ConfigError: The config does not fit the data.
+    DataError, PartitionError or ConfigError where the data can't be loaded, the rule can't divide them, or the config
+    does not fit them.
     """
     seed = data_seed(config, seed)
     source = loaded(config, seed)

@@ -84,7 +84,7 @@ class TrainedModel:
 
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
-        """Return the probability of each class for each sample.
+        """Return the probability of each class for each sample, `(samples, classes)`.
 
             model = fedskew.load("runs/my-1a2b3c4d")
             probabilities = model.predict(images)
@@ -96,9 +96,6 @@ class TrainedModel:
                 normalises them as in training.
             normalised: The samples are normalised already, like `inputs` and `test_inputs` of a `data.Dataset`; a
                 `data.Stored` always is.
-
-        Returns:
-            Probabilities, `(samples, classes)`, rows of sum 1.
 
         Raises:
             ArgumentError: The samples' shape or type is not the model's; the message says which is expected. Images in
@@ -117,20 +114,13 @@ class TrainedModel:
         return torch.cat(logits) if logits else torch.zeros(0, len(self.classes), dtype=torch.float64)
 
     def export(self, path: str | Path, kind: str) -> Path:
-        """Write the model for other programs, by PyTorch's own exporters.
+        """Write the model for other programs, by PyTorch's own exporters, to a file of `kind` "onnx" or "torchscript".
 
         What is written normalises samples as `predict` does and returns probabilities, for any number of samples at
         once. TorchScript takes what `predict` takes, as tensors: images in [0, 1] or uint8, features of any type, token
         ids. An ONNX graph has one type of input: float32 (images in [0, 1]: divide bytes by 255), or int64 for token
-        ids. The names of the classes are in the file's metadata: `classes`, a JSON list.
-
-        Args:
-            path: The file to write.
-            kind: "onnx", which needs `pip install 'fedskew[onnx]'`, or "torchscript" for `torch.jit.load`.
-
-        Raises:
-            MissingPackageError: A package that the exporter needs is not installed.
-            RunError: PyTorch can't export this network, or the file can't be written.
+        ids; it needs `pip install 'fedskew[onnx]'`. The names of the classes are in the file's metadata: `classes`, a
+        JSON list. RunError where PyTorch can't export this network, or the file can't be written.
         """
         return export(self.network, self.info, Path(path), kind)
 

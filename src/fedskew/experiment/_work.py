@@ -43,10 +43,7 @@ def make_network(
 
     The method's components may change it, and its dropout layers are replaced by `models.Dropout`. PyTorch's global
     generator is left as it was. A network of the user's own is checked by `samples`, `(batch, *in_shape)`, if there are
-    any.
-
-    Raises:
-        ConfigError: The network can't be built, or does not go with the data or the method.
+    any. ConfigError where it can't be built, or does not go with the data or the method.
     """
     module = _network(config, seed, num_classes, in_shape, samples)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
@@ -65,9 +62,6 @@ def make_work(
     """Build the local training of a config.
 
     Samples were normalised by `mean` and `std`, by channel, which augmentation needs.
-
-    Raises:
-        ConfigError: The config names no such augmentation.
     """
     training = config.training
     augment = None

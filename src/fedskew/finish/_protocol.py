@@ -51,7 +51,6 @@ class Known:
         sources: The kinds of samples that can be asked about.
         target: The target's label mix, `(classes,)`, sum 1; None if the server does not know it.
         is_estimated: Whether the server estimates that mix during the rounds; there may be no estimate yet.
-        generator: The source of all random draws.
     """
 
     sources: frozenset[Source]

@@ -111,9 +111,6 @@ class LabelCounts:
         things is an error that asks for one of the arguments below.
 
         Args:
-            path: The file.
-            client: Name of the column of clients.
-            decimal: The decimal sign of its numbers.
             totals: "drop" leaves out every row and column that is called a total or is the sum of the others, "keep"
                 none.
         """

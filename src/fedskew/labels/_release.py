@@ -32,10 +32,8 @@ def privatize(
 
     Args:
         counts: Label counts, shape `(clients, classes)`.
-        epsilon: Privacy budget, above 0.
         rng: Source of reproducible noise, for simulation only: floating-point Laplace noise leaks. Without it the noise
             comes from opendp's secure mechanism (extra `fedskew[dp]`).
-        neighbours: Which data sets count as neighbours.
     """
     held = as_counts(counts)
     if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not 0 < float(epsilon) < np.inf:

@@ -36,11 +36,6 @@ class SkewReport:
     """The result of `describe`: `print` it as a page to read, or take plain values from `to_dict`.
 
     Attributes:
-        counts: The label counts described.
-        label_distribution: FedLA's first property.
-        client_consistency: FedLA's second property.
-        inter_client: FedLA's third property.
-        quantity: How unevenly samples are spread over clients.
         groups: Group of each class at each client, shape `(clients, classes)`; see `class_group_matrix`.
         kl_to_uniform: Divergence of each client's mix from the uniform one in bits, shape `(clients,)`.
         pairs: Which pairs of classes some client can tell apart.

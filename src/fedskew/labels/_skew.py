@@ -182,7 +182,6 @@ class QuantitySkew:
         variation: Standard deviation of the client sizes over their mean.
         gini: Gini coefficient: 0 where all sizes are equal, near 1 where one client holds all samples.
         largest_tenth: Share of all samples at the largest tenth of the clients (at least one).
-        empty: Number of clients without samples.
     """
 
     def __init__(self, sizes: FloatArray) -> None:

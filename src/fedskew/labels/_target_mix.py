@@ -146,7 +146,6 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
             several bins a class, the cells of one predicted class stand side by side.
         cells: The target's samples by outcome cell, shape `(cells,)`. For `em` also probabilities, shape `(samples,
             classes)`, whose prior is uniform over the classes that `tables` has samples of.
-        method: One of the four.
 
     Example:
         >>> estimate = estimate_mix([[90, 10], [20, 80]], [55, 45])

@@ -50,7 +50,6 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
     """Build and check the method of an expanded `[method]`.
 
     Args:
-        whole: What `expand` returns.
         momentum: The momentum of the clients' SGD, for a server update that depends on it (`local_momentum`).
     """
     filled = [slot for slot in PLACES if slot in SLOTS or slot in whole]

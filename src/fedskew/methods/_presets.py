@@ -63,7 +63,6 @@ def compose(name: str) -> dict[str, Table]:
     """Return the slots that presets joined by "+" fill.
 
     Raises:
-        ConfigError: A name is unknown.
         CombinationError: Two presets bring the same thing, and neither gives way.
     """
     parts = [piece.strip() for piece in name.split("+")]

@@ -24,12 +24,7 @@ class Method:
     """One component for each slot.
 
     Attributes:
-        selection: Selects the clients of a round.
         objective: What a client minimises: a classification loss and weighted terms.
-        local_step: How a client steps.
-        weighting: How much each update counts.
-        server_update: How the aggregated updates move the model.
-        aggregation: How the weighted updates become one change.
         pipeline: Set where the rounds are not all alike.
         finish: What happens once after the last round; mostly nothing.
     """

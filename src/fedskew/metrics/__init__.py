@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from fedskew.metrics._cohort import ClassGroups, class_groups, drift_diversity, mix_distance
-from fedskew.metrics._confusion import balanced_accuracy, macro_f1, per_class_accuracy, target_accuracy
+from fedskew.metrics._measures import (
+    ClassGroups,
+    balanced_accuracy,
+    class_groups,
+    drift_diversity,
+    macro_f1,
+    mix_distance,
+    per_class_accuracy,
+    target_accuracy,
+)
 
 __all__ = [
     "ClassGroups",

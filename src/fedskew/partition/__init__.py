@@ -5,8 +5,7 @@ A rule's `split(labels, clients, rng, num_classes=None)` returns an ascending ar
 
 from __future__ import annotations
 
-from fedskew.partition._dirichlet_by_class import DirichletByClass, DirichletWithinDomains
-from fedskew.partition._dirichlet_by_client import DirichletByClient
+from fedskew.partition._dirichlet import DirichletByClass, DirichletByClient, DirichletWithinDomains
 from fedskew.partition._fedpals import OneLabelMissing, oracle
 from fedskew.partition._iid import IID, IIDAndExclusive
 from fedskew.partition._labels_per_client import Quantity, Sparsity

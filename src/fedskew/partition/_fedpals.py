@@ -67,7 +67,6 @@ def oracle(
         rows: The samples to deal, as indices into `labels`.
         labels: Class ids of the whole data set, shape `(samples,)`.
         target: Label mix, shape `(classes,)`; normalised here.
-        rng: Source of all random draws.
 
     Returns:
         One ascending index array per client.

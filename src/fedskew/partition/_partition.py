@@ -29,9 +29,7 @@ class Partition:
     """Which samples each client holds.
 
     Attributes:
-        indices: One index array per client.
         counts: Label counts, shape `(clients, classes)`, int64.
-        rule: How the split was made, in words.
     """
 
     indices: tuple[IntArray, ...]
@@ -74,12 +72,10 @@ class Partition:
         Args:
             partitioner: The partitioner, to which no data set has been assigned yet.
             labels: Class ids, shape `(samples,)`, integers in [0, num_classes); the partitioner knows them as "label".
-            num_classes: Number of classes.
             columns: What else the partitioner divides by: values of each sample, by name.
 
         Raises:
             ArgumentError: It has a data set already, or can't divide these samples.
-            MissingPackageError: The package `datasets` is not installed.
         """
         try:
             package = import_module("datasets")

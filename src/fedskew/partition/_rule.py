@@ -29,7 +29,6 @@ class Rule:
         Args:
             labels: Class ids, shape `(samples,)`, integers.
             clients: Number of clients, with the target client where the rule has one.
-            rng: Source of all random draws.
             num_classes: Number of classes; the largest label + 1 where None.
 
         Returns:
@@ -143,7 +142,6 @@ def hold_out(rows: IntArray, labels: ArrayLike, share: float, rng: np.random.Gen
         rows: The client's samples, as indices into `labels`.
         labels: Class ids of the whole data set, shape `(samples,)`.
         share: Share to hold out, from 0 to below 1; else ArgumentError is raised.
-        rng: Source of all random draws.
     """
     if not 0 <= share < 1:
         raise ArgumentError(f"share: must be from 0 to below 1, not {share}")

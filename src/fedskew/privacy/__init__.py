@@ -20,7 +20,15 @@ No amplification by sampling is claimed: whoever sees who took part (the server 
 is that of the rounds in which it took part.
 """
 
-from fedskew.privacy._accounting import epsilon, most_rounds, noise_for, together
-from fedskew.privacy._noise import COVERED, Protection, UpdateNoise, secure_noise
+from fedskew.privacy._noise import (
+    COVERED,
+    Protection,
+    UpdateNoise,
+    epsilon,
+    most_rounds,
+    noise_for,
+    secure_noise,
+    together,
+)
 
 __all__ = ["COVERED", "Protection", "UpdateNoise", "epsilon", "most_rounds", "noise_for", "secure_noise", "together"]

@@ -47,8 +47,6 @@ class Selection(Protocol):
             state: The state that `init` or the last `select` returned.
             counts: Label counts, shape `(clients, classes)`; the engine passes `LabelCounts`, of which
                 `fedskew.labels.as_counts` gives the array.
-            size: Number of clients to choose.
-            rng: The only source of randomness.
             first: Id of the client to choose first; None: the selection chooses it.
 
         Returns:

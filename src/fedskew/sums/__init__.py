@@ -20,7 +20,6 @@ streams, all from the package `cryptography` (extra `fedskew[flower]`).
 The threat model is an honest but curious server that does not collude with sites; see `docs/privacy.md`.
 """
 
-from fedskew.sums._keys import Key
-from fedskew.sums._masking import Masked, SumContext, mask, unmask
+from fedskew.sums._masking import Key, Masked, SumContext, mask, unmask
 
 __all__ = ["Key", "Masked", "SumContext", "mask", "unmask"]

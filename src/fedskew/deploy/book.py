@@ -32,7 +32,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from fedskew.deploy._log import LOG
-from fedskew.deploy._releases import (
+from fedskew.deploy.releases import (
     ROUNDING,
     Budget,
     CountsRequest,

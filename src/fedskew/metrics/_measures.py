@@ -1,4 +1,4 @@
-"""Measures of clients: label mixes of cohorts, class groups of a client, and how far updates point apart."""
+"""Measures of cohorts (label mixes, class groups, how far updates point apart), and of confusion matrices."""
 
 from __future__ import annotations
 
@@ -47,9 +47,6 @@ def class_groups(counts: ArrayLike) -> ClassGroups:
 
     With n samples in C classes, a class is a majority class with more than n / C samples, a minority class with some
     but no more than that, vacant with none. The FedVLS paper gives no threshold; this one (FedLMD's) gives its table 7.
-
-    Raises:
-        ArgumentError: The counts are not one client's.
     """
     held = np.asarray(counts)
     if held.ndim != 1:
@@ -90,3 +87,56 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
     if apart == 0:
         return 1.0 / len(rows)
     return (apart / together) ** 2 if together > 0 else math.inf
+
+
+FloatArray = NDArray[np.float64]
+
+
+def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
+    """Compute the share of each class that was recognised, `(classes,)`; NaN where it has no sample."""
+    table = _table(confusion)
+    present = table.sum(axis=1)
+    accuracy = np.full(len(table), np.nan)
+    np.divide(np.diagonal(table), present, out=accuracy, where=present > 0)
+    return accuracy
+
+
+def balanced_accuracy(confusion: ArrayLike) -> float:
+    """Compute the mean of `per_class_accuracy` over the classes with a sample."""
+    accuracy = per_class_accuracy(confusion)
+    present = ~np.isnan(accuracy)
+    return float(accuracy[present].mean()) if present.any() else float("nan")
+
+
+def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:
+    """Compute the mean over classes of F1 = 2 TP / (2 TP + FP + FN), 0 where TP is 0.
+
+    The classes are those that have samples or are predicted, as scikit-learn has it by default; with `present_only`
+    those that have samples, as WILDS does for iWildCam.
+    """
+    table = _table(confusion)
+    truth, predicted = table.sum(axis=1), table.sum(axis=0)
+    classes = truth > 0 if present_only else truth + predicted > 0
+    if not classes.any():
+        return float("nan")
+    f1 = 2 * np.diagonal(table)[classes] / (truth + predicted)[classes]
+    return float(f1.mean())
+
+
+def target_accuracy(confusion: ArrayLike, target: ArrayLike) -> float:
+    """Compute the accuracy to expect under the target label mix: the mean of per-class accuracy, weighted by the mix.
+
+    The mix is normalised; NaN if a class of the target has no sample.
+    """
+    accuracy = per_class_accuracy(confusion)
+    mix = as_target(target, len(accuracy))
+    return float(accuracy[mix > 0] @ mix[mix > 0])
+
+
+def _table(confusion: ArrayLike) -> FloatArray:
+    table = np.asarray(confusion, dtype=np.float64)
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or not table.size:
+        raise ArgumentError(f"confusion: must be square, (classes, classes), not of shape {table.shape}")
+    if not (np.isfinite(table).all() and (table >= 0).all()):
+        raise ArgumentError("confusion: must hold finite numbers, none below 0")
+    return table

@@ -1,15 +1,19 @@
-"""MNIST, Fashion-MNIST and EMNIST, in the IDX format (LeCun, Cortes, Burges).
+"""MNIST, Fashion-MNIST, EMNIST and CIFAR, published as arrays of bytes.
 
-An IDX file is a big-endian header (a magic number whose last byte is the number of dimensions, then one 32-bit size
-each), then uint8 values in row order. Where a file `.gz` is read, the same without `.gz` will do.
+An IDX file (LeCun, Cortes, Burges) is a big-endian header (a magic number whose last byte is the number of dimensions,
+then one 32-bit size each), then uint8 values in row order. Where a file `.gz` is read, the same without `.gz` will do.
+CIFAR (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009) is read from the authors' Python
+version: Python 2 pickles, read without executing anything in them.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import struct
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,12 +38,12 @@ def mnist(root: Path, verify: bool = True) -> Dataset:
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
     source = Source.of("mnist", root, verify)
-    return of_bytes("mnist", _read(source), DIGITS, source.moments)
+    return of_bytes("mnist", _idx(source), DIGITS, source.moments)
 
 
 def mnist_arrays(root: Path, verify: bool = True) -> Arrays:
     """Return MNIST's images, `(samples, 1, 28, 28)` uint8, and labels as they are in its files."""
-    return _read(Source.of("mnist", root, verify))
+    return _idx(Source.of("mnist", root, verify))
 
 
 def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
@@ -51,7 +55,7 @@ def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
         verify: Check files against their published MD5; False accepts other files in this format too.
     """
     source = Source.of("fashion_mnist", root, verify)
-    return of_bytes("fashion_mnist", _read(source), source.classes, source.moments)
+    return of_bytes("fashion_mnist", _idx(source), source.classes, source.moments)
 
 
 def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
@@ -64,7 +68,7 @@ def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
         verify: As in `mnist`.
     """
     fashion = Source.of("fashion_mnist", root, verify)
-    digits, garments = mnist_arrays(root, verify), _read(fashion)
+    digits, garments = mnist_arrays(root, verify), _idx(fashion)
     train, test = (torch.cat([digits[part], garments[part]]) for part in (0, 2))
     labels, test_labels = (torch.cat([digits[part], garments[part] + len(DIGITS)]) for part in (1, 3))
     return of_bytes("mnist_and_fashion", (train, labels, test, test_labels), DIGITS + fashion.classes)
@@ -82,7 +86,7 @@ def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
         verify: Check the files against the published sizes (single files have no published checksum).
     """
     source = Source.of("emnist_balanced", root, verify)
-    train, labels, test, test_labels = _read(source, "emnist-balanced-train", "emnist-balanced-test")
+    train, labels, test, test_labels = _idx(source, "emnist-balanced-train", "emnist-balanced-test")
     for (part, each), found in zip(source.facts["each"].items(), (labels, test_labels), strict=True):
         if verify and found.bincount().tolist() != [each] * len(_CHARACTERS):
             what = f"it does not hold {each} labels of each of {len(_CHARACTERS)} classes"
@@ -156,7 +160,7 @@ def _owners(
     )
 
 
-def _read(source: Source, *parts: str) -> Arrays:
+def _idx(source: Source, *parts: str) -> Arrays:
     arrays: list[Tensor] = []
     for part in parts or ("train", "t10k"):
         file = f"{part}-labels-idx1-ubyte"
@@ -183,3 +187,90 @@ def _values(source: Source, name: str) -> np.ndarray:
     if len(content) != start + math.prod(shape):
         raise source.damaged(name, f"its header says {shape}, and {len(content) - start} values follow")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape).copy()
+
+
+def cifar10(root: Path, verify: bool = True) -> Dataset:
+    """Read CIFAR-10: 50,000 and 10,000 colour images of 32 x 32 in ten classes.
+
+    From `cifar-10-batches-py/`. Normalised by channel with means 0.4914, 0.4822, 0.4465 and deviations 0.2470, 0.2435,
+    0.2616, those of the training pixels.
+
+    Args:
+        verify: Check files against their published MD5; False accepts other files in this format too.
+    """
+    source = Source.of("cifar10", root, verify)
+    (names,) = _entries(source, "batches.meta", "label_names")
+    return of_bytes("cifar10", _cifar(source, "labels"), tuple(names), source.moments)
+
+
+def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dataset:
+    """Read CIFAR-100: 50,000 and 10,000 colour images of 32 x 32 in 100 classes, or in 20 superclasses of five each.
+
+    From `cifar-100-python/`. Normalised by channel with means 0.5071, 0.4865, 0.4409 and deviations 0.2673, 0.2564,
+    0.2762, those of the training pixels.
+
+    Args:
+        superclasses: Use the 20 superclasses as classes.
+        verify: Check files against their published MD5; False accepts other files in this format too.
+    """
+    source, level = Source.of("cifar100", root, verify), "coarse" if superclasses else "fine"
+    (names,) = _entries(source, "meta", f"{level}_label_names")
+    return of_bytes("cifar100", _cifar(source, f"{level}_labels"), tuple(names), source.moments)
+
+
+def _cifar(source: Source, labels: str) -> Arrays:
+    """Return images, `(samples, 3, 32, 32)` uint8, and labels: those of the last batch are the test part.
+
+    A row is the red plane, then green, then blue, each in row order.
+    """
+    pixels, targets = [], []
+    for name in source.facts["batches"]:
+        data, given = _entries(source, name, "data", labels)
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3 * 32 * 32:
+            raise source.damaged(name, "its data is not uint8 (samples, 3072)")
+        pixels.append(torch.from_numpy(data).view(-1, 3, 32, 32))
+        try:
+            targets.append(torch.tensor(given, dtype=torch.int64))
+        except (TypeError, ValueError) as error:
+            raise source.damaged(name, f"its {labels!r} are no whole numbers ({error})") from None
+        if targets[-1].shape != (len(data),):
+            raise source.damaged(name, f"has {len(data)} images and {len(targets[-1])} labels")
+    return torch.cat(pixels[:-1]), torch.cat(targets[:-1]), pixels[-1], targets[-1]
+
+
+def _entries(source: Source, name: str, *entries: str) -> list[Any]:
+    """Return some entries of the dict in a file."""
+    content = source.read(name)
+    try:
+        found = _Unpickler(io.BytesIO(content), encoding="latin1").load()
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise source.damaged(name, f"no pickle of arrays and plain values ({error})") from None
+    if not isinstance(found, dict):
+        raise source.damaged(name, f"holds a {type(found).__name__}, not a dict")
+    for entry in entries:
+        if entry not in found:
+            raise source.damaged(name, f"has no {entry!r} (found: {', '.join(map(str, found))})")
+    return [found[entry] for entry in entries]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds numpy arrays and plain values only. The files name numpy's modules as of numpy 1."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
+            return _reconstruct
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return _dtype
+        raise pickle.UnpicklingError(f"a CIFAR file has no use for {module}.{name}")
+
+
+def _reconstruct(kind: type[np.ndarray[Any, Any]], shape: tuple[int, ...], code: bytes) -> np.ndarray[Any, Any]:
+    """Return an empty array, filled by the state that follows, as numpy's own function of this name does."""
+    return kind.__new__(kind, shape, "b")
+
+
+def _dtype(name: str, align: int, copy: int) -> np.dtype[Any]:
+    """Convert the flags to bool: Python 2 wrote integers, which numpy no longer takes."""
+    return np.dtype(name, bool(align), bool(copy))

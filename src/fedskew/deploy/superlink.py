@@ -25,8 +25,8 @@ from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
-from fedskew.deploy._keys import expires_soon
 from fedskew.deploy._log import LOG
+from fedskew.deploy.keys import expires_soon
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
