@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 # Never a fork of this process: it may have used torch's threads, and then the child can hang. On Linux children are
@@ -131,6 +132,17 @@ class Pool:
         """End all children at once."""
         while self._children:
             self._children.pop().kill()
+
+
+def are_safe() -> bool:
+    """Return whether children can be started unasked: none would run a user's script again, whose `__main__` they load.
+
+    They can from fedskew's own commands, and from what is no file: `python -c`, a notebook.
+    """
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    ours = (file is not None and Path(file).stem == "fedskew") or (spec is not None and spec.name.startswith("fedskew"))
+    return sys.platform != "win32" and multiprocessing.parent_process() is None and (file is None or ours)
 
 
 def hear_interrupts() -> None:

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedskew import components, engine, methods, models, torchrun
+from fedskew.children import are_safe
 from fedskew.data import take
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
 from fedskew.errors import ArgumentError, ConfigError
+from fedskew.executors import cores
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
@@ -169,7 +172,7 @@ def _make_runner(
     announced = _announced(config, method, task.counts if weighed is None else weighed, target)
     federation = engine.Federation(
         method=method,
-        backend=_backend(config, model, work, observe, size),
+        backend=_backend(config, model, work, observe, size, _processes(config, model, task, size, some)),
         counts=task.counts,
         target=target,
         participation=training.participation,
@@ -245,7 +248,12 @@ def _fedconcat(
 
 
 def _backend(
-    config: Config, model: FlatModel, work: engine.LocalWork, observe: engine.Observer | None, clients: int
+    config: Config,
+    model: FlatModel,
+    work: engine.LocalWork,
+    observe: engine.Observer | None,
+    clients: int,
+    processes: int = 1,
 ) -> engine.Backend:
     """Return the backend for cohorts of so many clients, on the model's device; under `torchrun`, over all ranks."""
     section = config.engine
@@ -253,14 +261,44 @@ def _backend(
     here = -(-clients // torchrun.ranks())
     if section.backend == "cohort" or (section.backend == "auto" and CohortBackend.is_faster(model, work, here)):
         local = CohortBackend(model, work, observe, section.chunk)
-    elif section.backend == "processes":
+    elif section.backend == "processes" or processes > 1:
         if model.vector.device.type != "cpu":
             raise ConfigError(
                 "engine.backend: 'processes' trains on the CPU only; set engine.device to 'cpu', or engine.backend to "
                 "'sequential'"
             )
-        local = engine.ProcessBackend(model, work, section.number_of_processes(), observe)
+        local = engine.ProcessBackend(model, work, max(processes, section.number_of_processes()), observe)
     return engine.RankBackend(local, work) if torchrun.launched() else local
+
+
+def _processes(config: Config, model: FlatModel, task: Task, cohort: int, samples: Tensor) -> int:
+    """Return how many processes the backend "auto" takes, whose bits are those of one.
+
+    One where they can't be started safely, or where a run is so short that starting them would take longer. How long it
+    takes is estimated from the multiplications of a forward pass, and not measured.
+    """
+    section, training = config.engine, config.training
+    at_once = min(section.processes or max(1, cores() // section.threads), cohort)
+    safe = (
+        are_safe()
+        and "__main__:" not in str(config.tree())
+        and not torchrun.launched()
+        and model.vector.device.type == "cpu"
+    )
+    if section.backend != "auto" or at_once < 2 or not safe or model.vector.device.type != "cpu":
+        return 1
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.module.eval()(samples[:1])
+    batches = training.most_epochs * float(task.counts.sum(axis=1).mean()) / training.batch_size
+    steps = training.rounds * cohort * (batches if training.steps is None else training.steps)
+    operations = 3 * counter.get_total_flops() * training.batch_size
+    return at_once if steps * (_STEP + operations / _RATE) > _WORTH_IT else 1
+
+
+_STEP, _RATE = 3e-4, 5e10
+"""Seconds that a step takes whatever the network, and operations a second."""
+_WORTH_IT = 15.0
+"""Seconds of a run for which starting processes, of 2 to 4 seconds each, is worth it."""
 
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm

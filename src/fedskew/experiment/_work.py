@@ -158,7 +158,7 @@ class LocalEvaluator:
     """Evaluates models on a test set, and on a validation set where some is held out, on this machine; an `Evaluator`.
 
     `target` is the target's label mix; `chosen_by` is the one that the server is told, by which validation accuracy is
-    measured, which chooses models; `(classes,)` both, or None. The `backend` trains the same network; its processes help.
+    measured, which chooses models; `(classes,)` both, or None. The `backend` trains the same network, and may help.
     """
 
     model: FlatModel
