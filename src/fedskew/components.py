@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -32,28 +34,11 @@ GIVEN = "given"
 
 _given: dict[str, Any] = {}
 
-PROPERTIES: Mapping[str, str] = {
-    "needs_target": "weighs by the target label mix ([target] mix)",
-    "needs_label_counts": "needs the clients' label counts at the server; a selection or a weighting that does not "
-    "declare it is taken to need them",
-    "reveals_label_counts": "its replies reveal a client's label counts",
-    "assigns_quotas": "tells each client how many samples of each class to train on",
-    "fixed_cohort": "selects the same clients in every round",
-    "corrects_gradients": "corrects local gradients towards the plain mean of all clients' gradients",
-    "reads_each_update": "a server update that needs each client's own update",
-    "is_dynamic": "one half of FedDyn, whose local step and server update need each other",
-    "weighs_equally": "every client that holds a sample has the same weight",
-    "keeps_state": "keeps something between rounds, or sends or returns something beside the model, for one global "
-    "model (declared by `hooks.Hooks`)",
-    "adds_up": "uses what clients send only as sums over them, so that masks may hide what each sends "
-    '([engine] updates = "masked")',
-    "needs_colocation": "a loss that compares the classes of one client only, so that two classes are told apart where "
-    "some client holds both (`labels.colocation`)",
-    "fixes_last_layer": "fixes the network's last layer, or sets it itself, so that it is not trained",
-    "shapes_features": "a term that acts on the features before the last layer, and on nothing else",
-    "reads": "a loss that compares with another model, or reads what the server sent: its `reads` is not empty",
-}
+PROPERTIES: Mapping[str, str] = tomllib.loads(Path(__file__).with_name("properties.toml").read_text(encoding="utf-8"))
 """The properties that rules refer to, with their meaning. A component has only the properties that it declares."""
+
+
+_COUNTED = ("forward", "backward", "models_up", "models_down")
 
 
 @dataclass(frozen=True)
@@ -78,27 +63,15 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         """Add two costs; numbers that both send are sent once."""
-        return Cost(
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-            models_up=self.models_up + other.models_up,
-            models_down=self.models_down + other.models_down,
-            client_models=self.client_models + other.client_models,
-            numbers=tuple(dict.fromkeys(self.numbers + other.numbers)),
-        )
+        sums = {
+            field.name: getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)
+        }
+        return Cost(**sums | {"numbers": tuple(dict.fromkeys(sums["numbers"]))})
 
     def __str__(self) -> str:
         """Describe the cost in words; empty if there is none."""
-        words = [
-            f"+{count} {what}"
-            for count, what in (
-                (self.forward, "forward"),
-                (self.backward, "backward"),
-                (self.models_up, "model up"),
-                (self.models_down, "model down"),
-            )
-            if count
-        ]
+        counts = {name.replace("models_", "model "): count for name, count in vars(self).items() if name in _COUNTED}
+        words = [f"+{count} {what}" for what, count in counts.items() if count]
         kept = [f"client keeps {self.client_models} model"] if self.client_models else []
         return ", ".join([*words, *self.numbers, *kept])
 

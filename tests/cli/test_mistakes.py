@@ -224,7 +224,7 @@ COMMANDS = [  # a command, and words of the answer
     (f"{PALS} --set strength", ["--set 'strength': expected key=value"]),
     (f"{TARGET} --method rlls", ["--method: must be one of gls, em-cells, bbse, em, not 'rlls'"]),
     (f"{TARGET} --bins 0.9,0.5", ["bins: must rise"]),
-    (f"{TARGET} --bins half", ["--bins: must be numbers"]),
+    (f"{TARGET} --bins half", ["--bins 'half': expected numbers between 0 and 1, separated by commas"]),
     (f"{TARGET} --picture a.png --no-picture", ["--no-picture: contradicts"]),
     (f"{TARGET} --picture a.docx", ["a.docx"]),
     (f"{TARGET} --out nowhere/mix.csv --no-picture", ["nowhere/mix.csv"]),

@@ -112,7 +112,10 @@ def test_a_figure_is_run_drawn_with_a_note_on_changes_and_runs_are_used_again(tm
     words = ("reproduce", "fedpals-fig9", "--rows", "0.5", "--rounds", "2", "--seeds", "0")
     done = command(*words, "--processes", "1")
     assert "2 of 2 runs" in done.stdout
-    assert "Changed from the recipe: 2 of 10 rows; seeds 0 instead of 0, 1, 2, 3, 4; training.rounds = 2" in done.stdout
+    assert (
+        "Changed from the recipe: 2 of 10 rows; seeds = [0] instead of [0, 1, 2, 3, 4]; training.rounds = 2"
+        in done.stdout
+    )
     (figure,) = tmp_path.glob("runs/sweep-fedpals-fig9-*/figure.png")
     assert figure.stat().st_size > 5000
     again = command(*words)

@@ -68,16 +68,13 @@ def test_a_mapped_key_gives_each_client_its_own_mask():
     assert not torch.allclose(mapped[0], client(keys[1], x[0]))
 
 
-def test_the_key_is_no_part_of_the_state_dict():
-    assert not any("drop" in name for name in build("cnn_w2", 5, (1, 16, 16)).state_dict())
-
-
-def test_passes_with_the_same_key_agree_and_leave_torchs_generator_alone():
+def test_passes_with_the_same_key_agree_and_leave_torchs_generator_alone_and_the_key_is_no_part_of_the_state_dict():
     model = build("cnn_w2", 5, (1, 16, 16)).train()
     x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     before = torch.get_rng_state()
     assert torch.equal(model(x), model(x))
     assert torch.equal(before, torch.get_rng_state())
+    assert not any("drop" in name for name in model.state_dict())
 
 
 class Twice(nn.Module):
@@ -119,17 +116,13 @@ def test_a_users_dropout_layers_are_replaced_in_place_and_numbered():
     assert len(model._forward_pre_hooks) == 1
 
 
-def test_a_model_that_is_a_dropout_layer_is_returned_replaced():
+def test_a_model_that_is_a_dropout_layer_is_returned_replaced_and_one_without_is_left_as_it_is():
     model = Dropout.swap(nn.Dropout(0.5))
     assert isinstance(model, Dropout)
     assert Dropout.keys_of(model) == ["key"]
-
-
-def test_a_model_without_dropout_is_left_as_it_is():
-    model = nn.Sequential(nn.Linear(3, 2))
-    Dropout.swap(model)
-    assert Dropout.keys_of(model) == []
-    assert not model._forward_pre_hooks
+    plain = nn.Sequential(nn.Linear(3, 2))
+    assert Dropout.keys_of(Dropout.swap(plain)) == []
+    assert not plain._forward_pre_hooks
 
 
 @pytest.mark.parametrize(
@@ -141,12 +134,9 @@ def test_layers_that_draw_without_a_key_are_refused_by_name(layer):
         Dropout.swap(nn.Sequential(nn.Linear(3, 3), layer))
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
-def test_a_probability_outside_the_unit_interval_is_refused(p):
-    with pytest.raises(ArgumentError, match="p:"):
-        Dropout(p)
-
-
-def test_channel_dropout_needs_channels():
+def test_a_probability_outside_the_unit_interval_and_channels_that_are_not_there_are_refused():
+    for p in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ArgumentError, match="p:"):
+            Dropout(p)
     with pytest.raises(ArgumentError, match="channel dropout"):
         Dropout.swap(nn.Dropout2d(0.5))(torch.ones(3))

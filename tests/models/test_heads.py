@@ -1,3 +1,5 @@
+"""Networks with another end: projected, on a simplex, side by side; and features of our networks and a user's own."""
+
 from __future__ import annotations
 
 import weakref
@@ -28,6 +30,57 @@ def drawn(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def mlp(classes: int = 5, inputs: int = 6, seed: int = 0, **options) -> nn.Module:
+    return build("mlp3", classes, (inputs,), generator=drawn(seed), **options)
+
+
+def on_simplex(network: nn.Module, generator: torch.Generator, scale: float = 1.0, learnt: bool = True) -> nn.Module:
+    return OnSimplex(network, scale, learnt=learnt, generator=generator)
+
+
+ENDS = {
+    "projected": (Projected, {"projection.0.weight": 200, "projection.2.bias": 0, "head.weight": 0}),
+    "on a simplex": (on_simplex, {"head.weight": 0}),
+    "on prototypes": (lambda network, generator: OnPrototypes(network, 1.0, generator), {"head.weight": 0}),
+    "concatenated": (lambda network, generator: Concatenated(network, 2, generator), {"head.weight": 400}),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_new_weights_come_from_the_generator_alone(end):
+    make, names = ENDS[end]
+    before = torch.get_rng_state()
+    one, same, other = (make(mlp(), drawn(seed)).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    for name, inputs in names.items():
+        assert torch.equal(one[name], same[name])
+        assert not torch.allclose(one[name], other[name], atol=1e-3)
+        if inputs:  # PyTorch's default: uniform within 1 / sqrt(inputs)
+            assert 0.9 / inputs**0.5 < one[name].abs().max() <= 1 / inputs**0.5
+    assert all(torch.equal(one[name], other[name]) for name in one if name.endswith("fc1.weight"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Projected(nn.Sequential(nn.Linear(4, 3)), drawn()),
+            "Sequential does not say where its projection goes",
+        ),
+        (lambda: Projected(nn.Linear(4, 3), drawn()), "Linear does not say where its projection goes"),
+        (lambda: on_simplex(nn.Sequential(nn.Linear(3, 2)), drawn()), "Sequential .* give it a linear layer self"),
+        (
+            lambda: OnPrototypes(nn.Sequential(nn.Linear(3, 2)), 1.0, drawn()),
+            "Sequential .* give it a linear layer self",
+        ),
+        (lambda: Concatenated(nn.Sequential(nn.Linear(3, 2)), 2), "Sequential does not say where its features end"),
+    ],
+)
+def test_a_network_that_does_not_say_where_its_head_is_is_refused_with_the_cure(make, message):
+    with pytest.raises(ArgumentError, match=f"^network: {message}"):
+        make()
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_network_gains_a_projection_of_256_features_before_its_head(name):
     plain = build(name, 7, SHAPES[name])
@@ -36,18 +89,16 @@ def test_every_network_gains_a_projection_of_256_features_before_its_head(name):
     model = Projected(plain, drawn()).eval()
     x = torch.randn(3, *SHAPES[name], generator=drawn())
     features, logits = with_features(model)(x)
-    assert features.shape == (3, 256)
-    assert logits.shape == (3, 7)
+    assert (features.shape, logits.shape) == ((3, 256), (3, 7))
     torch.testing.assert_close(logits, model.head(features))
     # encoder, linear d to d, linear d to 256, linear 256 to classes
-    assert sum(p.numel() for p in model.parameters()) == (
-        before + width * width + width + 256 * width + 256 + 7 * 256 + 7
-    )
+    added = width * width + width + 256 * width + 256 + 7 * 256 + 7
+    assert sum(p.numel() for p in model.parameters()) == before + added
 
 
 def test_it_is_the_encoder_then_linear_relu_linear():
-    plain = build("mlp3", 4, (5,))
-    x = torch.randn(2, 5, generator=drawn())
+    plain = mlp()
+    x = torch.randn(2, 6, generator=drawn())
     encoded = plain.features(x)
     model = Projected(plain, drawn())
     first, _, second = model.projection
@@ -55,56 +106,34 @@ def test_it_is_the_encoder_then_linear_relu_linear():
     assert isinstance(model.encoder.head, nn.Identity)
 
 
-def test_new_weights_come_from_the_generator_alone():
-    before = torch.get_rng_state()
-    one, same, other = (Projected(build("mlp3", 4, (5,)), drawn(seed)) for seed in (1, 1, 2))
-    assert torch.equal(before, torch.get_rng_state())
-    for layer in ("projection.0.weight", "projection.2.bias", "head.weight"):
-        assert torch.equal(one.state_dict()[layer], same.state_dict()[layer])
-        assert not torch.equal(one.state_dict()[layer], other.state_dict()[layer])
-    assert torch.equal(one.state_dict()["encoder.fc1.weight"], other.state_dict()["encoder.fc1.weight"])
-    # PyTorch's default: uniform within 1 / sqrt(inputs), 200 of them
-    assert 0.9 / 200**0.5 < one.projection[0].weight.abs().max() <= 1 / 200**0.5
-
-
-def test_dropout_inside_the_encoder_is_the_same_in_every_pass_of_a_step():
-    model = Projected(build("cnn_w2", 4, (3, 32, 32)), drawn()).train()
-    assert len(Dropout.keys_of(model)) == 2
-    x = torch.randn(2, 3, 32, 32, generator=drawn())
-    assert torch.equal(model(x), model(x))
-
-
 class Own(nn.Module):
-    """A user's own network that says what its features are."""
+    """A user's own network that says what its features are, with statistics and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5))
-        self.head = nn.Linear(6, 3)
+        self.norm, self.drop, self.head = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3)
 
     def features(self, x):
-        return self.layers(x)
+        return self.drop(self.norm(x))
 
     def forward(self, x):
         return self.head(self.features(x))
 
 
-def test_a_network_of_ones_own_with_features_and_head_is_projected():
-    model = Projected(Dropout.swap(Own()), drawn())
-    x = torch.ones(2, 4)
-    assert model(x).shape == (2, 3)
-    assert torch.equal(model(x), model(x))
+def test_dropout_inside_the_encoder_is_the_same_in_every_pass_of_a_step_also_of_ones_own_network():
+    for network, shape, layers in ((build("cnn_w2", 4, (3, 32, 32)), (3, 32, 32), 2), (Dropout.swap(Own()), (4,), 1)):
+        model = Projected(network, drawn()).train()
+        assert len(Dropout.keys_of(model)) == layers
+        x = torch.randn(2, *shape, generator=drawn())
+        assert torch.equal(model(x), model(x))
 
 
-@pytest.mark.parametrize("network", [nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)])
-def test_a_network_that_does_not_say_is_refused(network):
-    with pytest.raises(ArgumentError, match=r"^network: (Sequential|Linear) does not say where its projection goes"):
-        Projected(network, drawn())
+# On a simplex.
 
 
 def simplex(classes: int, generator: torch.Generator) -> torch.Tensor:
     """The corners that a network of so many outputs is compared with."""
-    return OnSimplex(build("logistic", classes, (1,)), 1.0, learnt=False, generator=generator).head.weight.detach()
+    return on_simplex(build("logistic", classes, (1,)), generator, learnt=False).head.weight.detach()
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10, 200])
@@ -116,21 +145,11 @@ def test_corners_have_length_1_and_are_as_far_apart_as_can_be(classes):
     np.testing.assert_allclose(corners.sum(axis=0), 0, atol=1e-5)
 
 
-def test_it_is_the_generators_and_no_other_source_is_read():
-    before = torch.get_rng_state()
-    assert torch.equal(simplex(7, drawn(3)), simplex(7, drawn(3)))
-    assert not torch.allclose(simplex(7, drawn(3)), simplex(7, drawn(4)), atol=0.1)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_it_is_turned_uniformly_whatever_signs_a_decomposition_chooses():
+def test_it_is_turned_uniformly_whatever_signs_a_decomposition_chooses_and_one_class_has_none():
     # The sign of a corner's first coordinate would be that of the decomposition; and its mean square is 1 / C.
     first = torch.stack([simplex(3, drawn(seed))[0] for seed in range(400)])
     assert (first > 0).float().mean(dim=0).sub(0.5).abs().max() < 0.1
     assert first.square().mean(dim=0).sub(1 / 3).abs().max() < 0.06
-
-
-def test_one_class_has_no_simplex():
     with pytest.raises(ArgumentError, match="classes: a simplex needs two corners at least, got 1"):
         simplex(1, drawn())
 
@@ -140,18 +159,16 @@ def test_logits_are_the_scaled_cosines_of_any_networks_outputs_with_the_corners(
     network = build(name, 5, shape, generator=drawn(1))
     x = torch.randn(6, *shape, generator=drawn(2))
     outputs = network(x)
-    fixed = OnSimplex(network, 3.0, learnt=True, generator=drawn())
-    cosines = unit_rows(outputs) @ simplex(5, drawn()).T
-    torch.testing.assert_close(fixed(x), 3 * cosines)
-    features, logits = with_features(fixed)(x)
-    torch.testing.assert_close(features, outputs)
-    torch.testing.assert_close(logits, 3 * cosines)
+    fixed = on_simplex(network, drawn(), 3.0)
+    logits = 3 * unit_rows(outputs) @ simplex(5, drawn()).T
+    torch.testing.assert_close(fixed(x), logits)
+    torch.testing.assert_close(with_features(fixed)(x), Outputs(outputs, logits))
 
 
 @pytest.mark.parametrize("learnt", [True, False])
 def test_everything_is_trained_but_the_corners_and_a_fixed_scale(learnt):
-    network = OnSimplex(build("mlp3", 5, (4,), width=3), 3.0, learnt=learnt, generator=drawn())
-    network(torch.ones(2, 4)).square().sum().backward()
+    network = on_simplex(mlp(width=3), drawn(), 3.0, learnt=learnt)
+    network(torch.ones(2, 6)).square().sum().backward()
     still = {name for name, parameter in network.named_parameters() if parameter.grad is None}
     assert still == {"head.weight"} | (set() if learnt else {"head.scale"})
 
@@ -160,46 +177,22 @@ def test_outputs_of_zero_have_a_finite_gradient():
     network = build("logistic", 3, (2,))
     network.head.weight.data.zero_()
     network.head.bias.data.zero_()
-    OnSimplex(network, 1.0, learnt=True, generator=drawn())(torch.ones(1, 2)).sum().backward()
+    on_simplex(network, drawn())(torch.ones(1, 2)).sum().backward()
     assert network.head.weight.grad.abs().max() < 10
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-20, 1e-8])
-def test_rows_of_next_to_no_length_have_a_gradient_that_a_step_survives(size):
+@pytest.mark.parametrize("size", [0.0, 1e-38, 1e-20, 1e-8, 1e-4, 1.0, 1e15])
+def test_rows_get_length_1_and_those_of_next_to_no_length_a_gradient_that_a_step_survives(size):
     rows = torch.full((1, 4), size, requires_grad=True)
-    unit_rows(rows)[0, 0].backward()
-    assert rows.grad.abs().max() <= 1
-    assert unit_rows(rows).norm() <= 1
-
-
-@pytest.mark.parametrize("size", [1e-4, 1.0, 1e15])
-def test_rows_of_any_other_length_get_length_1(size):
-    torch.testing.assert_close(unit_rows(torch.full((1, 4), size)), torch.full((1, 4), 0.5))
-
-
-def test_a_network_that_says_nothing_of_its_classes_is_refused_with_the_cure():
-    for make in (
-        lambda network: OnSimplex(network, 1.0, True, drawn()),
-        lambda network: OnPrototypes(network, 1.0, drawn()),
-    ):
-        with pytest.raises(ArgumentError, match=r"network: Sequential does not say .* give it a linear layer self"):
-            make(nn.Sequential(nn.Linear(3, 2)))
+    if size >= 1e-4:
+        torch.testing.assert_close(unit_rows(rows).detach(), torch.full((1, 4), 0.5))
+    else:
+        unit_rows(rows)[0, 0].backward()
+        assert rows.grad.abs().max() <= 1
+        assert unit_rows(rows).norm() <= 1
 
 
 # Encoders side by side under one head.
-
-
-class Normed(nn.Module):
-    """A user's own network, with statistics and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.drop(self.norm(x)))
 
 
 @pytest.mark.parametrize(
@@ -216,10 +209,12 @@ def test_it_has_the_parameters_of_the_encoders_and_of_one_head_on_all_features(n
     assert sum(p.numel() for p in model.parameters()) == 4 * encoder + 4 * dim * 10 + 10
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 4 * dim * 10 + 10
     assert len(FlatModel(model).vector) == 4 * dim * 10 + 10
+    with pytest.raises(ArgumentError, match="encoders: must be at least 1, got 0"):
+        Concatenated(build("logistic", 2, (3,)), 0)
 
 
 def test_its_features_are_the_encoders_one_after_another():
-    networks = [build("mlp3", 5, (6,), generator=drawn(seed), width=7) for seed in range(3)]
+    networks = [mlp(seed=seed, width=7) for seed in range(3)]
     model = Concatenated(networks[0], 3)
     for place, network in enumerate(networks):
         model.put(place, network)
@@ -231,7 +226,7 @@ def test_its_features_are_the_encoders_one_after_another():
 
 
 def test_encoders_are_copies_of_their_own():
-    network = build("mlp3", 5, (6,))
+    network = mlp()
     model = Concatenated(network, 2)
     before = model.encoders[1].fc1.weight.clone()
     assert torch.equal(before, network.fc1.weight)
@@ -243,31 +238,29 @@ def test_encoders_are_copies_of_their_own():
 
 
 def test_encoders_stay_in_eval_mode_and_as_they_are():
-    model = Concatenated(Dropout.swap(Normed()), 2).train()
+    model = Concatenated(Dropout.swap(Own()), 2).train()
     assert model.training
     before = {name: value.clone() for name, value in model.encoders.state_dict().items()}
     x = torch.randn(8, 4, generator=drawn(1))
     once, again = model(x), model(x)
     assert torch.equal(once, again)  # no dropout, no statistics of the batch
     once.sum().backward()
-    assert all(torch.equal(value, before[name]) for name, value in model.encoders.state_dict().items())
-    assert all(p.grad is None for p in model.encoders.parameters())
-    assert model.head.weight.grad is not None
+    torch.testing.assert_close(dict(model.encoders.state_dict()), before, rtol=0, atol=0)
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == {"head.weight", "head.bias"}
 
 
 def test_put_brings_statistics_too_and_leaves_the_head():
-    network = Dropout.swap(Normed()).train()
-    network(torch.randn(8, 4, generator=drawn(1)))
-    model = Concatenated(network, 2)
-    other = Dropout.swap(Normed()).train()
-    other(torch.randn(8, 4, generator=drawn(2)) + 3)
+    networks = [Dropout.swap(Own()).train() for _ in range(2)]
+    for place, network in enumerate(networks):
+        network(torch.randn(8, 4, generator=drawn(place)) + 3 * place)
+    model = Concatenated(networks[0], 2)
     head = model.head.weight.clone()
-    model.put(1, other)
-    assert torch.equal(model.encoders[0].norm.running_mean, network.norm.running_mean)
-    assert torch.equal(model.encoders[1].norm.running_mean, other.norm.running_mean)
-    assert int(model.encoders[1].norm.num_batches_tracked) == 1
+    model.put(1, networks[1])
+    for encoder, network in zip(model.encoders, networks, strict=True):
+        assert torch.equal(encoder.norm.running_mean, network.norm.running_mean)
+        assert int(encoder.norm.num_batches_tracked) == 1
     assert torch.equal(model.head.weight, head)
-    read = Concatenated(Normed(), encoders=2)
+    read = Concatenated(Own(), encoders=2)
     read.load_state_dict(model.state_dict())
     x = torch.randn(2, 4, generator=drawn(5))
     assert torch.equal(read(x), model(x))
@@ -276,59 +269,32 @@ def test_put_brings_statistics_too_and_leaves_the_head():
     assert "encoders.1.norm.running_var" in flat.state_dict()
 
 
-def test_the_head_is_drawn_from_the_generator_alone():
-    before = torch.get_rng_state()
-    network = build("mlp3", 5, (6,))
-    one, same, other = (Concatenated(network, 2, drawn(seed)).head.weight for seed in (1, 1, 2))
-    assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-    # PyTorch's default: uniform within 1 / sqrt(inputs), 400 of them
-    assert 0.049 < float(one.detach().abs().max()) <= 0.05
-
-
-def test_a_network_without_a_head_and_no_encoder_are_refused():
-    with pytest.raises(ArgumentError, match="network: Sequential does not say where its features end"):
-        Concatenated(nn.Sequential(nn.Linear(3, 2)), 2)
-    with pytest.raises(ArgumentError, match="encoders: must be at least 1, got 0"):
-        Concatenated(build("logistic", 2, (3,)), 0)
-
-
 # Features and logits of our networks and of a user's own.
 
-X = torch.randn(5, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+X = torch.randn(5, 1, 16, 16, generator=drawn())
 
 
 def own() -> nn.Sequential:
-    generator = torch.Generator().manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(256, 7), nn.ReLU(), nn.BatchNorm1d(7), nn.Linear(7, 3)).eval()
+    generator = drawn(1)
     for parameter in model.parameters():
         nn.init.normal_(parameter, generator=generator)
     return model
 
 
-def test_features_of_a_users_module_are_the_input_of_its_last_linear_layer():
-    model = own()
-    features, logits = with_features(model)(X)
-    torch.testing.assert_close(features, model[:4](X))
-    torch.testing.assert_close(logits, model(X))
-
-
-def test_a_users_module_stays_as_it_is():
+def test_features_of_a_users_module_are_the_input_of_its_last_linear_layer_and_it_stays_as_it_is():
     model = own()
     names = list(model.state_dict())
     wrapped = with_features(model)
-    assert isinstance(wrapped(X), Outputs)
+    outputs = wrapped(X)
+    assert isinstance(outputs, Outputs)
+    torch.testing.assert_close(outputs, Outputs(model[:4](X), model(X)))
     with pytest.raises(RuntimeError):
         wrapped(torch.ones(2, 5))
     assert wrapped.model is model
     assert list(model.state_dict()) == names
     assert not any(layer._forward_pre_hooks for layer in model.modules())
-
-
-def test_no_tensor_outlives_the_call():
-    outputs = with_features(own())(X)
-    features = weakref.ref(outputs.features)
+    features = weakref.ref(outputs.features)  # no tensor outlives the call
     del outputs
     assert features() is None
 
@@ -352,28 +318,24 @@ class Gated(Convolutional):
         self.gate = nn.Linear(1, 1)
 
     def forward(self, x):
-        return self.conv(x * torch.sigmoid(self.gate(x.mean((2, 3)))[:, :, None, None])).mean((2, 3))
-
-
-@pytest.mark.parametrize("kind", [Convolutional, Gated])
-def test_without_a_linear_head_the_features_are_the_logits(kind):
-    features, logits = with_features(kind())(X)
-    assert features is logits
+        return super().forward(x * torch.sigmoid(self.gate(x.mean((2, 3)))[:, :, None, None]))
 
 
 class Backwards(nn.Module):
-    """Registers its head first."""
+    """Registers its head first; the layer that runs last counts."""
 
     def __init__(self):
         super().__init__()
-        self.head = nn.Linear(4, 4)
-        self.body = nn.Linear(256, 4)
+        self.head, self.body = nn.Linear(4, 4), nn.Linear(256, 4)
 
     def forward(self, x):
         return self.head(self.body(x.flatten(1)).relu())
 
 
-def test_the_layer_that_runs_last_counts_not_the_one_registered_last():
+def test_without_a_linear_head_the_features_are_the_logits_and_the_layer_that_runs_last_counts():
+    for kind in (Convolutional, Gated):
+        features, logits = with_features(kind())(X)
+        assert features is logits
     model = Backwards()
     torch.testing.assert_close(with_features(model)(X).features, model.body(X.flatten(1)).relu())
 
@@ -384,11 +346,8 @@ def test_the_layer_that_runs_last_counts_not_the_one_registered_last():
 def test_it_maps_over_clients(make):
     model = make()
     wrapped = with_features(model)
-    stacked = {
-        f"model.{name}": torch.stack([value, 0.5 * value])
-        for name, value in model.state_dict().items()
-        if value.is_floating_point()
-    }
+    floats = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
+    stacked = {f"model.{name}": torch.stack([value, 0.5 * value]) for name, value in floats.items()}
     x = torch.stack([X, -X])
 
     def client(state, x):
@@ -397,8 +356,7 @@ def test_it_maps_over_clients(make):
     mapped = torch.func.vmap(client)(stacked, x)
     for k in range(2):
         alone = client({name: value[k] for name, value in stacked.items()}, x[k])
-        torch.testing.assert_close(mapped.features[k], alone.features)
-        torch.testing.assert_close(mapped.logits[k], alone.logits)
+        torch.testing.assert_close(Outputs(*(part[k] for part in mapped)), alone)
 
 
 def test_dropout_inside_is_counted_anew_in_every_call():

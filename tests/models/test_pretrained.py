@@ -55,28 +55,17 @@ def test_resnet50_has_torchvisions_names_and_shapes(published):
 
 
 @pytest.mark.slow
-def test_a_file_for_other_classes_gives_all_but_the_head(published, tmp_path):
-    path = tmp_path / "resnet50.pth"
+def test_a_file_for_other_classes_gives_all_but_the_head_and_one_of_the_same_the_head_too(published, tmp_path):
     # Files from before PyTorch 0.4.1 have no counters.
-    torch.save({name: value for name, value in published.items() if "num_batches" not in name}, path)
-    model = build("resnet50", 7, (3, 64, 64), weights=str(path))
-    drawn = build("resnet50", 7, (3, 64, 64))
-    state = model.state_dict()
-    for name, value in published.items():
-        if not name.startswith("fc."):
-            assert torch.equal(state[name], value), name
-    assert torch.equal(model.head.weight, drawn.head.weight)
-    assert torch.equal(model.head.bias, drawn.head.bias)
-
-
-@pytest.mark.slow
-def test_a_safetensors_file_of_the_same_classes_gives_the_head_too(published, tmp_path):
-    path = tmp_path / "resnet50.safetensors"
-    state = published | {"fc.weight": torch.ones(7, 2048), "fc.bias": torch.arange(7.0)}
-    safetensors.torch.save_file(state, path)
-    model = build("resnet50", 7, (3, 64, 64), weights=path)
-    assert torch.equal(model.layer4[2].conv3.weight, published["layer4.2.conv3.weight"])
-    assert torch.equal(model.head.weight, torch.ones(7, 2048))
+    torch.save({name: value for name, value in published.items() if "num_batches" not in name}, tmp_path / "r50.pth")
+    of_seven = published | {"fc.weight": torch.ones(7, 2048), "fc.bias": torch.arange(7.0)}
+    safetensors.torch.save_file(of_seven, tmp_path / "r50.safetensors")
+    drawn = build("resnet50", 7, (3, 64, 64)).head.state_dict()
+    for file, head in (("r50.pth", drawn), ("r50.safetensors", {"weight": torch.ones(7, 2048)})):
+        model = build("resnet50", 7, (3, 64, 64), weights=str(tmp_path / file))
+        state = model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in published.items() if not name.startswith("fc."))
+        assert all(torch.equal(state[f"head.{name}"], value) for name, value in head.items())
     assert torch.equal(model.head.bias, torch.arange(7.0))
 
 
@@ -88,24 +77,20 @@ def test_a_run_says_where_the_weights_come_from():
 
 
 @pytest.mark.slow
-def test_a_file_of_another_network_is_refused(tmp_path):
-    path = tmp_path / "small.pth"
-    torch.save({"fc.weight": torch.zeros(10, 512), "fc.bias": torch.zeros(10)}, path)
-    with pytest.raises(ArgumentError, match="weights: .*small.pth holds weights of another network .*conv1.weight"):
-        build("resnet50", 10, (3, 64, 64), weights=str(path))
-
-
-@pytest.mark.slow
-def test_files_that_can_not_be_read_are_one_line(tmp_path):
-    with pytest.raises(DataError, match=r"no such weights file"):
-        build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / "none.safetensors"))
+def test_files_of_another_network_and_those_that_can_not_be_read_are_one_line(tmp_path):
+    torch.save({"fc.weight": torch.zeros(10, 512), "fc.bias": torch.zeros(10)}, tmp_path / "small.pth")
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
     for name in ("damaged.pth", "damaged.safetensors"):
         (tmp_path / name).write_bytes(b"not weights at all")
-        with pytest.raises(DataError, match=f"{name}: is not a readable weights file"):
-            build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / name))
-    torch.save([torch.zeros(1)], tmp_path / "list.pth")
-    with pytest.raises(DataError, match="list.pth: does not hold a state dict"):
-        build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / "list.pth"))
+    for file, error, message in (
+        ("small.pth", ArgumentError, "weights: .*small.pth holds weights of another network .*conv1.weight"),
+        ("none.safetensors", DataError, "no such weights file"),
+        ("damaged.pth", DataError, "damaged.pth: is not a readable weights file"),
+        ("damaged.safetensors", DataError, "damaged.safetensors: is not a readable weights file"),
+        ("list.pth", DataError, "list.pth: does not hold a state dict"),
+    ):
+        with pytest.raises(error, match=message):
+            build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / file))
 
 
 class _Writes:

@@ -68,7 +68,7 @@ def test_ours_stands_beside_theirs_and_what_was_smaller_is_said(tmp_path: Path):
     # FedEntOpt's table I, CIFAR-10, Dir(0.1): FedAvg 46.61, FedEntOpt 52.80
     assert [line.theirs and line.theirs.mean for line in done.lines] == [46.61, 52.80]
     assert done.lines[0].difference == pytest.approx(done.lines[0].ours[0] - 46.61)
-    assert "Changed from the recipe: seeds 0 instead of 0, 1; training.rounds = 2 instead of 3." in done.notes
+    assert "Changed from the recipe: seeds = [0] instead of [0, 1]; training.rounds = 2 instead of 3." in done.notes
     assert "Differs from the paper: digits are not CIFAR-10." in done.notes
     assert not any("not here" in note for note in done.notes)
     headings, body, _ = done.table()
@@ -139,10 +139,10 @@ def test_each_seed_stands_by_itself_below_the_most_that_its_target_allows(tmp_pa
 
 def test_fewer_rounds_cut_both_parts_of_fedconcat():
     rows = Recipe.read("fedentopt-table1").choose("cifar10,dir0.1,fedconcat,fedavg")
-    (_, fedavg), (_, fedconcat) = Reproduction.plan(rows, rounds=98)
+    fedavg, fedconcat = (row.config(rounds=98) for row in rows)
     assert fedavg.training.rounds == fedconcat.training.rounds == 98
     assert fedconcat.method["pipeline"]["encoder_rounds"] == 48  # 480 of 980
-    assert Reproduction.plan(rows, rounds=10_000)[0][1].training.rounds == 500
+    assert rows[0].config(rounds=10_000).training.rounds == 500
 
 
 @pytest.mark.slow

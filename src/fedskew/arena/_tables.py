@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
@@ -14,13 +14,8 @@ from fedskew.arena._arena import Arena
 from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View
 from fedskew.arena._run import OF_FEDERATION, ArenaState
 from fedskew.files import replacing, write_text, writing
-from fedskew.tables import counted, csv_text, markdown_table
+from fedskew.tables import counted, csv_text, filled, markdown_table
 
-_VIEW_WORDS: dict[View, str] = {
-    "rounds": "At equal rounds",
-    "compute": "At equal compute: the local steps of the reference's last round, a further pass counting for a third",
-    "traffic": "At equal traffic: the bytes, up and down, of the reference's last round, a finish's among them",
-}
 _MOST_LABELS = 12
 
 
@@ -89,68 +84,43 @@ def _standing_table(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]
 
 
 def _notes(arena: Arena) -> list[str]:
-    settings = arena.settings
-    tuned = (
-        f"Every method spent {settings.budget} runs in every situation on its tuning, on a seed and a partition of "
-        "their own, by validation samples (choices.csv)."
-        if settings.rates
-        else "Nothing is tuned: every method has its paper's parameters and the situation's learning rate."
-    )
-    return [
-        tuned,
-        "Training: situations that differ only in the label mix that models are scored on count as one; its score is "
-        "the mean of theirs.",
-        f"Difference: points ahead of {settings.reference}, paired on the same partition and seed, mean over "
-        f"trainings; score: mean of the last {settings.last} evaluations, on the target mix where there is one, in %. "
-        f"A finished model has one evaluation, and is compared with {settings.reference}'s of the same round.",
-        "95 %: bootstrap over trainings; median: over runs. p: Wilcoxon's signed ranks over trainings, "
-        "Holm-corrected for the methods. Ahead, harmed: share of the trainings in which it is ahead, or more than a "
-        "point behind. Collapsed: runs more than 20 points behind.",
-    ]
+    return filled("fedskew.arena", "notes.txt", {}, settings=arena.settings).splitlines()
 
 
 def _page(state: ArenaState, found: Scores, tables: dict[View, list[Standing]], ranked: Ranks) -> str:
-    arena, done = state.arena, len(state.runs)
-    refused = sum(bool(line["failure"]) for line in state.runs)
-    lines = [
-        f"# {arena.name}",
-        "",
-        f"    {arena.command}",
-        "",
-        f"{done:,} of {counted(state.number, 'run')} done"
-        f"{f', {refused:,} of them refused: a config that makes no sense (`failure` in runs.csv)' if refused else ''}"
-        f"{'' if done == state.number else ': what follows is a part of the plan'}; seeds "
-        f"{', '.join(map(str, arena.entries[0].config.seeds))}, partitions "
-        f"{', '.join(map(str, arena.settings.partitions))}. "
-        f"Made by fedskew {', '.join(sorted({line['made'] for line in state.compared}))}.",
-        "",
-        *(f"- {note}" for note in _notes(arena)),
-    ]
-    for view in VIEWS:
-        if tables[view]:
-            lines += ["", f"## {_VIEW_WORDS[view]}", "", markdown_table(*_standing_table(tables[view]), labels=1)]
-    if ranked.methods:
-        cells = [[method, f"{rank:.2f}"] for method, rank in zip(ranked.methods, ranked.ranks, strict=True)]
-        table = markdown_table(["method", "average rank"], cells, labels=1)
-        lines += ["", "## Average ranks", "", table, "", _rank_words(ranked)]
+    filters: dict[str, Callable[..., Any]] = {
+        "counted": counted,
+        "standings": lambda rows: markdown_table(*_standing_table(rows), labels=1),
+        "ranks": lambda ranked: markdown_table(
+            ["method", "average rank"],
+            [[method, f"{rank:.2f}"] for method, rank in zip(ranked.methods, ranked.ranks, strict=True)],
+            labels=1,
+        ),
+        "p": _p,
+    }
+    return filled(
+        "fedskew.arena",
+        "table.md",
+        filters,
+        state=state,
+        arena=state.arena,
+        notes=_notes(state.arena),
+        tables=tables,
+        ranked=ranked,
+        by_axis=list(_by_axis(state.arena, found)),
+    )
+
+
+def _by_axis(arena: Arena, found: Scores) -> Iterator[tuple[str, str]]:
+    """Yield each axis of few labels, and how methods stand at each of them."""
     for at, axis in enumerate(arena.axes):
         labels = list(dict.fromkeys(situation[at] for own in found.values.values() for situation, _, _ in own))
         if 1 < len(labels) <= _MOST_LABELS:
-            lines += ["", f"## By {axis}: mean difference, median of runs (trainings; collapsed runs)", ""]
-            lines += [_by_axis(found, arena.settings.reference, axis, labels)]
-    if state.failures:
-        lines += ["", "## Not trained this time", "", *(f"- {line}" for line in state.failures)]
-    return "\n".join([*lines, ""])
-
-
-def _by_axis(found: Scores, reference: str, axis: str, labels: Sequence[str]) -> str:
-    parts = {label: {row.method: row for row in found.standings(reference, {axis: label})} for label in labels}
-    cells = [
-        [method, *(_cell(parts[label].get(method)) for label in labels)]
-        for method in found.values
-        if method != reference
-    ]
-    return markdown_table(["method", *labels], cells, labels=1)
+            standings = [found.standings(arena.settings.reference, {axis: label}) for label in labels]
+            parts = [{row.method: row for row in rows} for rows in standings]
+            methods = [method for method in found.values if method != arena.settings.reference]
+            cells = [[method, *(_cell(own.get(method)) for own in parts)] for method in methods]
+            yield axis, markdown_table(["method", *labels], cells, labels=1)
 
 
 def _cell(part: Standing | None) -> str:
@@ -158,19 +128,6 @@ def _cell(part: Standing | None) -> str:
         return "-"
     collapsed = f"; {part.collapsed}" if part.collapsed else ""
     return f"{part.difference:+.1f}, {part.median:+.1f} ({part.trainings}{collapsed})"
-
-
-def _rank_words(ranked: Ranks) -> str:
-    said = f"Over {counted(ranked.trainings, 'training')} that all of these methods have."
-    if not math.isnan(ranked.critical):
-        said += (
-            f" Average ranks that are less than {ranked.critical:.2f} apart do not differ at 5 % (Nemenyi, all pairs)."
-        )
-    if not math.isnan(ranked.p):
-        said += f" Friedman's test that all are alike: p {_p(ranked.p, equals='= ')}."
-    if ranked.left_out:
-        said += f" Left out, as they lack situations: {', '.join(ranked.left_out)}."
-    return said
 
 
 def _p(p: float, equals: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import numpy as np
 import typer
 
-from fedskew.cli.options import DataRoot, config_file
+from fedskew.cli.options import DataRoot, config_file, named, several
 from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, read_target
@@ -222,7 +222,7 @@ def advise(
         fedskew advise counts.csv --without fedentopt,ccvr
     """
     source = read_source(path, client, label, decimal, totals, data_root, target)
-    left_out = [name.strip() for name in without.split(",")] if without else []
+    left_out = several("--without", without, named, "names") if without else []
     found = advice_for(source, participation, epochs, left_out, table)
     if as_json:
         print_json(found.to_dict())

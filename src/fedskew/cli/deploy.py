@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli.options import Changes, DataRoot, TrustCode, changed_keys, config_file
+from fedskew.cli.options import Changes, DataRoot, TrustCode, changed_keys, config_file, named, several
 from fedskew.cli.page import Console
 from fedskew.errors import ConfigError, DataError, DivergedError, EndedEarlyError, RunError, StandstillError
 from fedskew.own_code import away_from_current_folder, refused
@@ -118,10 +118,14 @@ def init(
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
     if classes is not None and shape is not None:
-        samples: dict[str, Any] = {"classes": _names(classes, "--classes"), "shape": _numbers(shape)}
+        samples: dict[str, Any] = {
+            "classes": several("--classes", classes, named, "names"),
+            "shape": several("--shape", shape, int, "whole numbers, such as 3,32,32"),
+        }
     else:
         samples = _kind(_dataset(whole))
-    made = Draft.of(whole, _names(sites, "--sites"), samples, label_counts, epsilon, updates, target_site)
+    names = several("--sites", sites, named, "names")
+    made = Draft.of(whole, names, samples, label_counts, epsilon, updates, target_site)
     images = _images_table(whole)
     played = write_federation(folder, made.config, made.agreement, place, images, target, made.mask_keys, wheel)
     _print_notes(made, played.losses_in_words(harmless=False))
@@ -251,22 +255,6 @@ def renew(folder: Federation) -> None:
         "change; until a site has it, it can't connect. Keys and registrations stay as they are."
     )
     console.say(f"now start {server / 'superlink.sh'} again")
-
-
-def _names(text: str, option: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise ConfigError(f"{option}: expected names separated by commas; got {text!r}")
-    return names
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(side) for side in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--shape: expected whole numbers separated by commas, such as 3,32,32; got {text!r}"
-        ) from None
 
 
 def _dataset(config: Config) -> Dataset:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
@@ -16,6 +16,7 @@ from fedskew.tables import counted, duration
 if TYPE_CHECKING:
     from fedskew.experiment import Config
 
+Value = TypeVar("Value")
 ConfigFile = Annotated[
     Path,
     typer.Argument(
@@ -98,15 +99,27 @@ def changed_keys(
 
     changed = dict(parse_change(change) for change in changes or [])
     if seeds is not None:
-        try:
-            changed["seeds"] = [int(seed) for seed in seeds.split(",")]
-        except ValueError:
-            raise ConfigError(f"--seeds {seeds!r}: expected whole numbers separated by commas, such as 0,1,2") from None
+        changed["seeds"] = several("--seeds", seeds, int, "whole numbers, such as 0,1,2")
     if device is not None:
         changed["engine.device"] = device
     if data_root is not None:
         changed["data.root"] = str(data_root)
     return changed
+
+
+def several(option: str, text: str, kind: Callable[[str], Value], what: str) -> list[Value]:
+    """Return the values that an option has, separated by commas."""
+    try:
+        return [kind(part.strip()) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} {text!r}: expected {what}, separated by commas") from None
+
+
+def named(text: str) -> str:
+    """Return a name; ValueError where there is none."""
+    if not text:
+        raise ValueError
+    return text
 
 
 def config_file(path: Path) -> Path:

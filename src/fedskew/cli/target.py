@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from fedskew.cli.counts import DecimalSign
-from fedskew.cli.options import TrustCode
+from fedskew.cli.options import TrustCode, several
 from fedskew.cli.page import AsJson, Console, NoPicture, picture_path, print_json, shares, write_csv
 from fedskew.errors import ArgumentError
 from fedskew.labels import MixMethod
@@ -75,7 +75,7 @@ def target(
     drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
     from fedskew.labels import Outcomes
 
-    outcomes = Outcomes.read(predictions, tables, _edges(bins), decimal)
+    outcomes = Outcomes.read(predictions, tables, several("--bins", bins, float, "numbers between 0 and 1"), decimal)
     estimate = outcomes.estimate(mix_method(method))
     samples = int(outcomes.cells.sum())
     check_samples(samples, predictions)
@@ -108,13 +108,6 @@ def target(
         console.say(f"\nThe mix: {out}")
     if drawn is not None:
         console.say(f"\nThe mix with its intervals: {drawn}")
-
-
-def _edges(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ArgumentError(f"--bins: must be numbers between 0 and 1, such as 0.5,0.8,0.95, not {text!r}") from None
 
 
 def mix_method(name: str) -> MixMethod:

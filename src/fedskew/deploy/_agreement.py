@@ -381,11 +381,8 @@ def _check_private(config: Config, agreement: Agreement) -> None:
 
 
 def method_of(config: Config, agreement: Agreement) -> methods.Method:
-    """Make the method of a federation of real sites, whose server update knows the number of sites.
-
-    Raises:
-        ConfigError: The method makes no sense, or the config gives another number of clients.
-    """
+    """Make the method of a federation of real sites, whose server update knows their number; ConfigError where it makes
+    no sense."""
     method = methods.build(config.method, config.training.momentum)
     try:
         server_update = components.with_clients(method.server_update, len(agreement.sites))

@@ -91,15 +91,7 @@ def take_offered(site: Path) -> None:
 
 
 def app_changes(before: AppFiles, after: AppFiles) -> list[str]:
-    """List in what two apps differ, key by key in TOML files.
-
-    Args:
-        before: Files of the one.
-        after: Files of the other.
-
-    Returns:
-        A line for each difference, such as "run.toml: training.epochs: 5 -> 50".
-    """
+    """List in what two apps differ, key by key in TOML files, such as "run.toml: training.epochs: 5 -> 50"."""
     lines = []
     for name in sorted({*before, *after}):
         if name not in after or name not in before:

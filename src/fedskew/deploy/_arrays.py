@@ -44,12 +44,7 @@ class NotFiniteError(RefusedError):
 
 
 class ArraySpec(NamedTuple):
-    """Shape and dtype of an array.
-
-    Attributes:
-        shape: The shape.
-        dtype: The dtype's name in numpy.
-    """
+    """Shape and dtype (numpy's name) of an array."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -95,21 +90,10 @@ def encode(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def decode(record: ArrayRecord, expected: Specs, what: str) -> dict[str, AnyArray]:
-    """Decode a record that holds exactly the expected arrays, all values finite.
+    """Decode a record that holds exactly the expected arrays, all values finite, read-only; RefusedError names `what`.
 
     Shape and dtype in the record are ignored. The header inside the bytes is parsed without evaluating it, and values
     are read only if header and length are as expected, so that a sender can't make the receiver allocate more memory.
-
-    Args:
-        record: The record as it was received.
-        expected: Shape and dtype of every array, by name.
-        what: Name for an array in errors, such as "the server's array".
-
-    Returns:
-        Read-only arrays, by name.
-
-    Raises:
-        RefusedError: The message names `what` and the first mistake.
     """
     missing, extra = sorted(set(expected) - set(record)), sorted(set(record) - set(expected))
     if missing or extra:

@@ -67,16 +67,9 @@ class Replies(NamedTuple, Generic[T]):
 class Members:
     """The nodes of a federation: client k is the node whose key is registered under the k-th name at the SuperLink.
 
-    What a message says about its sender is ignored.
-
-    Attributes:
-        grid: Flower's grid.
-        names: Names of the sites, then of the target site, if it does not train.
-        sites: Number of sites that train.
-        timeout: Seconds to wait for replies.
-        asked: Clients that were asked for something in this round.
-        silent: Those of them that did not answer in time.
-        nodes: The node id of each member that was ever connected, by client index.
+    What a message says about its sender is ignored. The names are those of the `sites` that train, then of the target
+    site, if it does not. `timeout` is in seconds. Of this round it is kept who was `asked`, and who did not answer in
+    time (`silent`); `nodes` are ids of all members that were ever connected, by client.
     """
 
     grid: Grid
@@ -138,13 +131,8 @@ class Members:
     ) -> Replies[T]:
         """Ask members that were connected; return what is valid of their replies, and why others are not used.
 
-        Args:
-            kind: Flower's message type, such as "train".
-            contents: The message to each, by client index.
-            read: Reads a reply of a client, or raises RefusedError; the client is told with the next message.
-            about: What it is about, in words.
-            timeout: Seconds to wait; None: as long as usual.
-            in_round: Whether it counts in this round who does not answer.
+        `read` reads a client's reply, or raises RefusedError; the client is told with the next message. `about` says in
+        words what it is about; with `in_round`, it counts in this round who does not answer.
         """
         told = {client: self._refusals.pop(client) for client in contents if client in self._refusals}
         questions = {client: _with(content, told.get(client)) for client, content in contents.items()}

@@ -31,13 +31,9 @@ FEW_TESTED = 30
 
 
 class SiteEvaluation(NamedTuple):
-    """A model's evaluation on one site's own test samples.
-
-    Attributes:
-        confusion: Confusion matrix, `(classes, classes)`, with a row for each true class.
-        loss: Mean loss; infinite if it is not finite.
-        outcomes: The same with its columns divided into cells, `(classes, classes * bins)`, where these were asked for.
-    """
+    """A model's evaluation on one site's own test samples: confusion matrix (rows are true classes), and mean loss,
+    infinite if it is not finite; `outcomes` has the columns divided into cells, `(classes, classes * bins)`, where
+    asked for."""
 
     confusion: NDArray[np.int64]
     loss: float

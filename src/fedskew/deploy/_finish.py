@@ -63,10 +63,7 @@ class SiteFinisher:
         """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
 
         Where the target site does not answer, its mix is the newest estimate of the rounds; without one, the model
-        stays as it was trained.
-
-        Raises:
-            RunError: No site answers, or the answers don't allow it.
+        stays as it was trained. RunError where no site answers, or the answers don't allow it.
         """
         plan, estimated, component = self.plan, EstimatedMix.of(server), self.plan.method.finish
         assert component is not None, "by the server"

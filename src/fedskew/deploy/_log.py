@@ -10,11 +10,8 @@ from fedskew.names import visible
 
 
 class VisibleText(logging.Filter):
-    """Writes every record as one line, with control characters and bidi marks as escapes (see `names.visible`).
-
-    Args:
-        keep: Characters that stay as they are, such as newlines in Flower's own messages.
-    """
+    """Writes every record as one line, with control characters and bidi marks but `keep` as escapes (see
+    `names.visible`)."""
 
     def __init__(self, keep: str = "") -> None:
         super().__init__()

@@ -111,17 +111,9 @@ Number = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class TrainInstruction(NamedTuple):
-    """The instruction to one site in a round.
-
-    Attributes:
-        run: Identifier of the federation's run, in hex digits; a resumed run keeps it.
-        round: Number of the round, from 1.
-        client: The site's client index.
-        epochs: Local epochs.
-        counted: The last round in which this site's update was aggregated; 0 before the first.
-        steps: Upper limit on local steps; None: no limit.
-        quota: Number of samples of each class to train on; None: all samples.
-    """
+    """The instruction to one site in a round: of a federation's run (hex digits; a resumed run keeps it), for the
+    client with this index, to train for so many local epochs, or `steps` at most, on a `quota` of samples of each class
+    (None: all). `counted` is the last round in which its update was aggregated, 0 before the first."""
 
     run: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
     round: Number
@@ -159,16 +151,8 @@ class TrainInstruction(NamedTuple):
 
 
 class SumAsked(NamedTuple):
-    """Which sum a site is asked for.
-
-    Attributes:
-        session: The run, and which start of its server.
-        round: Number of the round.
-        attempt: How often sites were asked for masks in this round, from 1.
-        purpose: "train", "evaluate" or "counts".
-        members: Names of the sites that are asked.
-        weights: Weights of their updates, sum 1; empty where nothing is weighed.
-    """
+    """Which sum a site is asked for: in this session (the run, and which start of its server), round and attempt (from
+    1), for this purpose, over these members, whose updates have these weights, sum 1; none where nothing is weighed."""
 
     session: Annotated[str, Field(min_length=1, max_length=100)]
     round: Number
@@ -269,13 +253,9 @@ def even(least: int) -> float:
 
 
 def over_few(weights: Collection[float], least: int) -> str:
-    """Return why a weighted sum is in effect one over too few sites; empty if it is not.
+    """Return why a weighted sum, weights of sum 1, is in effect one over fewer than `least` sites; empty if it is not.
 
     In a sum over two sites, or one in which two have nearly all of the weight, each of them learns the other's update.
-
-    Args:
-        weights: Weights of all members of the sum, sum 1.
-        least: Fewest sites that a sum may be over.
     """
     effective = 1 / sum(weight * weight for weight in weights)
     if effective >= EVEN * least:
@@ -289,11 +269,8 @@ def over_few(weights: Collection[float], least: int) -> str:
 def why_no_sum(weights: Collection[float], least: int, limit: float | None, of: int | None = None) -> str:
     """Return why no sum over sites with these weights is allowed; empty if one is.
 
-    Args:
-        weights: Weights of those that are there.
-        least: Fewest sites that a sum may be over.
-        limit: Largest share of the weight that one may have; None: nothing is weighed.
-        of: How many were asked; None: nobody was yet.
+    It is over `least` sites at least, and none has more than `limit` of the weight (None: nothing is weighed). `of`
+    says how many were asked; None: nobody was yet.
     """
     if len(weights) < least:
         there = f"{len(weights)} of {of} answered" if of is not None else f"there are {len(weights)}"

@@ -64,15 +64,10 @@ def kind_of(source: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a federation of real sites computes and sends, of a config that can be deployed.
+    """What a federation of real sites computes and sends, of a config with one seed that can be deployed.
 
-    Attributes:
-        config: The config, with one seed.
-        agreement: What server and sites agree on.
-        method: The method, which knows the number of sites.
-        model: The network.
-        protection: The noise of the updates, if they have any.
-        estimation: How the target's mix is estimated, if it is.
+    The method knows the number of sites; without noise on updates there is no protection, and without an estimated
+    target no estimation.
     """
 
     config: Config
@@ -84,11 +79,8 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, agreement: Agreement, target: Path | None = None, at_site: bool = False) -> Plan:
-        """Make the plan; for `target` and `at_site` see `Agreement.check_config`.
-
-        Raises:
-            ConfigError: The config can't be deployed, or its method or network can't be made for such sites.
-        """
+        """Make the plan; ConfigError where the config can't be deployed. For `target` and `at_site` see
+        `Agreement.check_config`."""
         agreement.check_config(config, target, at_site)
         classes, method = len(agreement.classes), method_of(config, agreement)
         model = _network(config, agreement, method)
@@ -259,17 +251,11 @@ class Plan:
         mix: FloatArray | None,
         announced: Mapping[str, FloatArray] | None = None,
     ) -> Federation:
-        """Make what plays the rounds.
+        """Make what plays the rounds; ConfigError where the method does not fit so many sites, their counts or the
+        target.
 
-        Args:
-            backend: Trains the sites.
-            counts: Their label counts, `(sites, classes)`.
-            clients: What is kept of them.
-            mix: The target's label mix (see `mix`).
-            announced: What sums of label counts tell all sites, where they are only summed.
-
-        Raises:
-            ConfigError: The method does not fit so many sites, their label counts or the target.
+        The backend trains the sites, of which `clients` is kept; `mix` is the target's label mix, and `announced` what
+        sums of label counts tell all sites, where these are only summed.
         """
         training, told = self.config.training, None if announced is None else dict(announced)
         codec = FixedPoint(self.protection, told) if self.is_masked else Floats()

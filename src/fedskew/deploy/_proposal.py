@@ -185,13 +185,6 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
     yet for these classes, if the data have changed since, or if the last is too noisy for the server. That of updates
     is what was spent, plus what the config's `[privacy]` allows one run; to agree to the same app once more does not
     raise it.
-
-    Args:
-        app: Hash of the app's files.
-        config: The app's config.
-        agreement: The app's `deploy.toml`.
-        data: The site's samples.
-        before: What the site agreed to last.
     """
     epsilon, total, mark = agreement.epsilon, None, utc_now() if before is None else before.data
     if epsilon is not None and data.state is not None:

@@ -83,17 +83,8 @@ class Rehearsal(NamedTuple):
 def rehearse(
     config: Config, agreement: Agreement, target: Path | None = None, counts: FloatArray | None = None
 ) -> Rehearsal:
-    """Make a federation as its server will, and play the loss of each of its sites.
-
-    Args:
-        config: The config.
-        agreement: What server and sites agree on.
-        target: A file with the target mix; None: the config's target.
-        counts: The sites' label counts; None: made-up ones.
-
-    Raises:
-        ConfigError: The run would be refused.
-    """
+    """Make a federation as its server will, and play the loss of each of its sites; ConfigError where the run would be
+    refused. Without a file with the target mix the config's target is taken, and without label counts made-up ones."""
     if counts is None:
         counts = example_counts(len(agreement.names), len(agreement.classes))
     plan = Plan.of(config, agreement, target)

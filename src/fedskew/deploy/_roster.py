@@ -51,12 +51,9 @@ FloatArray = NDArray[np.float64]
 class Roster:
     """The sites of one run and their label counts, stored in `deployment.json` in the run folder.
 
-    Attributes:
-        run: Identifier of the run, in hex digits.
-        session: That, and how often the server was started: of a round that is played again, sites mask nothing twice
-            under one name.
-        unreported: Why the last query got no label counts from a site, by name.
-        samples: Where label counts are only ever summed: how many samples all sites hold.
+    The run is named by hex digits, and the session by that and how often the server was started: of a round that is
+    played again, sites mask nothing twice under one name. `unreported` says why the last query got no label counts from
+    a site, by name, and `samples` how many all sites hold, where counts are only ever summed.
     """
 
     def __init__(self, members: Members, agreement: Agreement, folder: Path) -> None:

@@ -70,12 +70,9 @@ def server_app(folder: str | Path) -> ServerApp:
 def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: Path | None = None) -> SeedRun:
     """Train a federation to the end, and write its run folder, in `out`, and report; `target` is a file with the mix.
 
-    Raises:
-        ConfigError: The config can't be deployed.
-        DivergedError: The model was ruined too often; report and last good model are written.
-        StandstillError: Two rounds in a row moved nothing, or none did; report and model are written.
-        EndedEarlyError: No site was connected for too long.
-        RunError: The run folder belongs to another run, or can't be written.
+    DivergedError where the model was ruined too often, and StandstillError where two rounds in a row moved nothing, or
+    none did: report and last good model are written. EndedEarlyError where no site was connected for too long; RunError
+    where the folder belongs to another run, or can't be written.
     """
     agreement.check_config(config, target)
     # Sites keep the states of two rounds, so the server must not lose more than one.

@@ -78,20 +78,11 @@ class Evaluations(NamedTuple):
 
 @dataclass
 class Sites(Backend):
-    """Trains a cohort at its sites, which are nodes of a Flower federation.
-
-    Attributes:
-        plan: What the federation computes.
-        roster: The sites, and what they reported.
-        validator: Reads replies.
-        masked: Takes masked sums, where the server is to see no site's update; None: it sees each.
-        announced: What was announced to all sites, where each computes its own weight; it travels beside each model.
-        left_out: Clients that are not asked for anything.
-        skipped: Clients that are not asked, unless too few others of the cohort are connected.
-        lengths: Norms of the updates of the last cohort, by client.
-        losses: Its training losses, by client; infinite for a reply that was refused as it was not finite.
-        own_seconds: Seconds that the server itself computed in the last round, but for reading replies.
-    """
+    """Trains a cohort at its sites, which are nodes of a Flower federation. Without `masked` the server sees each
+    update. Who is `left_out` is asked nothing, and who is `skipped` only where too few others of a cohort are
+    connected. What was `announced` to sites that compute their own weights travels beside each model. Of the last
+    cohort there are norms of updates (`lengths`) and training `losses`, infinite for a reply that was refused as it was
+    not finite, and the seconds that the server itself computed, but for reading replies."""
 
     plan: Plan
     roster: Roster

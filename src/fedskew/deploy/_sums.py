@@ -69,15 +69,9 @@ Weigh = Callable[[Sequence[int]], Sequence[float]]
 
 @dataclass
 class Taken:
-    """The result of a masked sum.
-
-    Attributes:
-        weights: The weights of the clients in it; 0 where nothing is weighed.
-        members: Clients of which the last sum was asked.
-        opened: Clients that were asked to open a sum, or say that they have opened one of the round before.
-        reason: Why no sum opened.
-        replies: What did not come, as of the replies to one question.
-    """
+    """The result of a masked sum: the weights of the clients in it (0 where nothing is weighed), the `members` of which
+    the last sum was asked, those that were asked to open one or say that they opened one of the round before, the
+    reason why none opened, and the replies that did not come."""
 
     total: Mapping[str, NDArray[Any]] | None = None
     weights: dict[int, float] = field(default_factory=dict)
@@ -110,14 +104,8 @@ class MaskedSums:
         """Ask sites for masked integers, once more without those that don't answer, and then once to open their sum.
 
         Where one does not open it, the round's sum is lost, as a second one would tell the difference. So it is where a
-        server that was killed plays a round again that sites have opened.
-
-        Args:
-            purpose: What is summed, "train" or "evaluate", which is also Flower's type of the first message.
-            round: Number of the round.
-            contents: The first message to each client.
-            specs: Dtypes and lengths of the arrays.
-            weigh: Weighs clients; None: nothing is weighed.
+        server that was killed plays a round again that sites have opened. The purpose is also Flower's type of the
+        first message; `specs` are the arrays, and without `weigh` nothing is weighed.
         """
         names, taken, clients, of = self.members.names, Taken(members=sorted(contents)), sorted(contents), None
         about, kind, questions = "", purpose, contents
@@ -262,20 +250,9 @@ def announced_from(
 ) -> dict[str, FloatArray]:
     """Ask all sites for sums of their label counts over all of them; return the numbers that all sites get.
 
-    What came of it is written to `path`, so that a server that is started again does not ask again.
-
-    Args:
-        sums: Takes sums over all sites.
-        weighting: Asks the questions.
-        target: The target mix, if there is one.
-        classes: Number of classes.
-        patience: Seconds to wait for sites that are away.
-        path: A file in the run folder.
-
-    Raises:
-        ConfigError: The sums are not enough: no site holds a sample, or the target is missing.
-        EndedEarlyError: A site was away for too long.
-        RunError: The file of an earlier start can't be read.
+    What came of it is written to `path`, so that a server that is started again does not ask again. ConfigError where
+    the sums are not enough, as no site holds a sample or the target is missing; EndedEarlyError where a site was away
+    for more than `patience` seconds; RunError where the file can't be read.
     """
     if path.exists():
         try:
@@ -342,18 +319,8 @@ def impossible(
     least_loss: float,
     noise: UpdateNoise | None = None,
 ) -> str:
-    """Say why no honest sites' answers can have this sum; empty: they can.
-
-    Args:
-        total: The sum of what sites encoded by `encode_update`.
-        weight: Sum of their weights.
-        members: Number of sites.
-        sent: The model that was sent.
-        layout: Names of its parts.
-        steps: Fewest and most local steps of all together.
-        least_loss: Lowest loss that there can be.
-        noise: The noise of the updates; None: they have none.
-    """
+    """Say why no honest sites' answers, as encoded by `encode_update`, can have this sum, of so many members with this
+    sum of weights; empty: they can. The steps are the fewest and the most of all together."""
     opened = decode_sums(total, weight, members, members, sent)
     largest = float(opened.change.abs().max()) if opened.change.numel() else 0.0
     clip, around = UPDATES.limit, UPDATES.error(members, weight)

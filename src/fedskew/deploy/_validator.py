@@ -80,22 +80,13 @@ class Trained(NamedTuple):
 class ReplyValidator:
     """Turns a round's replies into updates, and notes what was refused, out of line, failed or missing.
 
-    For `norm_limit`, `norm_action` and `max_reply` see `Agreement`.
-
-    Attributes:
-        returned: Arrays that the method's components return beside the model; `idle`: of a client without a step.
-        hooks: The method's components that check what they were returned.
-        refuse: Tells a client, by its index, why its reply is not used.
-        training: The clients' settings of local training; None: the server doesn't know them.
-        slack: Returns the number of samples by which a client may differ from the number that it reported.
-        classes: Number of classes, as far as the server knows.
-        least_loss: The lowest training loss that the objective can have, but for rounding.
-        counts: Returns the label counts that clients told, `(clients, classes)`; None: directions are not compared, as
-            these are not exact.
-        notes: Problems of the current round.
-        accepted: Sizes of accepted updates, and agreements of all (see `_plausible`); part of the server's state
-            between rounds.
-        not_finite: Clients whose replies of the current round were refused for NaN or infinity.
+    For `norm_limit`, `norm_action` and `max_reply` see `Agreement`. The components (`hooks`) check what they were
+    `returned` beside the model, `idle` by a client without a step; `refuse` tells a client, by its index, why its reply
+    is not used. Of the clients the server knows their settings of `training` (None: it doesn't), by how many samples
+    one may differ from the number that it reported (`slack`), the number of classes, the lowest training loss that
+    there can be, and the label counts that they told, `(clients, classes)` (None: directions are not compared, as these
+    are not exact). `accepted` are sizes of accepted updates, and agreements of all (see `_plausible`), and `not_finite`
+    clients whose replies of the round were refused for NaN or infinity.
     """
 
     names: Sequence[str]
@@ -170,11 +161,8 @@ class ReplyValidator:
         returned: Mapping[str, AnyArray] | None = None,
         most_counted: int = MOST_STEPS,
     ) -> Trained:
-        """Return a client's update; the vector of its trained model becomes the change.
-
-        Raises:
-            RefusedError: The model is not as agreed, or can't be what the site says that it is.
-        """
+        """Return a client's update; the vector of its trained model becomes the change. RefusedError where it can't be
+        true."""
         arrays = check_arrays(record, self.layout.specs, self._counters, most_counted)
         trained = self.layout.to_state(arrays, self._own_rows.get(client))
         statistics = self.layout.statistics(trained)

@@ -123,19 +123,13 @@ class Watch:
 def ruined(
     losses: Mapping[int, float], best: NDArray[np.float64], limit: float, chance: float, evaluated: bool = True
 ) -> str | None:
-    """Say why a model is to be taken as ruined, or None if it isn't.
+    """Say why a model is to be taken as ruined, by its losses at sites, infinite where not finite; None if it isn't.
 
-    Each site's loss is compared with its own lowest so far, as sites hold other labels. Sites without one, such as
-    newcomers, are only asked whether their loss is finite.
-
-    Args:
-        losses: The model's loss at sites, by client index; infinite where it is not finite.
-        best: The lowest such loss of every site so far, shape `(clients,)`; infinite for a site that has none.
-        limit: See `Agreement.loss_limit`.
-        chance: The loss of a model that knows nothing, `log(classes)`: a lower one ruins no model.
-        evaluated: Whether sites evaluated the model that they had trained: then half of them decide, so that a liar
-            can't hide among two that it ruined it. Training in the next round judges others' work: then it takes more
-            than half, and two at least, so that of two no liar can accuse the other.
+    Each site's loss is compared with its own lowest so far (`best`, infinite if it has none), as sites hold other
+    labels: newcomers are only asked whether their loss is finite. A loss below `chance`, that of a model that knows
+    nothing, ruins no model; for `limit` see `Agreement.loss_limit`. Where sites evaluated the model that they had
+    trained, half of them decide, so that a liar can't hide among two that it ruined it. Training in the next round
+    judges others' work: then it takes more than half, and two at least, so that of two no liar can accuse the other.
     """
     known = [client for client in losses if math.isfinite(best[client])]
     infinite = [client for client, loss in losses.items() if not math.isfinite(loss)]

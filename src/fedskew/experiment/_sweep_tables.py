@@ -13,7 +13,7 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.files import write_text
 from fedskew.report import SeedRun, write_report
-from fedskew.tables import Spread, csv_text, markdown_table
+from fedskew.tables import Spread, csv_text, filled, markdown_table
 
 HEADINGS = {
     "accuracy": "accuracy",
@@ -139,33 +139,19 @@ class SweepResult:
 
     def notes(self) -> list[str]:
         """Return how to read the table, and which runs are missing from it."""
-        most = max(len(row.seeds) for row in self.rows)
-        shown = " or ".join(dict.fromkeys(row.shown for row in self.rows if row.seeds))
-        spread = "mean ± standard deviation over seeds (ddof = 1)." if most > 1 else "one seed, so no spread is known."
-        lines = [f"Accuracies in %, of the test set, {shown or 'no run is finished'}; {spread}"]
-        if "target_accuracy" in self.columns:
-            lines.append("Target mix: per-class accuracies averaged with the target's shares.")
-        if "last_tenth" in self.columns:
-            lines.append(
-                "Last tenth: mean of the evaluations in the last tenth of the rounds, on the target mix where there is "
-                "one."
-            )
-        if self.sweep.accuracy is not None:
-            lines.append(
-                f"Rounds to {100 * self.sweep.accuracy:g} %: the first evaluated round with this test accuracy, over "
-                "the seeds that reached it (how many, where not all did); - where none did."
-            )
-        lines.append(
-            "MB: 10⁶ bytes, up and down, of all rounds. Seconds: all rounds without their evaluation; they depend on "
-            "the machine and on how many runs share it."
-        )
         configs = [row.config for row in self.rows if row.config is not None]
-        if any("finish" in config.method for config in configs):
-            lines.append(
-                "As trained, after a finish: the last round's model alone, on one evaluation, not a mean over rounds."
-            )
-        lines += SweepResult.model_notes(configs)
-        return [*lines, *(reason for row in self.rows if not row.again for reason in row.reasons())]
+        lines = filled(
+            "fedskew.experiment",
+            "notes.txt",
+            {},
+            shown=" or ".join(dict.fromkeys(row.shown for row in self.rows if row.seeds)),
+            most=max(len(row.seeds) for row in self.rows),
+            columns=self.columns,
+            accuracy=self.sweep.accuracy,
+            finish=any("finish" in config.method for config in configs),
+        ).splitlines()
+        reasons = (reason for row in self.rows if not row.again for reason in row.reasons())
+        return [*lines, *SweepResult.model_notes(configs), *reasons]
 
     def write_tables(self) -> None:
         """Write `table.csv` and `table.md`, and `runs.csv`, a line for each run with the name of its folder.

@@ -105,15 +105,23 @@ class RecipeRow:
         assert found is not None, f"{self.labels[axis]!r} holds no number"
         return float(found[0])
 
-    def config(self, changes: Mapping[str, Any] | None = None) -> Config:
-        """Return its config, with other values for some dotted keys, checked.
+    def config(self, changes: Mapping[str, Any] | None = None, rounds: int | None = None) -> Config:
+        """Return its config, with other values for some dotted keys, and no more rounds than these, checked.
 
         Raises:
             ConfigError: The config makes no sense; the message names the row.
         """
+        if rounds is not None and rounds < 1:
+            raise ConfigError(f"rounds: must be at least 1, not {rounds}")
         tree = copy.deepcopy(self.tree)
+        whole = tree["training"]["rounds"]
+        own: dict[str, Any] = {}
+        if rounds is not None and rounds < whole:
+            own["training.rounds"] = rounds
+            if first := tree.get("method", {}).get("pipeline", {}).get("encoder_rounds"):
+                own["method.pipeline.encoder_rounds"] = max(1, first * rounds // whole)  # both parts in proportion
         try:
-            for key, value in (changes or {}).items():
+            for key, value in {**(changes or {}), **own}.items():
                 put(tree, key, value)
             config = resolve(tree)
         except FedskewError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedskew.errors import CombinationError, ConfigError, DataError
+from fedskew.errors import CombinationError, DataError
 from fedskew.experiment import Cell, Config, Job, RefusedCell, RunFolder, Sweep, SweepProgress, SweepResult, run_sweep
 from fedskew.files import write_text, writing
 from fedskew.papers._figure import draw
@@ -29,7 +30,7 @@ from fedskew.papers._values import (
 from fedskew.report import SeedRun
 from fedskew.tables import Spread, csv_text, flatten, markdown_table
 
-_UNREPORTED = ("data.root", "engine.", "output.", "seeds", "name")  # keys of a config that do not change the task
+_UNREPORTED = ("data.root", "engine.", "output.", "name")  # keys of a config that do not change the task
 
 Table = tuple[list[str], list[list[str]], int]
 """Headings, cells, and how many columns from the left are labels."""
@@ -143,37 +144,14 @@ class Reproduction:
         return axes or (["method"] if "method" in self.axes else self.axes[:1])
 
     @staticmethod
-    def plan(
-        rows: Sequence[RecipeRow], changes: Mapping[str, Any] | None = None, rounds: int | None = None
-    ) -> list[tuple[RecipeRow, Config]]:
-        """Return the config of each row, with other values for some dotted keys, and no more rounds than these.
-
-        Raises:
-            ConfigError: A config makes no sense; the message names the row.
-        """
-        if rounds is not None and rounds < 1:
-            raise ConfigError(f"rounds: must be at least 1, not {rounds}")
-        planned = []
-        for row in rows:
-            own = dict(changes or {})
-            whole = row.tree["training"]["rounds"]
-            if rounds is not None and rounds < whole:
-                own["training.rounds"] = rounds
-                pipeline = row.tree.get("method", {}).get("pipeline", {})
-                if "encoder_rounds" in pipeline:  # both parts of FedConcat in proportion
-                    own["method.pipeline.encoder_rounds"] = max(1, pipeline["encoder_rounds"] * rounds // whole)
-            planned.append((row, row.config(own)))
-        return planned
-
-    @staticmethod
     def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[Comparison]:
         """Compare the values of a recipe's runs, the finished ones of each row, with what the paper prints.
 
         Returns a comparison for each printed value that has a run.
         """
-        readings: list[Labels] = [{}]
-        for axis, of_axis in recipe.readings.items():
-            readings = [{**reading, axis: label} for reading in readings for label in of_axis]
+        readings = [
+            dict(zip(recipe.readings, one, strict=True)) for one in itertools.product(*recipe.readings.values())
+        ]
         values: dict[tuple[tuple[str, str], ...], tuple[dict[int, float], dict[int, float]]] = {}
         for row, seeds in runs:
             most = {run.seed: value for run in seeds if (value := ceiling(run, recipe.measure)) is not None}
@@ -270,7 +248,7 @@ def _planned(
     planned, refused, errors = [], [], []
     for row in rows:
         try:
-            planned += Reproduction.plan([row], changes, rounds)
+            planned.append((row, row.config(changes, rounds)))
         except CombinationError as error:
             errors.append(error)
             refused.append(RefusedCell(row.name, _labels(recipe, row), str(error).removeprefix(f"row {row.name!r}: ")))
@@ -330,25 +308,16 @@ def _reading(recipe: Recipe, lines: Sequence[Comparison]) -> Iterator[str]:
 
 def _changes(recipe: Recipe, rows: Sequence[RecipeRow], planned: Sequence[tuple[RecipeRow, Config]]) -> list[str]:
     """Return a note on what was changed from the recipe; empty where nothing was."""
-    parts = []
-    if len(rows) < len(recipe.rows):
-        parts.append(f"{len(rows)} of {len(recipe.rows)} rows")
     changes: dict[str, dict[str, None]] = {}
     for row, config in planned:
-        whole = row.config()
-        if config.seeds != whole.seeds:
-            changes.setdefault(f"seeds {_list(config.seeds)} instead of {_list(whole.seeds)}", {})
-        before, after = flatten(whole.tree()), flatten(config.tree())
+        before, after = flatten(row.config().tree()), flatten(config.tree())
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) != after.get(key) and not key.startswith(_UNREPORTED):
                 text = f"{key} = {json.dumps(after.get(key))}"
                 changes.setdefault(text, {})[json.dumps(before.get(key))] = None
-    parts += [f"{text} instead of {' or '.join(old)}" if old else text for text, old in changes.items()]
+    parts = [f"{len(rows)} of {len(recipe.rows)} rows"] if len(rows) < len(recipe.rows) else []
+    parts += [f"{text} instead of {' or '.join(old)}" for text, old in changes.items()]
     return [f"Changed from the recipe: {'; '.join(parts)}."] if parts else []
-
-
-def _list(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
 
 
 def _write(done: Reproduction, command: str) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,13 @@ from fedskew.experiment import Config, make_task, make_training_loop
 from fedskew.files import load_tensors
 from fedskew.labels import projection_distance
 from fedskew.papers._recipe import Labels
-from fedskew.report import SeedRun
+from fedskew.report import SeedRun, paired_differences
 from fedskew.report.drawing import FloatArray
 
 BASELINE = "FedAvg"
 DRAWN = "federation"
 """An axis of recipes whose labels are drawn alike: its runs are repetitions of one task."""
 
-LEVEL = 0.95
 _SUMMARIES = {
     "last10": "mean of the last 10 rounds",
     "max": "maximum over the rounds, picked on the test set",
@@ -154,14 +154,10 @@ class PairedDifference:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mean by Student's t; None for a single difference."""
-        number = len(self.differences)
-        if number < 2:
-            return None
-        from scipy.stats import t
-
-        reach = float(t.ppf((1 + LEVEL) / 2, number - 1)) * statistics.stdev(self.differences) / number**0.5
-        return self.mean - reach, self.mean + reach
+        """The 95 % interval of the mean by Student's t; None for a single difference, or where all are equal."""
+        values = np.array([self.differences])
+        (found,) = paired_differences(values, np.zeros_like(values))
+        return (found.low, found.high) if math.isfinite(found.low) else None
 
 
 def paired(lines: Sequence[tuple[Labels, Mapping[int, float]]]) -> list[PairedDifference]:
