@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fedskew
 from by_hand import built, task
-from fedskew.engine import Assignment, ProcessBackend, Sent, SequentialBackend
+from fedskew.engine import Assignment, ProcessBackend, Sent, SequentialBackend, predict
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.models import FlatModel
 
@@ -115,6 +115,21 @@ def backend(terms=None, observe=None, processes: int = 1) -> tuple[ProcessBacken
 
 def process_and_threads(round: int, client: int, module: nn.Module) -> tuple[int, int]:
     return os.getpid(), torch.get_num_threads()
+
+
+def test_processes_and_the_one_that_waits_for_them_predict_with_the_bits_of_one():
+    several, alone, sent = backend(processes=2)
+    x = torch.randn(4_500, 5, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(4_500) % 4
+    try:
+        found = several.predict(sent.model, x, y, 4)
+        assert several.predict(sent.model, x[:1000], y[:1000], 4) is None  # no work for several
+    finally:
+        several.close()
+    confusion, loss = predict(alone.model.network, x, y, 4)
+    assert found is not None
+    assert found[0].tolist() == confusion.tolist()
+    assert found[1] == loss
 
 
 def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_as_this_one():
