@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -177,6 +177,12 @@ class Backend(Protocol):
         Raises:
             RunError: A client's training failed; the message names the round and the client.
         """
+
+    train_each: Callable[[int, Sequence[Assignment], Sent], Iterator[Update]] | None = None
+    """Where a backend has it: train clients as `train` does, and yield their updates in the cohort's order.
+
+    What an update's `change` holds may be overwritten once the next is asked for.
+    """
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """Train a client again whose update was not finite; return the error that names what is to blame, or None."""

@@ -69,18 +69,18 @@ class SequentialBackend(Backend):
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
         start = sent.model.parameters
-        rows = start.new_empty(len(cohort), start.numel()) if start.device.type == "cpu" else None
-        return self.train_into(rows, round, cohort, sent)
+        return list(self.train_each(round, cohort, sent, start.new_empty(len(cohort), start.numel())))
 
-    def train_into(self, rows: Tensor | None, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """Train a cohort as `train` does, but write the changes to the caller's memory, `(cohort, parameters)`."""
+    def train_each(
+        self, round: int, cohort: Sequence[Assignment], sent: Sent, rows: Tensor | None = None
+    ) -> Iterator[Update]:
+        """See `Backend.train_each`; `rows` is memory for the changes: a row for each client, or one for all."""
         if self._teacher is not None:
             self._teacher.load(sent.model)
-        updates = []
+        rows = torch.empty_like(sent.model.parameters)[None] if rows is None else rows
         for place, task in enumerate(cohort):
             setup = self.set_up(round, task, sent)
-            updates.append(self.finish(setup, self._train(setup), None if rows is None else rows[place]))
-        return updates
+            yield self.finish(setup, self._train(setup), rows[place % len(rows)])
 
     def train_client(self, round: int, task: Assignment, sent: Sent) -> tuple[Update, ModelState]:
         """Train one client, as a real site does; return its update, and its model without rounding.
