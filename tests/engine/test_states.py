@@ -276,3 +276,25 @@ def test_models_and_traffic_are_what_the_methods_say(tmp_path):
     files = list((scaffold.folder / "checkpoint" / "clients").iterdir())
     assert {int(path.name.split("-")[0]) for path in files} == took_part
     assert not list((afl.folder / "checkpoint").glob("clients/*"))
+
+
+@pytest.mark.parametrize("memory", [0, 2**30])
+def test_what_a_round_that_goes_on_stages_is_not_there_until_it_is_settled(tmp_path, memory):
+    states = ClientStates(tmp_path, memory)
+    states.put(0, 1, state(0, 1))
+    lazy = states.of(0)
+    for client in (0, 1, 2):
+        states.stage(client, 2, state(client, 2))
+    assert (lazy["round"].item(), states.of(1), len(states.save())) == (1, None, 1)
+    states.settle(keep=False)
+    assert (states.get(0)["round"].item(), states.get(1), states.newest) == (1, None, 1)
+    states.drop_stale()
+    assert [path.name for path in tmp_path.iterdir()] == ["0-1.safetensors"]
+    states.stage(0, 3, state(0, 3))
+    states.settle()
+    assert {name: part.tolist() for name, part in lazy.items()} == {
+        name: part.tolist() for name, part in state(0, 3).items()
+    }
+    states.save()
+    states.drop_stale()
+    assert [path.name for path in tmp_path.iterdir()] == ["0-3.safetensors"]

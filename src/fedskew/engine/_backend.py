@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 from fedskew.errors import ComponentError
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,20 @@ def cohort_size(participation: float, clients: int) -> int:
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Return the bytes that named tensors take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def reuse_freed_memory(reuse: bool) -> None:
+    """Let this process keep the memory that it frees, or return it to the system; where the C library is glibc.
+
+    A fresh page takes longer than what is computed in it, and glibc fetches large tensors afresh each time.
+    """
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.mallopt(_MMAP_MAX, 0 if reuse else 65536)
+    libc.mallopt(_TRIM_THRESHOLD, -1 if reuse else 131072)
+    if not reuse:
+        libc.malloc_trim(0)
 
 
 Observer = Callable[[int, int, nn.Module], Any]

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update, reuse_freed_memory
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
 from fedskew.engine.contracts import calling, checked_carried, checked_step
@@ -65,6 +65,14 @@ class SequentialBackend(Backend):
         batch_statistics = self.work.training.teacher_train_mode
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _FrozenModel(self.model) if "previous" in reads else None
+
+    def open(self) -> None:
+        """Let memory be reused."""
+        reuse_freed_memory(True)
+
+    def close(self) -> None:
+        """Return free memory to the system."""
+        reuse_freed_memory(False)
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""

@@ -361,7 +361,7 @@ def _collect_each(
     federation: Federation, codec: Floats, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
 ) -> tuple[Collected, list[Update]]:
     """Add up updates as they come. Where some are not finite, the others are trained again, as all weights change."""
-    replies, states, bytes_up = dict[int, Update](), dict[int, Named](), 0
+    replies, bytes_up = dict[int, Update](), 0
     while True:
         members = cohort.take(np.isin(cohort.ids, [task.client for task in tasks]))
         weights, total = codec.weigh(federation, state, members), RunningTotal(federation.method, state)
@@ -373,7 +373,7 @@ def _collect_each(
                 bytes_up += federation.model_bytes(state.model) + tensor_bytes(update.reply)
             if finite([update]):
                 total.add(update, weight)
-                states[update.client] = update.state
+                federation.clients.stage(update.client, state.round, update.state)
             else:
                 diverged.add(update.client)
             none = update.change.new_zeros(0)
@@ -383,8 +383,7 @@ def _collect_each(
         tasks = [task for task in tasks if task.client not in diverged]
     updates = [replies[task.client] for task in tasks]
     found = total.total() if len(weights.values) else None
-    states = {update.client: states[update.client] for update in updates}
-    collected = Collected(members, weights, found, None, list(replies), updates, states, bytes_up)
+    collected = Collected(members, weights, found, None, list(replies), updates, {}, bytes_up)
     return collected, list(replies.values())
 
 

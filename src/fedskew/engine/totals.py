@@ -71,10 +71,10 @@ class RunningTotal:
         self._norms.append(update.norm)
         _add_extras(self._extras, extras)
         for name, part in update.reply.items():
-            if name in self._reply:
-                self._reply[name] += part
-            else:
-                self._reply[name] = part.to(torch.float64, copy=True)
+            if name not in self._reply:
+                self._reply[name] = torch.zeros_like(part, dtype=torch.float64)
+            floats = part.reshape(1, -1).to(torch.promote_types(part.dtype, torch.float32))
+            weighted_sum(floats, np.ones(1), self._reply[name].view(-1))
 
     def total(self) -> Total:
         """Return the total of one update at least; hooks see it as that of a single client, with all of the weight."""

@@ -154,6 +154,7 @@ def _train_clients(connection: Connection, threads: int) -> None:
                 raise _not_importable(error) from error
             if first is not None:
                 backend = SequentialBackend(model, *first[1:])
+                backend.open()
             assert backend is not None, "the model comes with the first job"
             task = task._replace(state={name: _as_tensor(part) for name, part in task.state.items()})
             (update,) = backend.train_each(round, [task], sent, row.unsqueeze(0))
