@@ -205,7 +205,7 @@ class ArraysLayout(ModelLayout):
 
 def _split(vector: Tensor, specs: Specs) -> dict[str, Tensor]:
     """Split a vector into the arrays that lie in it one after another."""
-    return dict(zip(specs, vector.split([spec.size for spec in specs.values()]), strict=True))
+    return dict(zip(specs, torch.split(vector, [spec.size for spec in specs.values()]), strict=True))
 
 
 def _concatenated(arrays: list[AnyArray], dtype: type[np.generic], out: Tensor | None = None) -> Tensor:
