@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedskew import methods, sums
 from fedskew.engine import Assignment, Federation, Sent, Update
-from fedskew.engine.sums import summed
+from fedskew.engine.totals import summed
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.methods import Method
 from fedskew.models import ModelState

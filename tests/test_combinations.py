@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
+from by_hand import task
 from covering import PARAMETERS, Cell, covering_set, few, whole_product
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.methods import COMBINATIONS, PRESETS
 from fedskew.pipelines import INDEX
 
-TASK: dict[str, Any] = {
+TRAINING = {"rounds": 3, "participation": 0.5, "epochs": 1, "batch_size": 64, "lr": 0.05, "momentum": 0.5}
+TASK = task(6, beta=0.2, width=12, **TRAINING) | {
     "data": {"name": "digits", "rows": 600, "validation": 0.1},
-    "partition": {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.2, "min_size": 1},
-    "model": {"name": "mlp3", "width": 12},
-    "training": {"rounds": 3, "participation": 0.5, "epochs": 1, "batch_size": 64, "lr": 0.05, "momentum": 0.5},
     "target": {"mix": [0.02] * 5 + [0.18] * 5},
     "conditions": {"dropout": 0.34, "stragglers": 0.5},
     "output": {"checkpoint_every": 2},
@@ -79,6 +78,5 @@ def test_the_whole_product_trains(subtests):
     for cell in whole_product():
         if cell.accepted:
             with subtests.test(cell=str(cell)):
-                training = TASK["training"] | {"rounds": 2}
-                config = resolve({**TASK, "method": cell.tables(), "training": training})
+                config = resolve({**TASK, "method": cell.tables(), "training": TRAINING | {"rounds": 2}})
                 assert make_training_loop(config, 0).run().rounds[-1].evaluation is not None

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedskew
+from by_hand import built, task
 from fedskew import methods
 from fedskew.aggregation import Mean
 from fedskew.components import covers
@@ -20,12 +21,7 @@ from fedskew.weighting import FedAvg
 
 Scaffold = INDEX["scaffold"]
 
-TASK = {
-    "data": {"name": "digits", "rows": 200},
-    "partition": {"rule": "quantity", "clients": 12, "labels_per_client": 2},
-    "model": "logistic",
-    "training": {"rounds": 2, "lr": 0.1},
-}
+TASK = task(12, labels=2, rounds=2, lr=0.1) | {"data": {"name": "digits", "rows": 200}}
 
 
 @dataclass(frozen=True)
@@ -114,10 +110,9 @@ def test_masks_are_refused_where_sums_are_those_of_what_is_overridden():
 
 
 def test_summed_counts_are_refused_for_weights_of_ones_own():
-    made = methods.build(methods.expand({"weighting": Even}), 0.0)
-    assert "weighs by each client's label counts" in str(methods.summed_counts_refused(made, 1.0))
-    fine = methods.build(methods.expand({"weighting": FedAvg}), 0.0)
-    assert methods.summed_counts_refused(fine, 1.0) is None
+    refused = str(methods.summed_counts_refused(built(weighting=Even), 1.0))
+    assert "weighs by each client's label counts" in refused
+    assert methods.summed_counts_refused(built(weighting=FedAvg), 1.0) is None
 
 
 def test_buffers_are_combined_as_an_aggregation_of_ones_own_says():

@@ -6,45 +6,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import fedskew
+from by_hand import task
 from fedskew.errors import ArgumentError, ConfigError
-from fedskew.experiment import Config, resolve, simulate_together
+from fedskew.experiment import resolve, simulate_together
 from fedskew.local_steps import Gradient, StepSettings
 from fedskew.objectives import Batch, Context
 
-TASK: dict[str, Any] = {
+TASK = task(8, beta=0.2, width=12, rounds=2, participation=0.5, epochs=1, lr=0.05, momentum=0.5) | {
     "seeds": [0, 1],
     "data": {"name": "digits", "validation": 0.1},
-    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.2, "min_size": 1},
-    "model": {"name": "mlp3", "width": 12},
     "method": "fedvls",
-    "training": {"rounds": 2, "participation": 0.5, "epochs": 1, "lr": 0.05, "momentum": 0.5},
     "engine": {"backend": "cohort", "seeds_together": True},
 }
+FEW = TASK | {"training": {"rounds": 1, "participation": 0.5}, "seeds": [0], "model": "logistic"}
+COHORT = {"backend": "cohort"}
 STATES = {"objective": {"name": "fedlc", "terms": [{"name": "moon"}]}, "local_step": {"name": "scaffold"}}
 BROADCAST = {"objective": {"name": "cross_entropy", "terms": [{"name": "fpl"}]}, "local_step": {"name": "fedgf"}}
 
 
-def models(folder) -> list[dict[str, np.ndarray]]:
+def models(folder) -> list[dict[str, Tensor]]:
     return [load_file(path) for path in sorted(folder.glob("seed-*/model.safetensors"))]
 
 
 def assert_same_model(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    for name, value in theirs.items():
-        np.testing.assert_allclose(ours[name], value, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(dict(ours), dict(theirs), rtol=1e-3, atol=1e-5)
 
 
-def assert_each_ends_as_alone(configs: Sequence[Config]) -> None:
+def assert_each_ends_as_alone(trees: Sequence[dict[str, Any]]) -> None:
+    configs = [resolve(tree) for tree in trees]
     for config, together in zip(configs, simulate_together(configs), strict=True):
         assert isinstance(together, fedskew.Result)
-        alone = fedskew.simulate(config, engine={"backend": "cohort"})
+        assert together.config == config
+        alone = fedskew.simulate(config, engine=COHORT)
         assert_same_model(together.model.state_dict(), alone.model.state_dict())
+        for ours, theirs in zip(together.runs, alone.runs, strict=True):
+            assert [record.cohort for record in ours.rounds] == [record.cohort for record in theirs.rounds]
+            losses = [[record.loss for record in run.rounds[1:]] for run in (ours, theirs)]
+            assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.slow
@@ -52,8 +56,7 @@ def assert_each_ends_as_alone(configs: Sequence[Config]) -> None:
 def test_seeds_together_end_as_each_of_them_alone(method, tmp_path):
     together = fedskew.simulate(TASK, method=method, out=tmp_path / "together")
     for place, seed in enumerate(TASK["seeds"]):
-        engine = {"backend": "cohort"}
-        alone = fedskew.simulate(TASK, method=method, seeds=seed, engine=engine)
+        alone = fedskew.simulate(TASK, method=method, seeds=seed, engine=COHORT)
         assert_same_model(models(together.folder)[place], alone.model.state_dict())
         for ours, theirs in zip(together.runs[place].rounds, alone.runs[0].rounds, strict=True):
             assert ours.cohort == theirs.cohort
@@ -66,7 +69,7 @@ def test_seeds_together_end_as_each_of_them_alone(method, tmp_path):
 def test_each_seed_keeps_the_last_layer_that_it_drew(method: str) -> None:
     together = fedskew.simulate(TASK, method=method)
     for place, seed in enumerate(TASK["seeds"]):
-        alone = fedskew.simulate(TASK, method=method, seeds=seed, engine={"backend": "cohort"})
+        alone = fedskew.simulate(TASK, method=method, seeds=seed, engine=COHORT)
         for ours, theirs in zip(together.runs[place].rounds, alone.runs[0].rounds, strict=True):
             assert ours.loss == (theirs.loss if theirs.loss is None else pytest.approx(theirs.loss, rel=1e-3))
 
@@ -98,17 +101,7 @@ def test_federations_of_different_methods_rates_and_partitions_end_as_each_of_th
         {"method": "scaffold", "training": TASK["training"] | {"lr": 0.2, "lr_decay": 0.5}},
         {"method": "scaffold", "training": TASK["training"] | {"lr": 0.1}},
     ]
-    configs = [resolve(TASK | tree) for tree in trees]
-    for config, together in zip(configs, simulate_together(configs), strict=True):
-        alone = fedskew.simulate(config, engine={"backend": "cohort"})
-        assert isinstance(together, fedskew.Result)
-        assert together.config == config
-        assert_same_model(together.model.state_dict(), alone.model.state_dict())
-        for ours, theirs in zip(together.runs, alone.runs, strict=True):
-            assert [record.cohort for record in ours.rounds] == [record.cohort for record in theirs.rounds]
-            assert [record.loss for record in ours.rounds[1:]] == pytest.approx(
-                [record.loss for record in theirs.rounds[1:]], rel=1e-3
-            )
+    assert_each_ends_as_alone([TASK | tree for tree in trees])
 
 
 @dataclass(frozen=True)
@@ -126,8 +119,7 @@ class Anchored:
 @pytest.mark.slow
 def test_every_client_begins_with_its_own_state_of_the_local_step() -> None:
     trees = [{"training": TASK["training"] | {"lr": 0.1}}, {"training": TASK["training"] | {"lr": 0.5}, "seeds": [5]}]
-    configs = [resolve(TASK | {"method": {"local_step": Anchored}, "seeds": [0]} | tree) for tree in trees]
-    assert_each_ends_as_alone(configs)
+    assert_each_ends_as_alone([TASK | {"method": {"local_step": Anchored}, "seeds": [0]} | tree for tree in trees])
 
 
 @dataclass(frozen=True)
@@ -161,24 +153,21 @@ FLATTENING = [{"objective": {"terms": [Flattening(power)]}} for power in (1.0, 3
 
 @pytest.mark.parametrize("methods", [SHRINKING, FLATTENING], ids=["step", "term"])
 def test_federations_do_not_train_as_one_another_where_components_compare_equal(methods: Any) -> None:
-    few = TASK | {"training": {"rounds": 1, "participation": 0.5}, "seeds": [0], "model": "logistic"}
-    configs = [resolve(few | {"method": method}) for method in methods]
-    assert_each_ends_as_alone(configs)
+    assert_each_ends_as_alone([FEW | {"method": method} for method in methods])
 
 
 def test_a_config_that_cannot_be_set_up_keeps_no_other_from_training() -> None:
-    few = TASK | {"training": {"rounds": 1, "participation": 0.5}, "seeds": [0], "model": "logistic"}
-    first, refused = simulate_together([resolve(few | {"method": method}) for method in ("fedavg", "fedpals")])
+    first, refused = simulate_together([resolve(FEW | {"method": method}) for method in ("fedavg", "fedpals")])
     assert isinstance(first, fedskew.Result)
     assert isinstance(refused, ArgumentError)
     assert "FedPALS weighs clients towards a target label mix" in str(refused)
-    (alone,) = simulate_together([resolve(few | {"method": "fedpals"})])
+    (alone,) = simulate_together([resolve(FEW | {"method": "fedpals"})])
     assert str(alone) == str(refused)
 
 
 def test_federations_train_together_only_as_cohorts() -> None:
     with pytest.raises(ConfigError, match="engine.seeds_together: is false"):
-        simulate_together([resolve(TASK | {"engine": {"backend": "cohort"}})])
+        simulate_together([resolve(TASK | {"engine": COHORT})])
 
 
 @pytest.mark.parametrize(

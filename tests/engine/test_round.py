@@ -14,7 +14,8 @@ import fedskew
 from by_hand import Told, built, start, task, under_masks, weights_by_client
 from fedskew import methods, weighting
 from fedskew.engine import Federation
-from fedskew.engine.sums import FixedPoint, Floats, add_up, as_matrix, encode_update
+from fedskew.engine.sums import FixedPoint, Floats, add_up, encode_update
+from fedskew.engine.totals import as_matrix
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.hooks import Hooks
 from fedskew.local_steps import SGD

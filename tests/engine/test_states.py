@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 import fedskew
-from fedskew import methods
+from by_hand import Told, built, start, task
 from fedskew.engine import Assignment, ClientStates, Federation, Sent, Update
-from fedskew.models import ModelState
 
 
 def state(client: int, round: int) -> dict[str, torch.Tensor]:
@@ -23,40 +22,28 @@ def state(client: int, round: int) -> dict[str, torch.Tensor]:
 
 
 @dataclass
-class Remembering:
+class Remembering(Told):
     """A backend whose clients keep their id and how often they took part."""
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        updates = []
-        for task in cohort:
-            seen = task.state["times"] + 1 if task.state else torch.tensor([1.0])
-            if task.state:
-                assert task.state["client"].item() == task.client
-            own = {"client": torch.tensor([float(task.client)]), "times": seen}
-            model = sent.model
-            updates.append(
-                Update(
-                    task.client,
-                    torch.zeros(3),
-                    torch.zeros(()),
-                    model.buffers,
-                    model.integers,
-                    1,
-                    0.0,
-                    reply={},
-                    state=own,
-                )
-            )
-        return updates
+        states = {task.client: task.state for task in cohort}
+        assert all(state["client"].item() == client for client, state in states.items() if state)
+        self.also = lambda client: {
+            "state": {
+                "client": torch.tensor([float(client)]),
+                "times": states[client]["times"] + 1 if states[client] else torch.tensor([1.0]),
+            }
+        }
+        return super().train(round, cohort, sent)
 
 
 def federation(clients: int, size: int, states: ClientStates) -> Federation:
-    counts, method = np.ones((clients, 2)), methods.build(methods.expand({}))
-    return Federation(method, Remembering(), counts, None, size / clients, seed=0, clients=states)
+    nowhere = dict.fromkeys(range(clients), (0.0, 0.0))
+    return Federation(built(), Remembering(nowhere), np.ones((clients, 2)), None, size / clients, 0, clients=states)
 
 
-def start(one: Federation):
-    return one.start(ModelState(torch.zeros(3), torch.zeros(0), torch.zeros(0, dtype=torch.int64)))
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.slow
@@ -90,11 +77,9 @@ def test_beyond_its_memory_the_longest_unused_are_in_files_and_read_back_the_sam
     states = ClientStates(tmp_path / "clients", memory=250)
     for client in range(5):
         states.put(client, 1, state(client, 1))
-    # Two of 108 bytes stay.
-    assert sorted(path.name for path in (tmp_path / "clients").iterdir()) == [f"{c}-1.safetensors" for c in range(3)]
+    assert names(tmp_path / "clients") == [f"{c}-1.safetensors" for c in range(3)]  # two of 108 bytes stay
     for client in range(5):
-        for name, tensor in state(client, 1).items():
-            assert torch.equal(states.get(client)[name], tensor)
+        torch.testing.assert_close(states.get(client), state(client, 1), rtol=0, atol=0)
 
 
 def test_without_a_folder_files_are_aside_and_go_with_the_states(tmp_path, monkeypatch):
@@ -130,7 +115,7 @@ def test_going_back_to_a_checkpoint_forgets_what_came_later(tmp_path):
     assert again.newest == 1
     assert again.get(2) is again.get(3) is None
     assert [again.get(client)["round"].item() for client in (0, 1)] == [1, 1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-1.safetensors", "1-1.safetensors"]
+    assert names(tmp_path) == ["0-1.safetensors", "1-1.safetensors"]
 
 
 def test_replaced_files_go_once_a_checkpoint_stands(tmp_path):
@@ -141,15 +126,11 @@ def test_replaced_files_go_once_a_checkpoint_stands(tmp_path):
     states.save()
     assert len(list(tmp_path.iterdir())) == 2
     states.drop_stale()
-    assert [path.name for path in tmp_path.iterdir()] == ["0-2.safetensors"]
+    assert names(tmp_path) == ["0-2.safetensors"]
 
 
-TASK = {
-    "name": "states",
-    "data": {"name": "digits"},
-    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
-    "model": {"name": "mlp3", "width": 16},
-    "training": {"rounds": 6, "participation": 0.4, "epochs": 1, "batch_size": 32, "lr": 0.05, "momentum": 0.9},
+TASK = task(8, beta=0.3, width=16, rounds=6, participation=0.4, epochs=1, batch_size=32, lr=0.05, momentum=0.9) | {
+    "name": "states"
 }
 
 METHODS = {
@@ -179,10 +160,17 @@ def lines(folder: Path) -> list[dict]:
 
 def assert_same(one: Path, other: Path) -> None:
     assert lines(one) == lines(other)
+    files = [{path.name: path.read_bytes() for path in folder.rglob("*-*.safetensors")} for folder in (one, other)]
+    assert files[0] == files[1]
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    of_clients = [sorted((folder / "checkpoint" / "clients").glob("*")) for folder in (one, other)]
-    assert [path.name for path in of_clients[0]] == [path.name for path in of_clients[1]]
-    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*of_clients, strict=True))
+
+
+def raising(error: type[BaseException], round: int):
+    def stop(record):
+        if record["round"] == round:
+            raise error
+
+    return stop
 
 
 @pytest.mark.slow
@@ -193,13 +181,8 @@ def test_a_run_killed_between_checkpoint_and_end_resumes_to_the_same_bytes(tmp_p
     assert all(not record["diverged"] for record in whole.rounds)
     # Three times: in the round after a checkpoint, when a whole round is done, and by Ctrl-C.
     for last, error in ((3, Killed), (5, Killed), (6, KeyboardInterrupt)):
-
-        def stop(record, last=last, error=error):
-            if record["round"] == last:
-                raise error
-
         with pytest.raises(error):
-            fedskew.simulate(tree, out=tmp_path / "killed", resume=last > 3, progress=stop)
+            fedskew.simulate(tree, out=tmp_path / "killed", resume=last > 3, progress=raising(error, last))
     resumed = fedskew.simulate(tree, out=tmp_path / "killed", resume=True)
     assert_same(resumed.folder, whole.folder)
 
@@ -240,19 +223,14 @@ def test_an_interrupt_when_clients_are_ahead_of_the_server_resumes_to_the_same_b
 @pytest.mark.parametrize(
     "odd",
     [
-        pytest.param({"training": {"participation": 0.01}}, id="one participant"),
-        pytest.param({"training": {"epochs": 0}}, id="no step"),
-        pytest.param(
-            {
-                "data": {"name": "digits", "rows": 400},
-                "training": {"batch_size": 1, "lr": 0.005, "participation": 0.2},
-            },
-            id="batches of one",
-        ),
-        pytest.param({"training": {"batch_size": 10_000}}, id="one batch"),
-        pytest.param({"partition": {"rule": "quantity", "clients": 10, "labels_per_client": 1}}, id="single class"),
-        pytest.param({"conditions": {"dropout": 0.7, "dropout_rule": "bernoulli"}}, id="nobody may answer"),
+        {"training": {"participation": 0.01}},  # one participant
+        {"training": {"epochs": 0}},  # no step
+        {"data": {"name": "digits", "rows": 400}, "training": {"batch_size": 1, "lr": 0.005, "participation": 0.2}},
+        {"training": {"batch_size": 10_000}},  # one batch
+        {"partition": {"rule": "quantity", "clients": 10, "labels_per_client": 1}},
+        {"conditions": {"dropout": 0.7, "dropout_rule": "bernoulli"}},  # nobody may answer
     ],
+    ids=["one participant", "no step", "batches of one", "one batch", "single class", "nobody may answer"],
 )
 def test_degenerate_federations_train_and_stay_finite(method, odd):
     training = {**TASK["training"], "rounds": 3, "epochs": 1, **odd.get("training", {})}
@@ -276,3 +254,25 @@ def test_models_and_traffic_are_what_the_methods_say(tmp_path):
     files = list((scaffold.folder / "checkpoint" / "clients").iterdir())
     assert {int(path.name.split("-")[0]) for path in files} == took_part
     assert not list((afl.folder / "checkpoint").glob("clients/*"))
+
+
+@pytest.mark.parametrize("memory", [0, 2**30])
+def test_what_a_round_that_goes_on_stages_is_not_there_until_it_is_settled(tmp_path, memory):
+    states = ClientStates(tmp_path, memory)
+    states.put(0, 1, state(0, 1))
+    lazy = states.of(0)
+    for client in (0, 1, 2):
+        states.stage(client, 2, state(client, 2))
+    assert (lazy["round"].item(), states.of(1), len(states.save())) == (1, None, 1)
+    states.settle(keep=False)
+    assert (states.get(0)["round"].item(), states.get(1), states.newest) == (1, None, 1)
+    states.drop_stale()
+    assert [path.name for path in tmp_path.iterdir()] == ["0-1.safetensors"]
+    states.stage(0, 3, state(0, 3))
+    states.settle()
+    assert {name: part.tolist() for name, part in lazy.items()} == {
+        name: part.tolist() for name, part in state(0, 3).items()
+    }
+    states.save()
+    states.drop_stale()
+    assert [path.name for path in tmp_path.iterdir()] == ["0-3.safetensors"]

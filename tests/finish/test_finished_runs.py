@@ -15,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedskew
+from by_hand import alike, task
 from covering import Cell
 from fedskew.cli import app
 from fedskew.data import Dataset, load
@@ -25,22 +26,23 @@ from fedskew.finish import Finish, Finished, Head
 from fedskew.report import SeedRun
 
 DIGITS = load("digits")
-TASK = {
+TASK = task(6, width=12, rounds=2, participation=0.5, batch_size=32, lr=0.1) | {
     "name": "digits",
     "data": {"name": "digits", "held_out": 0.25},
     "partition": {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5, "target_client": True},
-    "model": {"name": "mlp3", "width": 12},
-    "training": {"rounds": 2, "participation": 0.5, "batch_size": 32, "lr": 0.1},
     "evaluation": {"every": 2},
 }
-
-
 QUICK = {"name": "ccvr", "samples": 20, "ridge": 1.0}
 """CCVR whose minimum is found in a few steps."""
 
 
 def run(folder=None, **tables):
     return fedskew.simulate({**TASK, **tables}, out=folder, progress=False)
+
+
+def tensors(folder):
+    """As it was trained, and as it was finished."""
+    return [load_tensors(folder / name)[0] for name in ("model.safetensors", "finished.safetensors")]
 
 
 @pytest.mark.slow
@@ -51,8 +53,8 @@ def test_only_the_last_layer_of_a_copy_changes(finish, tmp_path):
     assert (done.folder / "model.safetensors").read_bytes() == (plain.folder / "model.safetensors").read_bytes()
     assert not (plain.folder / "finished.safetensors").exists()
     assert plain.finished is None
-    before, after = (load_tensors(done.folder / name)[0] for name in ("model.safetensors", "finished.safetensors"))
-    assert {name for name, part in before.items() if not torch.equal(part, after[name])} == {"head.weight", "head.bias"}
+    before, after = tensors(done.folder)
+    assert before.keys() - alike(before, after) == {"head.weight", "head.bias"}
 
     said = done.summary["finished"]
     assert said["name"] == (finish if isinstance(finish, str) else finish["name"])
@@ -98,30 +100,21 @@ def test_adapt_in_a_run_estimates_the_targets_mix_and_gains_there():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("finish", [QUICK, "adapt"], ids=["ccvr", "adapt"])
-def test_the_same_bits_in_processes_after_a_stop_and_read_again(finish, tmp_path):
-    method = {"preset": "scaffold", "finish": finish}
-    whole = run(tmp_path / "whole", method=method)
-    processes = run(tmp_path / "two", method=method, engine={"backend": "processes", "processes": 2})
-    assert processes.summary["finished"]["evaluation"] == whole.summary["finished"]["evaluation"]
+def test_the_same_bits_in_processes_after_a_stop_and_read_again(finish, tmp_path, interrupt_after):
+    tree = {**TASK, "method": {"preset": "scaffold", "finish": finish}}
+    whole = fedskew.simulate(tree, out=tmp_path / "whole")
     bits = (whole.folder / "finished.safetensors").read_bytes()
-    assert (processes.folder / "finished.safetensors").read_bytes() == bits
-
-    def stop(record):
-        if record["round"] == 1:
-            raise KeyboardInterrupt
-
-    config = resolve({**TASK, "method": method})
-    with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate(config, out=tmp_path / "stopped", progress=stop)
-    resumed = fedskew.simulate(config, out=tmp_path / "stopped", resume=True, progress=False)
-    assert (resumed.folder / "finished.safetensors").read_bytes() == bits
+    processes = fedskew.simulate(tree, out=tmp_path / "two", engine={"backend": "processes", "processes": 2})
+    assert processes.summary["finished"]["evaluation"] == whole.summary["finished"]["evaluation"]
+    interrupt_after(1, tree, tmp_path / "stopped")
     # Killed while it was finishing: the last round is there, and no summary.
-    shutil.copytree(whole.folder, tmp_path / "killed" / whole.folder.name)
+    killed = shutil.copytree(whole.folder, tmp_path / "killed" / whole.folder.name)
     for name in ("summary.json", "finished.safetensors", "report.html"):
-        (tmp_path / "killed" / whole.folder.name / name).unlink()
-    again = fedskew.simulate(config, out=tmp_path / "killed", resume=True, progress=False)
-    assert (again.folder / "finished.safetensors").read_bytes() == bits
-    read = fedskew.simulate(config, out=tmp_path / "whole", resume=True, progress=False)
+        (killed / name).unlink()
+    resumed = [fedskew.simulate(tree, out=tmp_path / name, resume=True) for name in ("stopped", "killed")]
+    for run_again in (processes, *resumed):
+        assert (run_again.folder / "finished.safetensors").read_bytes() == bits
+    read = fedskew.simulate(tree, out=tmp_path / "whole", resume=True)
     assert read.headline("finished") == whole.headline("finished")
     with torch.no_grad():
         assert torch.equal(read.finished(DIGITS.test_inputs[:5]), whole.finished(DIGITS.test_inputs[:5]))
@@ -151,6 +144,9 @@ def test_it_goes_with_other_methods_and_backends(changes):
 # ---- refused before the first round
 
 
+NO_TARGET = {"target_client": False}
+
+
 class Scaled(nn.Module):
     def __init__(self, num_classes, in_shape):
         super().__init__()
@@ -170,11 +166,11 @@ class NoBias(nn.Sequential):
     [
         (
             {"method": "adapt", "data": {"name": "digits"}},
-            "method.finish: adapt needs labelled samples that no client tr",
+            "method.finish: adapt needs labelled samples that no client",
         ),
         (
             {"method": "ccvr", "model": Scaled},
-            "the logits of Scaled are not the output of a linear layer; end the netw",
+            "the logits of Scaled are not the output of a linear layer; end",
         ),
         ({"method": "ccvr", "model": NoBias}, "the last layer of NoBias has no bias; end the network"),
         ({"method": {"finish": "ccvrr"}}, r"method.finish.name: unknown name 'ccvrr' \(did you mean 'ccvr'\?\)"),
@@ -182,6 +178,10 @@ class NoBias(nn.Sequential):
         ({"method": {"finish": {"samples": 5}}}, "method.finish.name: missing"),
         ({"method": "ccvr+adapt"}, "'ccvr' and 'adapt' both fill the finish slot"),
         ({"method": {"finish": "fedprox"}}, "method.finish.name: unknown name 'fedprox'"),
+        (
+            {"method": {"finish": {"name": "ccvr", "target": True}}, "partition": {**TASK["partition"], **NO_TARGET}},
+            "method.finish: ccvr weighs classes by the target's label mix, .* set target.mix",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line_before_the_first_round(changes, says):
@@ -190,82 +190,54 @@ def test_what_makes_no_sense_is_refused_in_one_line_before_the_first_round(chang
     assert "\n" not in str(caught.value)
 
 
-def test_ccvr_towards_a_target_takes_one(tmp_path):
-    partition = {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5}
-    with pytest.raises(
-        ConfigError, match="method.finish: ccvr weighs classes by the target's label mix, .* set target.mix"
-    ):
-        run(partition=partition, method={"finish": {"name": "ccvr", "target": True}})
-
-
 # ---- a finish of one's own
 
 
-class Halved(Finish):
-    """Half of every bias."""
-
-    def statistics(self, question, observed):
-        return {"samples": torch.tensor(float(len(observed.targets)))}
-
-    def finish(self, head, ask, known):
-        return Finished(Head(head.weight, head.bias / 2), {"samples": float(ask("training")["samples"])})
-
-
-class Wrong(Halved):
-    def finish(self, head, ask, known):
-        return Finished(Head(head.weight[:, :1], head.bias))
-
-
-class Ragged(Halved):
-    def statistics(self, question, observed):
-        return {"features": observed.features}
-
-
-class Raises(Halved):
-    def statistics(self, question, observed):
-        raise KeyError("oh")
-
-
 @dataclass(frozen=True)
-class Opposite(Halved):
-    def finish(self, head, ask, known):
-        return Finished(Head(-head.weight, -head.bias))
+class Own(Finish):
+    """Half of every bias, or something else."""
 
+    does: str = "half"
 
-@dataclass(frozen=True)
-class Lost(Halved):
     def statistics(self, question, observed):
-        raise KeyError("oh")
+        if self.does == "raises":
+            raise KeyError("oh")
+        samples = torch.tensor(float(len(observed.targets)))
+        return {"features": observed.features} if self.does == "ragged" else {"samples": samples}
 
-
-def own(kind):
-    return dataclass(frozen=True)(kind)
+    def finish(self, head, ask, known):
+        made = {
+            "half": Head(head.weight, head.bias / 2),
+            "narrow": Head(head.weight[:, :1], head.bias),
+            "opposite": Head(-head.weight, -head.bias),
+        }
+        return Finished(made.get(self.does, head), {"samples": float(ask("training")["samples"])})
 
 
 def test_one_of_the_users_own(tmp_path):
-    done = run(tmp_path, method={"preset": "fedavg", "finish": own(Halved)()})
+    done = run(tmp_path, method={"preset": "fedavg", "finish": Own()})
     assert done.summary["finished"]["notes"] == {"samples": float(done.runs[0].counts.sum())}
-    before, after = (load_tensors(done.folder / name)[0] for name in ("model.safetensors", "finished.safetensors"))
+    before, after = tensors(done.folder)
     torch.testing.assert_close(after["head.bias"], before["head.bias"] / 2)
     assert torch.equal(after["head.weight"], before["head.weight"])
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("does", "says"),
     [
-        (Wrong, r"Wrong: finish\(\) must return a layer of the shapes \(10, 12\), \(10,\), not \(10, 1\), \(10,\)"),
-        (Ragged, r"Ragged: statistics\(\) must return the same names and shapes at every client"),
-        (Raises, r"Raises: statistics\(\) failed: KeyError: 'oh'"),
+        ("narrow", r"Own: finish\(\) must return a layer of the shapes \(10, 12\), \(10,\), not \(10, 1\), \(10,\)"),
+        ("ragged", r"Own: statistics\(\) must return the same names and shapes at every client"),
+        ("raises", r"Own: statistics\(\) failed: KeyError: 'oh'"),
     ],
 )
-def test_a_mistake_of_ones_own_is_one_line(kind, says):
-    done = run(method={"finish": own(kind)()})
-    assert re.search(says, done.summary["finished"]["failed"])
-    assert "\n" not in done.summary["finished"]["failed"]
+def test_a_mistake_of_ones_own_is_one_line(does, says):
+    failed = run(method={"finish": Own(does)}).summary["finished"]["failed"]
+    assert re.search(says, failed)
+    assert "\n" not in failed
 
 
 def test_a_finish_that_fails_after_the_last_round_loses_nothing_of_what_was_trained(tmp_path):
-    config = resolve({**TASK, "method": {"finish": Lost()}})
+    config = resolve({**TASK, "method": {"finish": Own("raises")}})
     done = fedskew.simulate(config, out=tmp_path, progress=False)
     assert done.summary["finished"]["name"]
     assert done.summary["final"]["accuracy"] > 0
@@ -287,11 +259,11 @@ def test_a_finish_that_fails_after_the_last_round_loses_nothing_of_what_was_trai
 def test_a_finish_that_made_the_model_worse_is_said(target, tmp_path):
     partition = {"rule": "iid", "clients": 6} if target is None else TASK["partition"]
     training = TASK["training"] | {"lr": 0.5}
-    tables = {"partition": partition, "training": training, "method": {"finish": Opposite()}}
+    tables = {"partition": partition, "training": training, "method": {"finish": Own("opposite")}}
     done = run(tmp_path, **tables, **({} if target is None else {"target": {"mix": target}}))
     (one,) = done.runs
     which = "accuracy" if target is None else "target accuracy"
-    said = rf"Opposite made the model worse: {which} 0\.\d+, and 0\.\d+ before\. Use the model as it was trained"
+    said = rf"Own made the model worse: {which} 0\.\d+, and 0\.\d+ before\. Use the model as it was trained"
     assert re.search(said, one.finish_note)
     assert "made the model worse" in (done.folder / "report.html").read_text(encoding="utf-8")
     (better,) = run(tmp_path / "2", partition=partition, training=training, method={"finish": "ccvr"}).runs

@@ -92,12 +92,8 @@ def test_ccvr_leaves_out_who_nobody_holds_and_takes_single_samples_and_dead_feat
 
 def test_ccvr_draws_from_the_generator_that_it_is_given():
     sums = gaussian_sums([50.0, 40.0], [[1.0, 0.0], [2.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
-    one, same, other = (
-        CCVR()
-        .finish(new_head(2, 2), lambda source: sums, Known(ALL, None, False, np.random.default_rng(seed)))
-        .head.weight
-        for seed in (1, 1, 2)
-    )
+    drawn = (Known(ALL, None, False, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    one, same, other = (CCVR().finish(new_head(2, 2), lambda source: sums, each).head.weight for each in drawn)
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 

@@ -28,7 +28,7 @@ from fedskew.engine.contracts import (
     checked_sums,
     checked_weights,
 )
-from fedskew.engine.sums import summed
+from fedskew.engine.totals import summed
 from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks

@@ -176,7 +176,7 @@ class ModelLayout:
         return _split(state.integers, {name: self.specs[name] for name in self._integers})
 
 
-class ArraysLayout:
+class ArraysLayout(ModelLayout):
     """Layout of a model whose network is not known: every floating-point array counts as parameters, in float32.
 
     A server update that extrapolates or normalises therefore also changes batch norm's statistics. To avoid this, pass
@@ -184,19 +184,15 @@ class ArraysLayout:
     """
 
     def __init__(self, arrays: ArrayRecord) -> None:
-        self.specs: Specs = {name: ArraySpec(tuple(array.shape), array.dtype) for name, array in arrays.items()}
-        self._floats = _offsets({name: spec for name, spec in self.specs.items() if spec.is_float})
-        self._integers = _offsets({name: spec for name, spec in self.specs.items() if not spec.is_float})
+        self.specs = {name: ArraySpec(tuple(array.shape), array.dtype) for name, array in arrays.items()}
+        self._floats = [name for name, spec in self.specs.items() if spec.is_float]
+        self._buffers, self._integers = [], [name for name, spec in self.specs.items() if not spec.is_float]
 
     def to_record(self, state: ModelState) -> ArrayRecord:
         """Convert a model to a record of its arrays, to be sent."""
-        arrays: dict[str, Array] = {}
-        for name, spec in self.specs.items():
-            vector, part = (
-                (state.parameters, self._floats[name]) if spec.is_float else (state.integers, self._integers[name])
-            )
-            arrays[name] = Array(vector[part].cpu().numpy().astype(spec.dtype).reshape(spec.shape))
-        return ArrayRecord(arrays)
+        parts = self.counters(state) | _split(state.parameters, {name: self.specs[name] for name in self._floats})
+        shaped = {name: parts[name].cpu().numpy().astype(spec.dtype) for name, spec in self.specs.items()}
+        return ArrayRecord({name: Array(shaped[name].reshape(spec.shape)) for name, spec in self.specs.items()})
 
     def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
         """Convert a model's arrays to flat vectors."""
@@ -206,35 +202,10 @@ class ArraysLayout:
             _concatenated([arrays[name] for name in self._integers], np.int64),
         )
 
-    def statistics(self, state: ModelState) -> dict[str, Tensor]:
-        """Return the arrays that follow a site's data without being trained: those named like batch norm's."""
-        return {
-            name: state.parameters[part].clone()  # the caller may go on with the vector
-            for name, part in self._floats.items()
-            if name.endswith(("running_mean", RUNNING_VARIANCE))
-        }
-
-    def counters(self, state: ModelState) -> dict[str, Tensor]:
-        """Return the arrays of integers, by name."""
-        return {name: state.integers[part] for name, part in self._integers.items()}
-
-
-Layout = ModelLayout | ArraysLayout
-"""The arrays that a model consists of, and their places in the engine's flat vectors."""
-
 
 def _split(vector: Tensor, specs: Specs) -> dict[str, Tensor]:
     """Split a vector into the arrays that lie in it one after another."""
-    return {name: vector[part] for name, part in _offsets(specs).items()}
-
-
-def _offsets(specs: Specs) -> dict[str, slice]:
-    """Return each array's slice of a vector in which the arrays lie one after another."""
-    parts, start = {}, 0
-    for name, spec in specs.items():
-        parts[name] = slice(start, start + spec.size)
-        start += spec.size
-    return parts
+    return dict(zip(specs, torch.split(vector, [spec.size for spec in specs.values()]), strict=True))
 
 
 def _concatenated(arrays: list[AnyArray], dtype: type[np.generic], out: Tensor | None = None) -> Tensor:

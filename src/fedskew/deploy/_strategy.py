@@ -22,7 +22,7 @@ from torch import nn
 
 from fedskew import components
 from fedskew.deploy._agreement import needs_label_counts
-from fedskew.deploy._arrays import ArraysLayout, Layout, ModelLayout, RefusedError, Specs, decode, short
+from fedskew.deploy._arrays import ArraysLayout, ModelLayout, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import Arrivals, Replies, T, error_line, exchange
 from fedskew.deploy._client import as_method
 from fedskew.deploy._log import LOG
@@ -49,8 +49,8 @@ from fedskew.deploy._replies import (
 )
 from fedskew.deploy._round import log_aggregation
 from fedskew.deploy._site_data import SiteData
-from fedskew.deploy._validator import ReplyValidator, Trained
-from fedskew.engine import Federation, LocalTraining, LocalWork, ServerState
+from fedskew.deploy._validator import ReplyValidator
+from fedskew.engine import Federation, LocalTraining, LocalWork, ServerState, Update
 from fedskew.engine.contracts import hooked
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.hooks import Hooks
@@ -190,7 +190,7 @@ class MethodStrategy(Strategy):
         federation = self._federation = dataclasses.replace(self._federation, counts=self._counts)
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
-        updates = [trained.update for trained in read.valid.values()]
+        updates = [*read.valid.values()]
         self._state, outcome = federation.aggregate(self._state, cohort, self._sent, updates)
         record = federation.record(server_round, cohort, outcome)
         log_aggregation(record, validator.names, self.weight_limit)
@@ -227,7 +227,7 @@ class MethodStrategy(Strategy):
         nodes = self._matching(grid)
         self._nodes = tuple(node for _, node in nodes)
         network = None if self.model is None else FlatModel(copy.deepcopy(self.model))
-        self._layout: Layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
+        self._layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
         returned: Specs = {} if network is None else self._returned(network)
         self._validator = ReplyValidator(
             [name for name, _ in nodes],
@@ -332,7 +332,7 @@ class MethodStrategy(Strategy):
                 arrivals.contents[client] = message.content
         return arrivals.read(read, about, self._validator.names)
 
-    def _read(self, content: RecordDict, client: int, round: int) -> Trained:
+    def _read(self, content: RecordDict, client: int, round: int) -> Update:
         """Read the reply of a client, fedskew's or stock, and the number of samples that it reports."""
         validator, figures = self._validator, only(MetricRecord, content)
         if CLIENT in figures:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedskew.deploy._arrays import AnyArray, Layout, NotFiniteError, RefusedError, Specs, decode, short
+from fedskew.deploy._arrays import AnyArray, ModelLayout, NotFiniteError, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import SILENT, Replies
 from fedskew.deploy._log import LOG
 from fedskew.deploy._messages import ARRAYS, LOSS, METRICS, REPLY, STEPS, counted_in
@@ -69,13 +69,6 @@ def no_notes() -> RoundNotes:
     return {**{what: {} for what in by_name}, **{what: [] for what in names}}
 
 
-class Trained(NamedTuple):
-    """A client's update, and what `Layout.statistics` returns of its trained model."""
-
-    update: Update
-    statistics: Mapping[str, Tensor]
-
-
 @dataclass
 class ReplyValidator:
     """Turns a round's replies into updates, and notes what was refused, out of line, failed or missing.
@@ -90,7 +83,7 @@ class ReplyValidator:
     """
 
     names: Sequence[str]
-    layout: Layout
+    layout: ModelLayout
     returned: Specs
     idle: Specs
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
@@ -137,13 +130,12 @@ class ReplyValidator:
         self.notes["failed"] |= {self.names[client]: reason for client, reason in replies.failed.items()}
         self.notes["refused"] |= {self.names[client]: reason for client, reason in replies.refused.items()}
 
-    def updates(self, round: int, replies: Replies[Trained]) -> list[Update]:
+    def updates(self, round: int, replies: Replies[Update]) -> list[Update]:
         """Note problems of a round's replies; return the updates that the rules keep, in the order of arrival."""
         self.note(replies)
-        statistics = {client: trained.statistics for client, trained in replies.valid.items()}
-        return self.in_line(round, [trained.update for trained in replies.valid.values()], statistics)
+        return self.in_line(round, [*replies.valid.values()])
 
-    def read(self, content: RecordDict, client: int, round: int) -> Trained:
+    def read(self, content: RecordDict, client: int, round: int) -> Update:
         """Read the reply of a fedskew site; raise RefusedError where it can't be used."""
         try:
             return self._read(content, client, round)
@@ -160,12 +152,11 @@ class ReplyValidator:
         loss: float,
         returned: Mapping[str, AnyArray] | None = None,
         most_counted: int = MOST_STEPS,
-    ) -> Trained:
+    ) -> Update:
         """Return a client's update; the vector of its trained model becomes the change. RefusedError where it can't be
         true."""
         arrays = check_arrays(record, self.layout.specs, self._counters, most_counted)
         trained = self.layout.to_state(arrays, self._own_rows.get(client))
-        statistics = self.layout.statistics(trained)
         change = trained.parameters.sub_(self._sent.model.parameters)
         update = Update(
             client=client,
@@ -179,7 +170,7 @@ class ReplyValidator:
             state=counted_in(round),
         )
         self._check_truth(update, round)
-        return Trained(update, statistics)
+        return update
 
     def steps_of(self, task: Assignment) -> tuple[int, int]:
         """Return the fewest and the most local steps that a task can take, by the samples that its client reported."""
@@ -191,7 +182,7 @@ class ReplyValidator:
         least, most = (self.training.steps(task.epochs, samples, task.steps) for samples in (fewest, largest))
         return least, most
 
-    def _read(self, content: RecordDict, client: int, round: int) -> Trained:
+    def _read(self, content: RecordDict, client: int, round: int) -> Update:
         check_size(content, self.max_reply or bytes_needed(self.layout.specs, self.returned))
         figures = figures_of(content, client=client, round=round)
         steps, (least, most) = figures.get(STEPS), self.steps_of(self._tasks[client])
@@ -232,16 +223,11 @@ class ReplyValidator:
             if reason is not None:
                 raise RefusedError(reason)
 
-    def in_line(
-        self, round: int, updates: list[Update], statistics: Mapping[int, Mapping[str, Tensor]]
-    ) -> list[Update]:
-        """Note updates that are out of line or contrary; return those that the rules keep.
-
-        With `norm_action` "leave_out" these are the others. `statistics` are `Trained.statistics`, by client.
-        """
+    def in_line(self, round: int, updates: Sequence[Update]) -> list[Update]:
+        """Note updates that are out of line or contrary; return those that the rules keep."""
         most = most_steps({update.client: update.steps for update in updates if update.steps}, self.accepted)
         updates = [update._replace(steps=min(update.steps, most)) for update in updates]
-        measured = {update.client: self._measured(update, statistics[update.client], round) for update in updates}
+        measured = {update.client: self._measured(update, round) for update in updates}
         worst = excess(measured, self.accepted)
         out = {client: found for client, found in worst.items() if not found[1] <= self.norm_limit}
         for client, (what, ratio) in out.items():
@@ -295,7 +281,7 @@ class ReplyValidator:
         else:
             LOG.warning("round %d: %s", round, said)
 
-    def _measured(self, update: Update, statistics: Mapping[str, Tensor], round: int) -> dict[str, Measured]:
+    def _measured(self, update: Update, round: int) -> dict[str, Measured]:
         """Measure an update; of one without a step, whose model is the one that was sent, only what came beside it."""
         sent = self._sent
         of_server = self.layout.statistics(sent.model)
@@ -308,6 +294,7 @@ class ReplyValidator:
         if self.training is not None and not update.steps:
             return beside
         norm, parameters = float(update.norm), sent.model.parameters
+        statistics = self.layout.statistics(sent.model._replace(buffers=update.buffers))
         return {
             UPDATE: length(norm, update.steps, parameters, self.training, round, self.classes),
             **{name: statistic(name, values, of_server[name]) for name, values in statistics.items()},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -15,6 +17,8 @@ from fedskew.data import Inputs
 from fedskew.errors import ComponentError
 from fedskew.models import ModelState
 from fedskew.randomness import Purpose, generator
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,20 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+def reuse_freed_memory(reuse: bool) -> None:
+    """Let this process keep the memory that it frees, or return it to the system; where the C library is glibc.
+
+    A fresh page takes longer than what is computed in it, and glibc fetches large tensors afresh each time.
+    """
+    libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.mallopt(_MMAP_MAX, 0 if reuse else 65536)
+    libc.mallopt(_TRIM_THRESHOLD, -1 if reuse else 131072)
+    if not reuse:
+        libc.malloc_trim(0)
+
+
 Observer = Callable[[int, int, nn.Module], Any]
 """A function that is called with the round, a client and the client's model right after its local training. It returns
 plain values or None, which become `Update.observed`. It is pickled if clients train in other processes."""
@@ -184,6 +202,12 @@ class Backend(Protocol):
     ) -> tuple[NDArray[np.int64], float] | None:
         """Predict a data set with a model in the backend's processes, as `engine.predict` does; None: it has none."""
         return None
+
+    train_each: Callable[[int, Sequence[Assignment], Sent], Iterator[Update]] | None = None
+    """Where a backend has it: train clients as `train` does, and yield their updates in the cohort's order.
+
+    What an update's `change` holds may be overwritten once the next is asked for.
+    """
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """Train a client again whose update was not finite; return the error that names what is to blame, or None."""

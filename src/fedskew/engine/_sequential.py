@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update, reuse_freed_memory
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
 from fedskew.engine.contracts import calling, checked_carried, checked_step
@@ -65,21 +65,29 @@ class SequentialBackend(Backend):
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _FrozenModel(self.model) if "previous" in reads else None
 
+    def open(self) -> None:
+        """Let memory be reused."""
+        reuse_freed_memory(True)
+
+    def close(self) -> None:
+        """Return free memory to the system."""
+        reuse_freed_memory(False)
+
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
         start = sent.model.parameters
-        rows = start.new_empty(len(cohort), start.numel()) if start.device.type == "cpu" else None
-        return self.train_into(rows, round, cohort, sent)
+        return list(self.train_each(round, cohort, sent, start.new_empty(len(cohort), start.numel())))
 
-    def train_into(self, rows: Tensor | None, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        """Train a cohort as `train` does, but write the changes to the caller's memory, `(cohort, parameters)`."""
+    def train_each(
+        self, round: int, cohort: Sequence[Assignment], sent: Sent, rows: Tensor | None = None
+    ) -> Iterator[Update]:
+        """See `Backend.train_each`; `rows` is memory for the changes: a row for each client, or one for all."""
         if self._teacher is not None:
             self._teacher.load(sent.model)
-        updates = []
+        rows = torch.empty_like(sent.model.parameters)[None] if rows is None else rows
         for place, task in enumerate(cohort):
             setup = self.set_up(round, task, sent)
-            updates.append(self.finish(setup, self._train(setup), None if rows is None else rows[place]))
-        return updates
+            yield self.finish(setup, self._train(setup), rows[place % len(rows)])
 
     def train_client(self, round: int, task: Assignment, sent: Sent) -> tuple[Update, ModelState]:
         """Train one client, as a real site does; return its update, and its model without rounding.

@@ -7,9 +7,9 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.engine._backend import tensor_bytes
 from fedskew.errors import ComponentError, RunError
 from fedskew.files import load_tensors, save_tensors, sync_files, writing
 from fedskew.models import ModelState
 
 Named = Mapping[str, Tensor]
+Key = tuple[int, int]
+"""A client, and the round that its state is of."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,11 @@ class ClientStates:
     def __init__(self, folder: Path | None = None, memory: int = 2**30) -> None:
         self._given = folder
         self._memory = memory
-        self._cached: OrderedDict[int, Named] = OrderedDict()
+        self._cached: OrderedDict[Key, Named] = OrderedDict()
         self._bytes = 0
         self._rounds: dict[int, int] = {}
-        self._unwritten: set[int] = set()
+        self._staged: set[Key] = set()
+        self._unwritten: set[Key] = set()
         self._written: list[Path] = []  # since the last save, maybe not on the disk yet
         self._stale: list[Path] = []
 
@@ -111,21 +115,39 @@ class ClientStates:
         """Return a client's tensors by name; None before its first participation."""
         if client not in self._rounds:
             return None
-        if client not in self._cached:
-            self._cache(client, self._read(client))
-        self._cached.move_to_end(client)
-        return self._cached[client]
+        key = client, self._rounds[client]
+        if key not in self._cached:
+            self._cache(key, self._read(key))
+        self._cached.move_to_end(key)
+        return self._cached[key]
+
+    def of(self, client: int) -> Named | None:
+        """Return the same as `get`, but as a mapping that fetches the tensors once they are read."""
+        return _Fetched(self, client) if client in self._rounds else None
 
     def put(self, client: int, round: int, state: Named) -> None:
         """Store a client's tensors at the end of a round; none are not stored."""
-        if not state:
-            return
-        self._evict(client)
-        if self._rounds.get(client, round) != round and client not in self._unwritten:
-            self._stale.append(self._path(client, self._rounds[client]))
-        self._rounds[client] = round
-        self._unwritten.add(client)
-        self._cache(client, state)
+        self.stage(client, round, state)
+        self.settle()
+
+    def stage(self, client: int, round: int, state: Named) -> None:
+        """Hold a client's tensors in a round that goes on; `settle` decides what becomes of them."""
+        if state:
+            key = client, round
+            self._evict(key)
+            self._staged.add(key)
+            self._unwritten.add(key)
+            self._cache(key, state)
+
+    def settle(self, keep: bool = True) -> None:
+        """Store all that is staged, or forget it."""
+        for client, round in sorted(self._staged):
+            old = self._rounds.get(client, round) if keep else round
+            if old != round or not keep:
+                self._forget((client, old))
+            if keep:
+                self._rounds[client] = round
+        self._staged.clear()
 
     @property
     def newest(self) -> int:
@@ -134,8 +156,8 @@ class ClientStates:
 
     def save(self) -> NDArray[np.int64]:
         """Write all states that are not on disk yet; return clients and the rounds that they are of, `(clients, 2)`."""
-        for client in sorted(self._unwritten):
-            self._write(client)
+        for key in sorted(self._unwritten & self._rounds.items()):
+            self._write(key)
         sync_files([path for path in self._written if path.exists()])
         self._written.clear()
         rounds = np.array([[*self._rounds], [*self._rounds.values()]], dtype=np.int64)
@@ -147,7 +169,8 @@ class ClientStates:
         self._bytes = 0
         self._rounds = {int(client): int(round) for client, round in rounds}
         self._unwritten.clear()
-        kept = {self._path(client, round): client for client, round in self._rounds.items()}
+        self._staged.clear()
+        kept = {self._path(key): key[0] for key in self._rounds.items()}
         there = set(self._folder.glob("*.safetensors"))
         for path, client in kept.items():
             if path not in there:
@@ -170,41 +193,64 @@ class ClientStates:
         weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
         return temporary
 
-    def _cache(self, client: int, state: Named) -> None:
-        self._cached[client] = state
-        self._bytes += _size(state)
+    def _cache(self, key: Key, state: Named) -> None:
+        self._cached[key] = state
+        self._bytes += tensor_bytes(state)
         while self._bytes > self._memory and len(self._cached) > 1:
             oldest = next(iter(self._cached))
             self._write(oldest)
             self._evict(oldest)
 
-    def _evict(self, client: int) -> None:
-        if client in self._cached:
-            self._bytes -= _size(self._cached.pop(client))
+    def _evict(self, key: Key) -> None:
+        if key in self._cached:
+            self._bytes -= tensor_bytes(self._cached.pop(key))
 
-    def _write(self, client: int) -> None:
-        if client not in self._unwritten:
+    def _forget(self, key: Key) -> None:
+        self._evict(key)
+        if key in self._unwritten:
+            self._unwritten.remove(key)
+        else:
+            self._stale.append(self._path(key))
+
+    def _write(self, key: Key) -> None:
+        if key not in self._unwritten:
             return
-        path = self._path(client, self._rounds[client])
+        path = self._path(key)
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[client].items()}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[key].items()}
         save_tensors(path, tensors, {"of": path.stem}, wait=False)
         self._written.append(path)
-        self._unwritten.remove(client)
+        self._unwritten.remove(key)
 
-    def _read(self, client: int) -> Named:
-        path = self._path(client, self._rounds[client])
+    def _read(self, key: Key) -> Named:
+        path = self._path(key)
         try:
             tensors, notes = load_tensors(path)
         except RunError as error:
-            raise _lost(path, client, str(error)) from None
+            raise _lost(path, key[0], str(error)) from None
         if notes.get("of") != path.stem:
-            raise _lost(path, client, f"it holds client and round {notes.get('of')}")
+            raise _lost(path, key[0], f"it holds client and round {notes.get('of')}")
         return tensors
 
-    def _path(self, client: int, round: int) -> Path:
-        return self._folder / f"{client}-{round}.safetensors"
+    def _path(self, key: Key) -> Path:
+        return self._folder / f"{key[0]}-{key[1]}.safetensors"
+
+
+class _Fetched(Mapping[str, Tensor]):
+    """A client's tensors, which stay where they are until they are read."""
+
+    def __init__(self, states: ClientStates, client: int) -> None:
+        self._fetch = partial(states.get, client)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return (self._fetch() or {})[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fetch() or {})
+
+    def __len__(self) -> int:
+        return len(self._fetch() or {})
 
 
 def _lost(path: Path, client: int, why: str) -> RunError:
@@ -212,7 +258,3 @@ def _lost(path: Path, client: int, why: str) -> RunError:
         f"{path}: what client {client} keeps between rounds can't be read ({why}); start over with --fresh, which "
         "keeps the old folder"
     )
-
-
-def _size(state: Named) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())

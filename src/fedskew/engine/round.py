@@ -163,7 +163,7 @@ class Federation:
             Assignment(
                 client=client,
                 epochs=self._epochs[client].item(),
-                state=self.clients.get(client) or fresh,
+                state=self.clients.of(client) or fresh,
                 quota=cohort.counts[place] if cohort.quotas else None,
                 steps=self.steps,
                 samples=round(float(cohort.counts[place].sum())),
@@ -188,9 +188,9 @@ class Federation:
         moved = state if total is None else self._moved(state, collected)
         if moved is None:  # all that was sent is finite but the next model is not: all count as diverged
             members, total, updates = members.take(np.zeros(len(members.ids), dtype=np.bool_)), None, []
-        else:
-            for client, own in collected.states.items():
-                self.clients.put(client, state.round, own)
+        for client, own in collected.states.items():
+            self.clients.stage(client, state.round, own)
+        self.clients.settle(keep=moved is not None)
         kept, privacy = self.codec.account(state.of("codec"), cohort, collected)
         summed = Summed(members.ids.tolist(), total and total.loss, total and total.steps)
         return (moved or state).having("codec", kept), RoundOutcome(

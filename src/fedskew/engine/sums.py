@@ -22,27 +22,26 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew import metrics, sums
-from fedskew.aggregation import Mean
+from fedskew import sums
 from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
 from fedskew.engine._faults import finite, stilled
 from fedskew.engine._records import Cohort, FloatArray
 from fedskew.engine._states import Named, ServerState
-from fedskew.engine.contracts import calling, checked_aggregate, checked_share, shortage
+from fedskew.engine.contracts import shortage
+from fedskew.engine.totals import RunningTotal, Total, shared, total_of
 from fedskew.engine.weights import Weights, shown, weigh
 from fedskew.errors import ArgumentError
-from fedskew.methods import Method, masks_refused
+from fedskew.methods import Method, masks_refused, sums_suffice
 from fedskew.models import ModelState
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, generator
-from fedskew.server_updates import weighted_sum
 from fedskew.sums import fixed_point
 from fedskew.weighting import BySums, Facts
 
@@ -51,29 +50,8 @@ Federation = Any
 Integers = Mapping[str, NDArray[Any]]
 
 EXTRA, REPLY = "extra.", "reply."
-
-
-class Total(NamedTuple):
-    """What clients sent, added up.
-
-    Attributes:
-        change: Sum of a f D, `(parameters,)`, float64, where the a sum to 1.
-        changes: What hooks see of the updates, `(rows, parameters)`: each client's, or one of all.
-        loss: Weighted mean of the losses, where a sum tells it.
-        steps: Number of local steps of all, where a sum tells it.
-        drift: Drift diversity of the updates; None if undefined or unknown.
-    """
-
-    change: Tensor
-    extras: Mapping[str, Any]
-    buffers: Tensor
-    integers: Tensor
-    changes: Tensor
-    weights: FloatArray
-    replies: Sequence[Named]
-    loss: float | None = None
-    steps: int | None = None
-    drift: float | None = None
+MATRIX = 2**28
+"""Bytes of a round's updates that are held at a time."""
 
 
 class Collected(NamedTuple):
@@ -94,6 +72,8 @@ class Collected(NamedTuple):
 class Floats:
     """Plain updates: the server gets each, and their aggregation may be any."""
 
+    adds_one_by_one: ClassVar[bool] = True
+
     def check(self, method: Method, cohort: int) -> None:
         """Raise ArgumentError where the method can't do with what travels, or with cohorts of this size."""
 
@@ -112,7 +92,14 @@ class Floats:
     def collect(
         self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
     ) -> tuple[Collected, list[Update]]:
-        """Have a cohort trained, and add up what it sends; return that, and every update that came."""
+        """Have a cohort trained, and add up what it sends; return that, and every update that came.
+
+        Where that would take much memory for all updates at a time, and nothing reads one by itself, they are added up
+        as they come, and those that are returned have no tensors.
+        """
+        can = self.adds_one_by_one and getattr(federation.backend, "train_each", None) is not None
+        if can and len(tasks) * sent.model.parameters.nbytes > MATRIX and sums_suffice(federation.method):
+            return _collect_each(federation, self, state, cohort, sent, tasks)
         replies = federation.backend.train(state.round, tasks, sent)
         return self.add_up(federation, state, cohort, replies), replies
 
@@ -128,7 +115,7 @@ class Floats:
         if 0 < len(weights.values) < federation.method.aggregation.least:
             unmoved = shortage(federation.method.aggregation, len(updates))
         elif len(weights.values):
-            total = _weighted_total(federation.method, state, updates, weights.values)
+            total = total_of(federation.method, state, updates, weights.values)
             weights = weights._replace(values=total.weights)
         up = sum(federation.model_bytes(state.model) + tensor_bytes(update.reply) for update in replies)
         states = {update.client: update.state for update in updates}
@@ -148,6 +135,8 @@ class FixedPoint(Floats):
         announced: What was announced to all clients, from sums of their label counts, so that each knows its own weight
             and the server does not (see `weighting.BySums`). None: the server weighs by their counts.
     """
+
+    adds_one_by_one: ClassVar[bool] = False
 
     protection: Protection | None = None
     announced: Facts | None = None
@@ -252,29 +241,6 @@ class FixedPoint(Floats):
                 f"training.weight_limit is {limit:g}"
             )
         return None
-
-
-def shared(update: Any, change: Tensor, steps: int, weight: float, where: str = "") -> tuple[float, Mapping[str, Any]]:
-    """Return how a client's update enters the sum, as the server update says (see `ServerUpdate`)."""
-    share = getattr(update, "share", None)
-    if share is None:
-        return 1.0, {}
-    with calling("server_update", update, "share", where):
-        found = share(change, steps, weight)
-    return checked_share(update, found)
-
-
-def summed(
-    update: Any, changes: Tensor, weights: FloatArray, steps: Sequence[int], where: str = ""
-) -> tuple[Tensor, dict[str, Any]]:
-    """Add up updates as a server update reads them."""
-    factors, extras = [], dict[str, Any]()
-    for change, taken, weight in zip(changes, steps, weights.tolist(), strict=True):
-        factor, own = shared(update, change, taken, weight, where)
-        factors.append(factor)
-        for name, value in own.items():
-            extras[name] = extras.get(name, 0.0) + value
-    return weighted_sum(changes, weights * factors), extras
 
 
 def encode_update(
@@ -391,60 +357,34 @@ def _in_order(cohort: Cohort, replies: Sequence[Update]) -> tuple[list[int], lis
     return arrived, [by_client[client] for client in arrived]
 
 
-def _weighted_total(method: Method, state: ServerState, updates: Sequence[Update], weights: FloatArray) -> Total:
-    """Add up plain updates, by the method's aggregation."""
-    changes, where = as_matrix([update.change for update in updates]), f"round {state.round}: "
-    steps = [update.steps for update in updates]
-    rows, shares = _combined(method.aggregation, "combine", changes, weights, where)
-    sent, buffers = state.model.buffers, [update.buffers for update in updates]
-    if type(method.aggregation) is Mean or not sent.numel():
-        mean = _average(buffers, weights)
-    else:
-        moved = _combined(method.aggregation, "combine_buffers", torch.stack(buffers) - sent, weights, where)
-        mean = sent + _average(list(moved[0]), moved[1])
-    if len(rows) == len(changes):
-        weights = shares
-    else:  # all updates are merged into one
-        steps = [round(float(weights @ steps))]
-    change, extras = summed(method.server_update, rows, shares, steps, where)
-    drift = metrics.drift_diversity(changes, torch.stack([update.norm for update in updates]).tolist())
-    return Total(
-        change=change,
-        extras=extras,
-        buffers=mean,
-        integers=torch.stack([update.integers for update in updates]).amax(0),
-        changes=changes,
-        weights=weights,
-        replies=[update.reply for update in updates],
-        drift=drift if math.isfinite(drift) else None,  # undefined where updates cancel out
-    )
-
-
-def as_matrix(rows: Sequence[Tensor]) -> Tensor:
-    """Stack vectors of equal length into a matrix: a view if they are adjacent in memory, else a copy."""
-    first = rows[0]
-    memory, width = first.untyped_storage().data_ptr(), first.numel()
-    for position, row in enumerate(rows):
-        adjacent = row.untyped_storage().data_ptr() == memory and row.dtype == first.dtype and row.is_contiguous()
-        if not adjacent or row.storage_offset() != first.storage_offset() + position * width:
-            return torch.stack(list(rows))
-    return first.as_strided((len(rows), width), (width, 1))
-
-
-def _combined(
-    aggregation: Any, function: str, changes: Tensor, weights: FloatArray, where: str
-) -> tuple[Tensor, FloatArray]:
-    with calling("aggregation", aggregation, function, where):
-        combined = getattr(aggregation, function)(changes, weights)
-    return checked_aggregate(aggregation, combined, changes, where)
-
-
-def _average(rows: Sequence[Tensor], weights: FloatArray) -> Tensor:
-    """Return the weighted mean of buffers, summed in float64 in the order of the cohort."""
-    total = torch.zeros_like(rows[0], dtype=torch.float64)
-    for row, weight in zip(rows, weights, strict=True):
-        total += row.double() * weight
-    return total.to(rows[0].dtype)
+def _collect_each(
+    federation: Federation, codec: Floats, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
+) -> tuple[Collected, list[Update]]:
+    """Add up updates as they come. Where some are not finite, the others are trained again, as all weights change."""
+    replies, bytes_up = dict[int, Update](), 0
+    while True:
+        members = cohort.take(np.isin(cohort.ids, [task.client for task in tasks]))
+        weights, total = codec.weigh(federation, state, members), RunningTotal(federation.method, state)
+        values = weights.values if len(weights.values) else np.zeros(len(tasks))
+        diverged = set()
+        trained = federation.backend.train_each(state.round, tasks, sent)
+        for update, weight in zip(trained, values.tolist(), strict=True):
+            if update.client not in replies:
+                bytes_up += federation.model_bytes(state.model) + tensor_bytes(update.reply)
+            if finite([update]):
+                total.add(update, weight)
+                federation.clients.stage(update.client, state.round, update.state)
+            else:
+                diverged.add(update.client)
+            none = update.change.new_zeros(0)
+            replies[update.client] = update._replace(change=none, buffers=none, reply={}, state={})
+        if not diverged:
+            break
+        tasks = [task for task in tasks if task.client not in diverged]
+    updates = [replies[task.client] for task in tasks]
+    found = total.total() if len(weights.values) else None
+    collected = Collected(members, weights, found, None, list(replies), updates, {}, bytes_up)
+    return collected, list(replies.values())
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:

@@ -39,6 +39,9 @@ from fedskew.engine._sequential import SequentialBackend
 from fedskew.errors import ArgumentError, ComponentError, RunError
 from fedskew.models import FlatModel, ModelState
 
+AT_ONCE = 4
+"""Updates for each process that are held before they are handed on, where each is added up as it comes."""
+
 
 @dataclass
 class ProcessBackend(Backend):
@@ -83,11 +86,19 @@ class ProcessBackend(Backend):
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
         """See `Backend.train`."""
-        if not cohort:
-            return []
+        return list(self._train(round, cohort, sent, len(cohort)))
+
+    def train_each(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> Iterator[Update]:
+        """See `Backend.train_each`; as many at a time as keep the processes busy."""
+        return self._train(round, cohort, sent, AT_ONCE * self.processes)
+
+    def _train(self, round: int, cohort: Sequence[Assignment], sent: Sent, at_once: int) -> Iterator[Update]:
         try:
             self.open()
-            return self._train(round, cohort, sent)
+            with _sendable():
+                changes = torch.empty(min(at_once, len(cohort)), sent.model.parameters.numel()).share_memory_()  # type: ignore[no-untyped-call]
+            for start in range(0, len(cohort), max(1, at_once)):
+                yield from self._train_some(round, cohort[start : start + at_once], sent, changes)
         except BaseException:  # some processes may still be training
             self.close()
             raise
@@ -115,10 +126,8 @@ class ProcessBackend(Backend):
             raise
         return predicted(parts[number] for number in range(len(jobs)))
 
-    def _train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+    def _train_some(self, round: int, cohort: Sequence[Assignment], sent: Sent, changes: Tensor) -> list[Update]:
         places = sorted(range(len(cohort)), key=lambda place: -self.work.expected_samples(cohort[place]))
-        with _sendable():
-            changes = torch.empty(len(cohort), sent.model.parameters.numel()).share_memory_()  # type: ignore[no-untyped-call]
         jobs = [_Training(changes[place], round, cohort[place], sent) for place in places]
         updates: dict[int, Update] = {}
         for number, reply in self._pool.run(jobs):
@@ -140,7 +149,7 @@ class _Training(NamedTuple):
 
     def run(self, backend: SequentialBackend) -> Update:
         task = self.task._replace(state={name: _as_tensor(part) for name, part in self.task.state.items()})
-        (update,) = backend.train_into(self.row.unsqueeze(0), self.round, [task], self.sent)
+        (update,) = backend.train_each(self.round, [task], self.sent, self.row.unsqueeze(0))
         return _mapped(Tensor, Tensor.numpy, update._replace(change=self.row[:0]))  # the change is there already
 
 
@@ -207,6 +216,7 @@ def _work(connection: Connection, threads: int) -> None:
                 raise _not_importable(error) from error
             if first is not None:
                 backend = SequentialBackend(model, *first[1:])
+                backend.open()
             assert backend is not None, "the model comes with the first job"
             result = job.run(backend), None, ""
         except EOFError:

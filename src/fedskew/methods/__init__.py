@@ -32,7 +32,15 @@ FedLC's loss with FedVLS's two terms, as in that paper's table 6.
 from __future__ import annotations
 
 from fedskew.methods._build import build, expand, objective_in_words
-from fedskew.methods._compatibility import check, cost, fills, masks_refused, noise_refused, summed_counts_refused
+from fedskew.methods._compatibility import (
+    check,
+    cost,
+    fills,
+    masks_refused,
+    noise_refused,
+    summed_counts_refused,
+    sums_suffice,
+)
 from fedskew.methods._presets import COMBINATIONS, PRESETS
 from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, key_of
 
@@ -53,4 +61,5 @@ __all__ = [
     "noise_refused",
     "objective_in_words",
     "summed_counts_refused",
+    "sums_suffice",
 ]

@@ -167,6 +167,11 @@ def _role(loss: Any) -> str:
     return str(role)
 
 
+def sums_suffice(method: Method) -> bool:
+    """Return whether no component reads what single clients send, so that it may be added up as it comes."""
+    return all(_suffices(component) for _, component in method.components())
+
+
 def masks_refused(method: Method) -> str | None:
     """Return why a method needs more of its clients than sums over them, and what to take instead; None if it doesn't.
 
@@ -185,7 +190,7 @@ def masks_refused(method: Method) -> str | None:
                 f"{name} says on how many samples of each class a client trains, so that the server could choose whose "
                 f'update is nothing, and the sum would show the others\'; take another {slot}, or updates = "plain"'
             )
-        if slot == "aggregation" and not (has(component, "adds_up") and covers(component, "adds_up", "combine")):
+        if slot == "aggregation" and not _suffices(component):
             return (
                 f"{name} works on each client's update, and masks hide them; take the "
                 'aggregation mean, or updates = "plain"'
@@ -195,7 +200,7 @@ def masks_refused(method: Method) -> str | None:
                 f"{name} reads each client's update (their plain mean beside the weighted one), and masks hide them; "
                 'take the preset scaffold or fedavg, or updates = "plain"'
             )
-        if _reads_replies(component) and not _adds_up(component):
+        if not _suffices(component):
             return (
                 f"{name} reads what each client returned by itself (it does not declare adds_up), and masks show only "
                 f'sums; take another {slot}, or updates = "plain"'
@@ -242,9 +247,15 @@ def noise_refused(method: Method) -> str | None:
     return None
 
 
-def _adds_up(component: Any) -> bool:
-    """Return whether a component declares that sums will do for the hooks that it has, not for those of its parent."""
-    return has(component, "adds_up") and all(covers(component, "adds_up", hook) for hook in ("end_round", "next_model"))
+def _suffices(component: Any) -> bool:
+    """Return whether sums of what clients send do for a component: it reads nothing of single ones, or says so.
+
+    What it declares by `adds_up` is of the functions that it has, not of those that a class below it overrides.
+    """
+    if not (hasattr(component, "combine") or _reads_replies(component)):
+        return True
+    functions = ("combine", "end_round", "next_model")
+    return has(component, "adds_up") and all(covers(component, "adds_up", function) for function in functions)
 
 
 def _reads_replies(component: Any) -> bool:

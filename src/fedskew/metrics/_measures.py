@@ -64,7 +64,7 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
     Args:
         updates: Client model minus the model that was sent, shape `(clients, parameters)`; summed in their dtype,
             unweighted.
-        norms: The norm of each update, shape `(clients,)`, if known; saves a third of the work.
+        norms: The norm of each update, shape `(clients,)`, if known; then `updates` may be their sum in one row.
 
     Raises:
         ArgumentError: Wrong shapes, NaN or infinity; the message names the argument.
@@ -74,7 +74,8 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
         raise ArgumentError(f"updates: must be (clients, parameters), not of shape {tuple(rows.shape)}")
     if not rows.is_floating_point():
         raise ArgumentError(f"updates: must be of floating point, not {rows.dtype}")
-    if norms is not None and np.shape(norms) != (len(rows),):
+    clients = len(rows) if norms is None else np.size(norms)
+    if norms is not None and (np.ndim(norms) != 1 or len(rows) not in (1, clients)):
         raise ArgumentError(f"norms: expected one for each of {len(rows)} updates, got shape {np.shape(norms)}")
     # In the updates' own dtype: float64 sums of float32 rows would take longest of all in a round without training.
     apart = float(torch.linalg.vector_norm(rows) if norms is None else np.linalg.norm(np.asarray(norms)))
@@ -85,7 +86,7 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
     if not math.isfinite(apart):
         raise ArgumentError("updates: must be finite, but NaN or infinity occurs")
     if apart == 0:
-        return 1.0 / len(rows)
+        return 1.0 / clients
     return (apart / together) ** 2 if together > 0 else math.inf
 
 

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import NonNegative, Positive, component
 from fedskew.selection._evenness import TIE
-from fedskew.selection._protocol import EVEN_LABELS, FloatArray, IntArray, check_rng, check_round
+from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FedCBSState:
 
 
 @component
-class FedCBS:
+class FedCBS(Checked):
     """Random draws that favour clients whose labels make the cohort's even.
 
     Attributes:
@@ -67,22 +67,9 @@ class FedCBS:
         """Return a state in which no client was chosen."""
         return FedCBSState(0, np.zeros(len(as_counts(counts)), dtype=np.int64))
 
-    def check(self, counts: CountsLike, size: int) -> None:
-        """See `Selection.check`."""
-        check_round(len(as_counts(counts)), size)
-
-    def select(
-        self,
-        state: FedCBSState,
-        counts: CountsLike,
-        size: int,
-        rng: np.random.Generator,
-        first: int | None = None,
+    def _choose(
+        self, state: FedCBSState, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
     ) -> tuple[IntArray, FedCBSState]:
-        """Draw a cohort; see `Selection.select`."""
-        counts = as_counts(counts)
-        check_round(len(counts), size, first)
-        check_rng(rng)
         pool, round = _Pool(counts), state.round + 1
         cohort: list[int] = []
         while len(cohort) < size:

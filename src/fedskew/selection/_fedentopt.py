@@ -29,7 +29,7 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import BelowOne, Count, component
 from fedskew.selection._evenness import even_cohort
-from fedskew.selection._protocol import EVEN_LABELS, IntArray, check_rng, check_round
+from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class FedEntOptState:
 
 
 @component
-class FedEntOpt:
+class FedEntOpt(Checked):
     """Greedy maximisation of the cohort's label entropy.
 
     Attributes:
@@ -61,34 +61,8 @@ class FedEntOpt:
         as_counts(counts)
         return FedEntOptState(np.empty(0, dtype=np.int64))
 
-    def check(self, counts: CountsLike, size: int) -> None:
-        """See `Selection.check`."""
-        self._check(len(as_counts(counts)), size)
-
-    def select(
-        self,
-        state: FedEntOptState,
-        counts: CountsLike,
-        size: int,
-        rng: np.random.Generator,
-        first: int | None = None,
-    ) -> tuple[IntArray, FedEntOptState]:
-        """Choose a cohort; see `Selection.select`."""
-        counts = as_counts(counts)
-        check_round(len(counts), size, first)
-        check_rng(rng)
-        self._check(len(counts), size)
-        if first in state.buffer:
-            raise ArgumentError(f"first: client {first} is in the buffer, so it can't be chosen this round")
-        candidates = np.delete(np.arange(len(counts)), state.buffer)
-        if self.candidates is not None and self.candidates < len(candidates):
-            candidates = _drawn(candidates, self.candidates, rng, first)
-        cohort = even_cohort(counts, candidates, size, rng.choice(candidates) if first is None else first)
-        remembered = np.concatenate([state.buffer, cohort])
-        return cohort, FedEntOptState(remembered[max(0, len(remembered) - self._capacity(len(counts))) :])
-
-    def _check(self, clients: int, size: int) -> None:
-        check_round(clients, size)
+    def _check(self, clients: int, size: int, first: int | None = None) -> None:
+        super()._check(clients, size, first)
         capacity = self._capacity(clients)
         if capacity + size > clients:
             raise ArgumentError(
@@ -99,6 +73,18 @@ class FedEntOpt:
             )
         if self.candidates is not None and self.candidates < size:
             raise ArgumentError(f"candidates: {self.candidates} are fewer than the cohort of {size}")
+
+    def _choose(
+        self, state: FedEntOptState, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
+    ) -> tuple[IntArray, FedEntOptState]:
+        if first in state.buffer:
+            raise ArgumentError(f"first: client {first} is in the buffer, so it can't be chosen this round")
+        candidates = np.delete(np.arange(len(counts)), state.buffer)
+        if self.candidates is not None and self.candidates < len(candidates):
+            candidates = _drawn(candidates, self.candidates, rng, first)
+        cohort = even_cohort(counts, candidates, size, rng.choice(candidates) if first is None else first)
+        remembered = np.concatenate([state.buffer, cohort])
+        return cohort, FedEntOptState(remembered[max(0, len(remembered) - self._capacity(len(counts))) :])
 
     def _capacity(self, clients: int) -> int:
         return math.floor(self.buffer * clients + 1e-9)

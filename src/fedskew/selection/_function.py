@@ -12,7 +12,7 @@ from fedskew.components import find, name_of
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import component
-from fedskew.selection._protocol import IntArray, check_cohort, check_first, check_rng, check_round
+from fedskew.selection._protocol import Checked, FloatArray, IntArray, check_cohort, check_first
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class FunctionState:
 
 
 @component
-class Function:
+class Function(Checked):
     """Selection by a function: the cohort is what `function(round, counts, size, rng)` returns.
 
     The function is given the round, from 1, the label counts, the size of a cohort and a numpy generator. It returns
@@ -54,18 +54,9 @@ class Function:
         """Check that the function returns a valid cohort for round 1; see `Selection.check`."""
         self.select(self.init(counts), counts, size, np.random.default_rng(0))
 
-    def select(
-        self,
-        state: FunctionState,
-        counts: CountsLike,
-        size: int,
-        rng: np.random.Generator,
-        first: int | None = None,
+    def _choose(
+        self, state: FunctionState, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
     ) -> tuple[IntArray, FunctionState]:
-        """Return the function's cohort; see `Selection.select`."""
-        counts = as_counts(counts)
-        check_round(len(counts), size, first)
-        check_rng(rng)
         seen = counts.view()
         seen.flags.writeable = False
         cohort = check_cohort(self._name, self._called(state.round + 1, seen, size, rng), len(counts))

@@ -13,14 +13,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.labels import CountsLike, LabelCounts, as_counts
+from fedskew.labels import LabelCounts
 from fedskew.parameters import Switch, component
 from fedskew.selection._evenness import even_cohort
-from fedskew.selection._protocol import EVEN_LABELS, IntArray, check_round
+from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
 
 
 @component
-class GreedyKL:
+class GreedyKL(Checked):
     """Greedy minimisation of the KL divergence of the cohort's labels to uniform.
 
     Attributes:
@@ -34,24 +34,9 @@ class GreedyKL:
 
     normalise: Switch = False
 
-    def init(self, counts: CountsLike) -> None:
-        """Return None: there is no state."""
-
-    def check(self, counts: CountsLike, size: int) -> None:
-        """See `Selection.check`."""
-        check_round(len(as_counts(counts)), size)
-
-    def select(
-        self,
-        state: None,
-        counts: CountsLike,
-        size: int,
-        rng: np.random.Generator,
-        first: int | None = None,
+    def _choose(
+        self, state: None, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
     ) -> tuple[IntArray, None]:
-        """Choose a cohort; see `Selection.select`. `rng` is not used."""
-        counts = as_counts(counts)
-        check_round(len(counts), size, first)
         if self.normalise:
             counts = LabelCounts(counts).marginals
         return even_cohort(counts, np.arange(len(counts)), size, first), None

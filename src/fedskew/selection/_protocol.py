@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import CountsLike
+from fedskew.labels import CountsLike, as_counts
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -55,18 +55,42 @@ class Selection(Protocol):
         """
 
 
+class Checked:
+    """A selection that chooses among checked counts, of so many clients as there are."""
+
+    def init(self, counts: CountsLike) -> Any:
+        """Return None: there is no state."""
+        as_counts(counts)
+
+    def check(self, counts: CountsLike, size: int) -> None:
+        """See `Selection.check`."""
+        self._check(len(as_counts(counts)), size)
+
+    def select(
+        self, state: Any, counts: CountsLike, size: int, rng: np.random.Generator, first: int | None = None
+    ) -> tuple[IntArray, Any]:
+        """Choose a cohort; see `Selection.select`."""
+        held = as_counts(counts)
+        self._check(len(held), size, first)
+        if not isinstance(rng, np.random.Generator):
+            raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
+        return self._choose(state, held, size, rng, first)
+
+    def _check(self, clients: int, size: int, first: int | None = None) -> None:
+        check_round(clients, size, first)
+
+    def _choose(
+        self, state: Any, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
+    ) -> tuple[IntArray, Any]:
+        raise NotImplementedError
+
+
 def check_round(clients: int, size: object, first: object = None) -> None:
     """Raise ArgumentError unless `size` of the clients can be drawn, beginning with `first` unless that is None."""
     if not _is_whole_in(size, 1, clients):
         raise ArgumentError(f"size: must be a whole number from 1 to {clients}, the number of clients, not {size!r}")
     if first is not None and not _is_whole_in(first, 0, clients - 1):
         raise ArgumentError(f"first: must be a client id from 0 to {clients - 1}, not {first!r}")
-
-
-def check_rng(rng: object) -> None:
-    """Raise ArgumentError unless `rng` is a numpy generator; called by selections that draw at random."""
-    if not isinstance(rng, np.random.Generator):
-        raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
 
 
 def check_cohort(name: str, cohort: object, clients: int) -> IntArray:

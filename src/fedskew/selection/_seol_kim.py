@@ -25,7 +25,7 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, kl_to_uniform
 from fedskew.parameters import NonNegative, component
 from fedskew.selection._evenness import TIE
-from fedskew.selection._protocol import EVEN_LABELS, FloatArray, IntArray, check_round
+from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SeolKimState:
 
 
 @component
-class SeolKim:
+class SeolKim(Checked):
     """Adds clients that hold the class which the cohort has least of, each with a quota of samples of each class.
 
     Attributes:
@@ -58,22 +58,14 @@ class SeolKim:
 
     def check(self, counts: CountsLike, size: int) -> None:
         """See `Selection.check`."""
-        counts = as_counts(counts)
-        check_round(len(counts), size)
-        if not counts.any():
+        super().check(counts, size)
+        if not as_counts(counts).any():
             raise ArgumentError("counts: no client holds a sample")
 
-    def select(
-        self,
-        state: SeolKimState,
-        counts: CountsLike,
-        size: int,
-        rng: np.random.Generator,
-        first: int | None = None,
+    def _choose(
+        self, state: SeolKimState, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
     ) -> tuple[IntArray, SeolKimState]:
-        """Choose at most `size` clients; the next state has their quotas. See `Selection.select`; `rng` is unused."""
-        counts = as_counts(counts)
-        check_round(len(counts), size, first)
+        """Choose at most `size` clients; the next state has their quotas."""
         order = np.argsort(-counts.sum(axis=1), kind="stable")
         cohort = [int(order[0]) if first is None else int(first)]
         quotas = [counts[cohort[0]]]

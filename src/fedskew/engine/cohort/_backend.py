@@ -76,6 +76,14 @@ class CohortBackend(Backend):
         """See `Backend.train`."""
         return train_together([CohortRequest(self, round, cohort, sent)])[0]
 
+    def open(self) -> None:
+        """See `Backend.open`."""
+        self.sequential.open()
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self.sequential.close()
+
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """See `Backend.find_fault`."""
         return self.sequential.find_fault(round, task, sent)

@@ -1,0 +1,174 @@
+"""What plain updates are together: added up by any aggregation once all are there, or one by one as they come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew import metrics
+from fedskew.aggregation import Mean
+from fedskew.engine._backend import Update
+from fedskew.engine._records import FloatArray
+from fedskew.engine._states import Named, ServerState
+from fedskew.engine.contracts import calling, checked_aggregate, checked_share, hooked
+from fedskew.methods import Method
+from fedskew.server_updates import weighted_sum
+
+
+class Total(NamedTuple):
+    """What clients sent, added up.
+
+    Attributes:
+        change: Sum of a f D, `(parameters,)`, float64, where the a sum to 1.
+        changes: What hooks see of the updates, `(rows, parameters)`: each client's, or one of all.
+        loss: Weighted mean of the losses, where a sum tells it.
+        steps: Number of local steps of all, where a sum tells it.
+        drift: Drift diversity of the updates; None if undefined or unknown.
+    """
+
+    change: Tensor
+    extras: Mapping[str, Any]
+    buffers: Tensor
+    integers: Tensor
+    changes: Tensor
+    weights: FloatArray
+    replies: Sequence[Named]
+    loss: float | None = None
+    steps: int | None = None
+    drift: float | None = None
+
+
+class RunningTotal:
+    """Adds up updates as they come, in the order of the cohort: in memory there are four vectors of the model's size.
+
+    The sums have the bits of `total_of`, whose components need no single update; of the drift only the last digits
+    may differ.
+    """
+
+    def __init__(self, method: Method, state: ServerState) -> None:
+        self._method, self._sent, self._where = method, state.model, f"round {state.round}: "
+        parameters, self._integers = self._sent.parameters, self._sent.integers
+        self._change = torch.zeros_like(parameters, dtype=torch.float64)
+        self._buffers = torch.zeros_like(self._sent.buffers, dtype=torch.float64)
+        self._apart = torch.zeros_like(parameters)  # the plain sum, for the drift
+        self._extras: dict[str, Any] = {}
+        self._reply: dict[str, Tensor] = {}
+        self._norms: list[Tensor] = []
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add one update; its tensors may be overwritten afterwards."""
+        one = np.array([weight])
+        factor, extras = shared(self._method.server_update, update.change, update.steps, weight, self._where)
+        weighted_sum(update.change[None], one * factor, self._change)
+        weighted_sum(update.buffers[None], one, self._buffers)
+        self._integers = torch.maximum(self._integers, update.integers) if self._norms else update.integers
+        self._apart += update.change
+        self._norms.append(update.norm)
+        _add_extras(self._extras, extras)
+        for name, part in update.reply.items():
+            if name not in self._reply:
+                self._reply[name] = torch.zeros_like(part, dtype=torch.float64)
+            floats = part.reshape(1, -1).to(torch.promote_types(part.dtype, torch.float32))
+            weighted_sum(floats, np.ones(1), self._reply[name].view(-1))
+
+    def total(self) -> Total:
+        """Return the total of one update at least; hooks see it as that of a single client, with all of the weight."""
+        shown = self._change[None].to(self._sent.parameters.dtype) if hooked(self._method) else self._apart[None]
+        return Total(
+            change=self._change,
+            extras=self._extras,
+            buffers=self._buffers.to(self._sent.buffers.dtype),
+            integers=self._integers,
+            changes=shown,
+            weights=np.ones(1),
+            replies=[self._reply],
+            drift=_drift(self._apart[None], self._norms),
+        )
+
+
+def total_of(method: Method, state: ServerState, updates: Sequence[Update], weights: FloatArray) -> Total:
+    """Add up the updates of a round by the method's aggregation."""
+    changes, where = as_matrix([update.change for update in updates]), f"round {state.round}: "
+    steps = [update.steps for update in updates]
+    rows, shares = _combined(method.aggregation, "combine", changes, weights, where)
+    sent, buffers = state.model.buffers, torch.stack([update.buffers for update in updates])
+    if type(method.aggregation) is Mean or not sent.numel():
+        mean = weighted_sum(buffers, weights).to(sent.dtype)
+    else:
+        moved = _combined(method.aggregation, "combine_buffers", buffers - sent, weights, where)
+        mean = sent + weighted_sum(*moved).to(sent.dtype)
+    if len(rows) == len(changes):
+        weights = shares
+    else:  # all updates are merged into one
+        steps = [round(float(weights @ steps))]
+    change, extras = summed(method.server_update, rows, shares, steps, where)
+    return Total(
+        change=change,
+        extras=extras,
+        buffers=mean,
+        integers=torch.stack([update.integers for update in updates]).amax(0),
+        changes=changes,
+        weights=weights,
+        replies=[update.reply for update in updates],
+        drift=_drift(changes, [update.norm for update in updates]),
+    )
+
+
+def summed(
+    update: Any, changes: Tensor, weights: FloatArray, steps: Sequence[int], where: str = ""
+) -> tuple[Tensor, dict[str, Any]]:
+    """Add up updates as a server update reads them."""
+    factors, extras = [], dict[str, Any]()
+    for change, taken, weight in zip(changes, steps, weights.tolist(), strict=True):
+        factor, own = shared(update, change, taken, weight, where)
+        factors.append(factor)
+        _add_extras(extras, own)
+    return weighted_sum(changes, weights * factors), extras
+
+
+def shared(update: Any, change: Tensor, steps: int, weight: float, where: str = "") -> tuple[float, Mapping[str, Any]]:
+    """Return how a client's update enters the sum, as the server update says (see `ServerUpdate`)."""
+    share = getattr(update, "share", None)
+    if share is None:
+        return 1.0, {}
+    with calling("server_update", update, "share", where):
+        found = share(change, steps, weight)
+    return checked_share(update, found)
+
+
+def _add_extras(total: dict[str, Any], extras: Mapping[str, Any]) -> None:
+    for name, value in extras.items():
+        if isinstance(value, Tensor) and name in total:
+            total[name] += value
+        else:
+            total[name] = total.get(name, 0.0) + value
+
+
+def as_matrix(rows: Sequence[Tensor]) -> Tensor:
+    """Stack vectors of equal length into a matrix: a view if they are adjacent in memory, else a copy."""
+    first = rows[0]
+    memory, width = first.untyped_storage().data_ptr(), first.numel()
+    for position, row in enumerate(rows):
+        adjacent = row.untyped_storage().data_ptr() == memory and row.dtype == first.dtype and row.is_contiguous()
+        if not adjacent or row.storage_offset() != first.storage_offset() + position * width:
+            return torch.stack(list(rows))
+    return first.as_strided((len(rows), width), (width, 1))
+
+
+def _combined(
+    aggregation: Any, function: str, changes: Tensor, weights: FloatArray, where: str
+) -> tuple[Tensor, FloatArray]:
+    with calling("aggregation", aggregation, function, where):
+        combined = getattr(aggregation, function)(changes, weights)
+    return checked_aggregate(aggregation, combined, changes, where)
+
+
+def _drift(updates: Tensor, norms: Sequence[Tensor]) -> float | None:
+    """Return the drift diversity of updates, or of their sum in one row; None where they cancel out."""
+    drift = metrics.drift_diversity(updates, torch.stack(list(norms)).tolist())
+    return drift if math.isfinite(drift) else None
