@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedskew import __version__, components, methods, models
-from fedskew.deploy import _messages as wire
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._log import LOG
 from fedskew.deploy._site import (

@@ -21,7 +21,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy import _messages as wire
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._terms import Terms
 from fedskew.deploy.book import Book, MaskedSum

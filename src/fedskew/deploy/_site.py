@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedskew import components
-from fedskew.deploy import _messages as wire
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._log import LOG

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedskew import components
-from fedskew.deploy import _messages as wire
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import needs_label_counts
 from fedskew.deploy._arrays import ArraysLayout, ModelLayout, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import Arrivals, Replies, T, error_line, exchange
