@@ -124,28 +124,6 @@ def test_every_loss_with_every_two_terms_is_accepted_or_refused_as_it_should_be(
             assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
-@pytest.mark.parametrize(
-    ("tables", "why", "nearest"),
-    [
-        ({"objective": {"name": "suppression"}}, "is a term", 'name = "cross_entropy"'),
-        ({"objective": {"name": "fedlc", "terms": ["fedrs"]}}, "second classification loss beside 'fedlc'", "fedntd"),
-        ({"objective": {"terms": ["fedmr", "fedmr"]}}, "occurs twice", "sum of the weights"),
-        ({"preset": "fedlc+fedrs"}, "an objective has one", "take 'fedlc' or 'fedrs'"),
-        ({"preset": "fedvls+fedlc+fedrs"}, "an objective has one", "take 'fedvls+fedlc' or 'fedvls+fedrs'"),
-        ({"preset": "fedentopt+fedla+fedpals"}, "weighting slot", "take 'fedentopt+fedla' or 'fedentopt+fedpals'"),
-        ({"preset": "fedprox+fedsam"}, "local_step slot", "take 'fedprox' or 'fedsam'"),
-        ({"preset": "fedprox+fedprox"}, "occurs twice", "give it once"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_with_the_reason_and_the_nearest_that_does(tables, why, nearest):
-    with pytest.raises(CombinationError) as error:
-        expand(tables)
-    assert str(error.value).startswith("method.")
-    assert "\n" not in str(error.value)
-    assert why in str(error.value)
-    assert nearest in str(error.value)
-
-
 @pytest.mark.parametrize("slot", SLOTS)
 def test_fedconcat_refuses_what_compares_with_or_keeps_something_for_one_model_of_all_clients(slot):
     for name in SLOTS[slot]:
@@ -339,30 +317,6 @@ def test_components_may_stand_where_tables_may():
         assert expand({"local_step": step})["local_step"] == {"name": "fedprox", "mu": 0.3}
     for term in ({"name": FedNTD}, FedNTD):
         assert names({"objective": {"name": FedLC, "terms": [term]}}) == ("fedlc", [("fedntd", 0.1)])
-
-
-@pytest.mark.parametrize(
-    ("tables", "says"),
-    [
-        ({"preset": "FedVLS"}, "did you mean 'fedvls'"),
-        ({"preset": "fedentopt+fedporx"}, "did you mean 'fedprox'"),
-        ({"local_stepp": "sgd"}, "no such slot .did you mean 'local_step'"),
-        ({"objective": {"terms": [{"weight": 1.0}]}}, r"terms\[0\].name: missing"),
-        ({"objective": {"terms": [{"name": "fedmr", "weight": -1}]}}, r"terms\[0\].weight: .* got -1"),
-        ({"objective": {"terms": [{"name": "fedmr", "weight": "a"}]}}, r"terms\[0\].weight: .* got 'a'"),
-        ({"objective": {"terms": [{"name": "fedmr", "weight": float("nan")}]}}, r"terms\[0\].weight: .* got nan"),
-        ({"objective": {"terms": [3]}}, r"terms\[0\]: expected a table"),
-        ({"objective": {"terms": "fedmr"}}, "terms: expected a list"),
-        ({"objective": {"terms": 3}}, "terms: expected a list"),
-        ({"objective": {"extra_terms": "fedmr"}}, "extra_terms: expected a list"),
-        ({"preset": "fedvls", "objective": {"extra_terms": [{}]}}, r"extra_terms\[0\].name: missing"),
-        ({"objective": {"terms": [{"name": "fedmr", "beta": 1}]}}, r"terms\[0\].beta: fedmr has no such parameter"),
-        ({"weighting": 3}, "method.weighting: expected a table"),
-    ],
-)
-def test_a_mistake_names_its_key(tables, says):
-    with pytest.raises(ConfigError, match=says):
-        expand(tables)
 
 
 def test_fednova_reckons_with_the_momentum_of_the_run_and_with_no_other():

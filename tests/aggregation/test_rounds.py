@@ -12,7 +12,7 @@ from by_hand import Told, built, start, task, weights_by_client
 from fedskew import methods
 from fedskew.aggregation import INDEX
 from fedskew.engine import Federation
-from fedskew.errors import ArgumentError, CombinationError
+from fedskew.errors import ArgumentError
 from fedskew.experiment import resolve
 
 MOVES = {0: [1.0, 2.0], 1: [2.0, 1.0], 2: [1.5, 1.5], 3: [1.0, 1.0], 4: [2.0, 2.0], 5: [1.2, 1.8]}
@@ -78,21 +78,6 @@ def test_every_rule_goes_with_every_weighting(name, weighting):
     parameters, _, record = play(name, weighting=weighting, counts=counts, target=np.array([0.5, 0.5]))
     assert all(0.9 <= move <= 2.1 for move in parameters)
     assert sum(record.weights) == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("preset", "says"),
-    [
-        ("scaffold+median", "control variates, .* averaged plainly"),
-        ("scaffold+norm_clipping", "control variates, .* averaged plainly"),
-        ("fednova+median", "take geometric_median, krum or norm_clipping"),
-        ("fedexp+trimmed_mean", "take geometric_median, krum or norm_clipping"),
-        ("fedconcat+krum", "take median or geometric_median"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_with_the_nearest_that_does(preset, says):
-    with pytest.raises(CombinationError, match=says):
-        methods.expand({"preset": preset})
 
 
 def test_fednova_and_fedexp_go_with_rules_that_keep_updates_apart():

@@ -122,7 +122,7 @@ def terms(agreed: str = "now", **more: Any) -> Terms:
 
 
 def part(purpose: str, round: int, name: str, answer: str = "", among: str = "") -> MaskedSum:
-    return MaskedSum(purpose, round, name, f"digest of {name}", answer, among)
+    return MaskedSum(purpose, round, name, answer, among)
 
 
 LATER = 1e12

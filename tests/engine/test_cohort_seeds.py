@@ -168,16 +168,3 @@ def test_a_config_that_cannot_be_set_up_keeps_no_other_from_training() -> None:
 def test_federations_train_together_only_as_cohorts() -> None:
     with pytest.raises(ConfigError, match="engine.seeds_together: is false"):
         simulate_together([resolve(TASK | {"engine": COHORT})])
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"engine": {"seeds_together": True, "backend": "sequential"}}, "set engine.backend to 'cohort'"),
-        ({"method": {"preset": "fedconcat", "pipeline": {"clusters": 2}}}, "not possible with a pipeline"),
-        ({"tune": {"key": "training.lr", "values": [0.1, 0.01]}}, "nor where a key is tuned"),
-    ],
-)
-def test_seeds_that_cannot_train_together_are_refused(changes, reason):
-    with pytest.raises(ConfigError, match=reason):
-        fedskew.simulate({**TASK, **changes})

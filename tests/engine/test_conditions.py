@@ -8,7 +8,6 @@ import pytest
 import fedskew
 from by_hand import task
 from fedskew.engine import Conditions
-from fedskew.errors import ConfigError
 from fedskew.weighting import fedla
 
 TASK = task(20, labels=2, rounds=3, participation=0.5, epochs=5, lr=0.1) | {"method": "fedentopt"}
@@ -98,23 +97,6 @@ def test_whole_epochs_written_as_a_fraction_are_the_same_run():
     )
     assert whole.config == written.config
     assert whole.config.hash == written.config.hash
-
-
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ({"training": {"epochs": 5, "steps": 3}}, "training.steps: stands in place of epochs"),
-        ({"training": {"steps": 3}, "conditions": {"stragglers": 0.5}}, "conditions.stragglers: train fewer epochs"),
-        ({"training": {"epochs": 0.5}, "conditions": {"stragglers": 0.5}}, "conditions.stragglers: train fewer epochs"),
-        ({"training": {"epochs": -0.5}}, "training.epochs: input should be greater than or equal to 0 .got -0.5."),
-        ({"training": {"epochs": float("inf")}}, "training.epochs: input should be a"),
-        ({"training": {"steps": 0}}, "training.steps: input should be greater than or equal to 1"),
-    ],
-)
-def test_steps_and_fractions_that_make_no_sense_are_refused(tree, message):
-    training = {key: value for key, value in TASK["training"].items() if key != "epochs"}
-    with pytest.raises(ConfigError, match=message):
-        fedskew.simulate(TASK | tree | {"training": training | tree["training"]})
 
 
 @pytest.mark.slow

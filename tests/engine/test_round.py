@@ -16,7 +16,7 @@ from fedskew import methods, weighting
 from fedskew.engine import Federation
 from fedskew.engine.sums import FixedPoint, Floats, add_up, encode_update
 from fedskew.engine.totals import as_matrix
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks
 from fedskew.local_steps import SGD
 from fedskew.sums import fixed_point
@@ -303,29 +303,6 @@ def test_a_run_with_masked_updates_stays_beside_the_plain_one(preset: str) -> No
     assert 0 < (one - other).abs().max() < 1e-5
     accuracies = [run.rounds[-1]["evaluation"]["accuracy"] for run in both]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("method", "why"),
-    [
-        *((name, f"{name} reads what each client returned by itself") for name in ("afl", "fpl", "fednh", "fedgf")),
-        ("fedconcat", "FedConcat trains a model for each cluster"),
-        ("feddyn", "feddyn reads each client's update .* take the preset scaffold or fedavg"),
-        *(
-            ({"aggregation": {"name": name}}, f"{name} works on each client's update")
-            for name in ("krum", "geometric_median", "norm_clipping")
-        ),
-    ],
-)
-def test_what_needs_single_updates_is_refused_in_one_line(method: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"engine.updates: {why}.*plain") as found:
-        fedskew.simulate(TASK, method=method, engine=MASKED)
-    assert "\n" not in str(found.value)
-
-
-def test_too_small_a_cohort_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="updates are masked: a sum over 2 .* let 3 clients or more take part"):
-        fedskew.simulate(TASK, engine=MASKED, training={**TASK["training"], "participation": 0.25})
 
 
 def test_a_component_of_ones_own_that_reads_replies_is_refused_until_it_says_that_it_adds_up() -> None:

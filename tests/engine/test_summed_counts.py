@@ -117,26 +117,6 @@ def test_the_weight_limit_lowers_a_share() -> None:
     assert set(record["limited"]) == {client for client, one in share.items() if one > 0.1}
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"engine": {"label_counts": "summed"}}, 'set engine.updates = "masked"'),
-        ({"method": "fedentopt", **HALF}, "fedentopt selects clients"),
-        ({"method": "feddisco"}, "feddisco weighs by each client's label counts"),
-        ({"method": "fedla", **HALF}, "sums over changing cohorts"),
-        ({"method": "fedpals"}, "strength has to be above 0"),
-        ({"method": {"weighting": {"name": "fedpals", "ess": 0.5}}}, "set strength, in samples"),
-        ({"conditions": {"count_epsilon": 1.0}}, 'with count_epsilon set conditions.count_use = "all"'),
-        ({"method": PALS, "partition": NINE}, "clients: 9 are too few, as the sums would tell their counts"),
-        ({"method": "afl"}, "afl reads what each client returned"),
-    ],
-)
-def test_what_needs_the_counts_themselves_is_refused(change: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why) as found:
-        fedskew.simulate({**TASK, **change})
-    assert "\n" not in str(found.value)
-
-
 def test_noise_on_updates_does_not_go_with_summed_counts() -> None:
     pytest.importorskip("dp_accounting")
     privacy = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedskew.arena import Arena
 from fedskew.deploy import Agreement
 from fedskew.errors import ArgumentError, ConfigError, FedskewError
 from fedskew.experiment import Sweep, read, resolve
+from fedskew.tables import flatten
 from fedskew.trees import line_of, parse_change, put
 
 GOOD = """\
@@ -87,31 +89,11 @@ WRONG = [  # beside those of cli/test_mistakes.py
     ("tune={key='training.lr', values=[0.1]}", "tune.key: there is no validation set; set data.validation"),
     ("tune={key='training.lr', valuess=[1]}", "tune.valuess: no such key (did you mean 'values'?)"),
     ("training.lr=true", "training.lr: input should be a valid number (got True)"),
-    ("training.rounds='3'", "training.rounds: input should be a valid integer (got '3')"),
     ("training.rounds=3.0", "training.rounds: input should be a valid integer (got 3.0)"),
-    ("training.epochs='1'", "training.epochs"),
-    ("training.participation='0.5'", "training.participation"),
-    ("training.persist_momentum=1", "training.persist_momentum: input should be a valid boolean (got 1)"),
-    ("training.persist_momentum='yes'", "training.persist_momentum"),
     ("seeds=['0']", "seeds: input should be a valid integer"),
-    ("seeds=[true]", "seeds: input should be a valid integer"),
-    ("name=3", "name: input should be a valid string (got 3)"),
     ("data.rows='100'", "data.rows"),
-    ("data.validation=true", "data.validation"),
-    ("data.held_out='0.1'", "data.held_out"),
-    ("partition.clients=true", "partition.clients"),
     ("partition.seed='1'", "partition.seed"),
-    ("partition.oracle='true'", "partition.oracle"),
-    ("target.warmup='3'", "target.warmup"),
-    ("target.noise=true", "target.noise"),
-    ("conditions.dropout='0.1'", "conditions.dropout"),
-    ("conditions.stragglers=true", "conditions.stragglers"),
     ("privacy={clip='1', noise=1, epsilon=1}", "privacy.clip"),
-    ("evaluation.every=true", "evaluation.every"),
-    ("evaluation.clients=1", "evaluation.clients"),
-    ("engine.threads='1'", "engine.threads"),
-    ("engine.seeds_together='no'", "engine.seeds_together"),
-    ("output.checkpoint_every=true", "output.checkpoint_every"),
     ("method={local_step={name='fedprox', mu=true}}", "method.local_step.mu"),
 ]
 
@@ -122,6 +104,21 @@ def test_a_mistake_is_one_line_that_names_the_key_and_what_would_be_right(path, 
         read(path, dict([parse_change(change)]))
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+OTHERS = {bool: [1, "yes"], int: [True, "3"], float: [True, "0.5"], str: [3, True]}
+"""What only looks like a value of a type."""
+
+
+def test_a_value_of_another_type_is_refused_whatever_it_looks_like(path):
+    tree = read(path).tree()
+    del tree["schema"], tree["target"]["unlabelled"]  # which may be a path
+    for key, value in flatten({name: table for name, table in tree.items() if name != "method"}).items():
+        for other in OTHERS.get(type(value), []):
+            changed = deepcopy(tree)
+            put(changed, key, other)
+            with pytest.raises(ConfigError, match=f"^{key}: "):
+                resolve(changed)
 
 
 def test_a_value_that_cannot_be_tuned_is_named(path):
@@ -207,7 +204,8 @@ def test_every_recipe_resolves_and_so_does_its_quick_variant():
         text = recipe.read_text(encoding="utf-8")
         reader = Arena.read if "[arena]" in text else Sweep.read if "[sweep]" in text else read
         reader(recipe)
-        reader(recipe, quick=True)
+        if recipe.stem not in ("demo", "local"):  # quick as they are
+            reader(recipe, quick=True)
 
 
 def test_whole_numbers_and_numpys_are_numbers_and_a_tuple_is_a_list():

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import fedskew
 from fedskew import weighting
-from fedskew.errors import CombinationError, ConfigError
+from fedskew.errors import ArgumentError, CombinationError, ConfigError
 from fedskew.experiment import RunFolder, TrainingLoop, make_task, make_training_loop, resolve
 from fedskew.models import Concatenated, build
 from fedskew.pipelines import FedConcat
@@ -217,15 +217,6 @@ def test_stopped_at_any_round_it_ends_with_the_same_bytes(head, rounds, tmp_path
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_only_read(tmp_path):
-    first = fedskew.simulate(TASK, out=tmp_path)
-    again = fedskew.simulate(TASK, out=tmp_path, resume=True)
-    assert again.rounds == first.rounds
-    for name, value in first.model.state_dict().items():
-        assert torch.equal(again.model.state_dict()[name], value)
-
-
-@pytest.mark.slow
 def test_its_model_file_holds_everything_and_is_read_back(tmp_path):
     result = fedskew.simulate(changed(data={"validation": 0.2}), out=tmp_path)
     encoder = 64 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH
@@ -418,3 +409,81 @@ def test_what_cannot_run_is_refused_before_it_does(tree, says):
 def test_a_teacher_is_refused_with_the_reason():
     with pytest.raises(CombinationError, match=r"fedconcat doesn't go with objective.fedntd: it compares with another"):
         resolve({**TASK, "method": "fedconcat+fedntd"})
+
+
+# Clusters
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+# Three kinds of clients, whatever their sizes: mostly class 2, classes 0 and 1 alike, mostly class 3.
+KINDS = np.array(
+    [[0, 1, 9, 0], [5, 5, 0, 0], [0, 0, 0, 3], [1, 0, 40, 1], [0, 0, 5, 95], [60, 50, 0, 2], [0, 0, 1, 30]]
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_of_one_kind_share_a_cluster_numbered_by_its_first_client(seed):
+    assert FedConcat(3).divide(KINDS, rng(seed)).tolist() == [0, 1, 2, 0, 2, 1, 2]
+
+
+def test_sizes_play_no_part():
+    sizes = np.array([[1], [1000], [3], [7], [2], [500], [9]])
+    assert FedConcat(3).divide(KINDS * sizes, rng()).tolist() == FedConcat(3).divide(KINDS, rng()).tolist()
+
+
+def test_one_cluster_is_everybody_and_as_many_as_clients_are_one_each():
+    assert FedConcat(1).divide(KINDS, rng()).tolist() == [0] * 7
+    assert FedConcat(7).divide(KINDS, rng()).tolist() == list(range(7))
+
+
+def test_a_client_without_samples_goes_to_the_most_even_centre_and_moves_none():
+    # The centres' squared lengths: 1 for a single class, 1/2 for two halves.
+    counts = np.array([[0, 0, 0], [4, 0, 0], [0, 3, 3], [9, 0, 0], [0, 2, 2], [0, 0, 0]])
+    assert FedConcat(2).divide(counts, rng()).tolist() == [0, 1, 0, 1, 0, 0]
+
+
+def test_it_is_a_local_optimum_of_k_means():
+    counts = rng(1).integers(0, 50, (40, 6))
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    found = FedConcat(4).divide(counts, rng())
+    centres = np.stack([shares[found == cluster].mean(axis=0) for cluster in range(4)])
+    distances = ((shares[:, None] - centres) ** 2).sum(axis=2)
+    assert (distances.argmin(axis=1) == found).all()
+
+
+@pytest.mark.parametrize(
+    ("counts", "says"),
+    [
+        (KINDS[:2], "clusters: 3, but there are 2 clients, of whom 2 hold samples and 2 hold different label shares"),
+        ([[1, 1], [2, 2], [0, 0], [3, 1]], "4 clients, of whom 3 hold samples and 2 .*; at most 2"),
+    ],
+)
+def test_more_clusters_than_different_clients_are_refused(counts, says):
+    with pytest.raises(ArgumentError, match=says):
+        FedConcat(3).divide(counts, rng())
+
+
+def test_counts_are_checked():
+    with pytest.raises(ArgumentError, match="counts"):
+        FedConcat(2).divide([[1, -1], [2, 3]], rng())
+
+
+@pytest.mark.parametrize(("given", "rounds", "first"), [(None, 2, 1), (None, 5, 2), (None, 980, 490), (480, 980, 480)])
+def test_encoders_have_half_the_rounds_or_what_they_are_given(given, rounds, first):
+    assert FedConcat(encoder_rounds=given).split(rounds) == first
+
+
+@pytest.mark.parametrize(("given", "rounds"), [(None, 0), (None, 1), (5, 5), (6, 5)])
+def test_each_part_needs_a_round(given, rounds):
+    with pytest.raises(ArgumentError, match="encoder_rounds: .* rounds; encoders need one at least, and the head one"):
+        FedConcat(encoder_rounds=given).split(rounds)
+
+
+@pytest.mark.parametrize("wrong", [{"clusters": 0}, {"encoder_rounds": 0}, {"batches": 0}, {"head": "warm"}])
+def test_a_wrong_parameter_is_named(wrong):
+    with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))}: input should be"):
+        FedConcat(**wrong)

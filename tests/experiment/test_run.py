@@ -112,34 +112,6 @@ def test_a_run_that_is_there_is_not_written_over(tmp_path):
     assert torch.equal(again.model.state_dict()["head.weight"], result.model.state_dict()["head.weight"])
 
 
-KILLED = """\
-schema = 1
-name = "killed"
-[data]
-name = "digits"
-rows = 600
-validation = 0.2
-[partition]
-rule = "dirichlet_by_class"
-clients = 10
-beta = 0.3
-min_size = 1
-[model]
-name = "mlp3"
-width = 24
-[method]
-preset = "fedentopt+fedvls"
-[training]
-rounds = 12
-participation = 0.5
-epochs = 1
-batch_size = 16
-momentum = 0.9
-[evaluation]
-every = 2
-"""
-
-
 DIES = """\
 import os, signal, sys
 from pathlib import Path
@@ -199,8 +171,7 @@ MOMENTS = [
 @pytest.mark.first
 @pytest.mark.slow
 def test_a_run_killed_in_every_part_of_a_round_ends_with_the_same_bytes(tmp_path):
-    config = tmp_path / "killed.toml"
-    config.write_text(KILLED)
+    config = Path(__file__).parent / "killed.toml"
     whole = fedskew.simulate(config, out=tmp_path / "whole")
     command = [sys.executable, "-c", DIES, str(config), str(tmp_path / "killed"), *MOMENTS]
     died = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ from torch import nn
 import fedskew
 from by_hand import alike, built, local_end, moved, round_end, same, task
 from fedskew import engine, methods, server_updates
-from fedskew.errors import ArgumentError, CombinationError, ConfigError
+from fedskew.errors import ArgumentError
 from fedskew.local_steps import INDEX, StepSettings
 
 FedBABU, FedGF, FedSAM, Scaffold = (INDEX[name] for name in ("fedbabu", "fedgf", "fedsam", "scaffold"))
@@ -52,25 +52,9 @@ def test_behind_moons_projection_it_is_the_new_last_layer_that_stays():
     assert "projection.0.weight" not in still
 
 
-@pytest.mark.parametrize(
-    ("preset", "reason"),
-    [
-        ("fedbabu+adapt", "this step keeps the one that was drawn; take sgd"),
-        ("fedconcat+fedbabu", "it keeps the last layer as it was drawn, .* take sgd"),
-        ("fedetf+fedbabu", "puts a last layer there that is not trained either; take sgd"),
-    ],
-)
-def test_what_makes_or_fixes_a_last_layer_is_refused(preset, reason):
-    with pytest.raises(CombinationError, match=reason):
-        methods.expand({"preset": preset})
-
-
-def test_a_network_without_a_head_or_that_is_a_head_alone_is_refused_with_the_cure():
+def test_a_network_without_a_head_is_refused_with_the_cure():
     with pytest.raises(ArgumentError, match=r"network: Sequential does not say .* give it a linear layer self.head"):
         FedBABU().adapt(nn.Sequential(nn.Linear(3, 2)), torch.Generator())
-    cure = r"FedBABU can't adapt logistic: network: Logistic has nothing to train but its last layer, .* take another"
-    with pytest.raises(ConfigError, match=cure):
-        run("fedbabu", model="logistic")
 
 
 # FedDyn: both halves, and that they go together only.
@@ -118,8 +102,6 @@ def test_the_server_divides_by_all_clients_which_a_run_tells_it():
         moved(FedDynServer(), {}, torch.zeros(1), torch.zeros(1, 1), np.ones(1), np.ones(1))
     tree = task(6, beta=0.3, width=8, rounds=1, participation=0.5, batch_size=64, lr=0.05)
     assert "clients" not in fedskew.simulate(tree, method="feddyn").config.method["server_update"]
-    with pytest.raises(ArgumentError, match=r"server_update\.clients: 5 isn't the number of clients, which is 6"):
-        fedskew.simulate(tree, method={"preset": "feddyn", "server_update": {"clients": 5}})
     federation = engine.Federation(built("feddyn"), None, np.ones((4, 2)), None, 1.0, seed=0)
     for one in (federation, replace(federation, seed=1)):
         assert one.method.server_update.clients == 4
@@ -133,21 +115,6 @@ def test_a_method_called_clients_is_no_parameter_of_that_name():
 
     method = replace(built(), server_update=Own())
     assert engine.Federation(method, None, np.ones((4, 2)), None, 1.0, seed=0).method.server_update == Own()
-
-
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ({"local_step": "feddyn"}, "feddyn doesn't go with server_update.plain: it is one half of FedDyn.*preset"),
-        ({"server_update": "feddyn"}, "feddyn doesn't go with local_step.sgd: it is one half of FedDyn.*preset"),
-        ({"preset": "feddyn+fedadam"}, "both fill the server_update slot"),
-        ({"preset": "feddyn+median"}, "drift.* averaged plainly"),
-        ({"preset": "feddyn+fedconcat"}, "fedconcat doesn't go with local_step.feddyn"),
-    ],
-)
-def test_neither_half_goes_without_the_other(tables, message):
-    with pytest.raises(CombinationError, match=message):
-        methods.expand(tables)
 
 
 def test_the_preset_costs_a_model_at_each_client_has_equal_weights_and_gives_way_to_others_with_a_word():

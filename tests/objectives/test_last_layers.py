@@ -12,7 +12,7 @@ import torch
 import fedskew
 from by_hand import alike, same, task
 from fedskew.components import has
-from fedskew.errors import CombinationError, ComponentError, ConfigError
+from fedskew.errors import ComponentError, ConfigError
 from fedskew.experiment import RunFolder
 from fedskew.hooks import Hooks
 from fedskew.methods import expand
@@ -53,21 +53,6 @@ def test_in_a_run_training_weight_limit_holds_for_prototypes_too():
         trained("fednh", training=limit) for limit in ({}, {"weight_limit": 0.3})
     )  # of 4 weights it binds none
     assert alike(free, cut) == free.state_dict().keys() - {"head.weight"}
-
-
-@pytest.mark.parametrize(
-    ("preset", "reason"),
-    [
-        ("fedetf+adapt", r"it makes another last layer, and the objective's is fixed; take "),
-        ("ccvr+fedgela", r"it makes another last layer, and the objective's is fixed; take "),
-        ("fednh+adapt", r"last layer, and .*; take"),
-        ("fedconcat+fednh", r"last layer, and .*; take"),
-        ("fedconcat+fedetf", r"it fixes the last layer, and here that is a trained one .*; take"),
-    ],
-)
-def test_what_makes_another_last_layer_is_refused(preset, reason):
-    with pytest.raises(CombinationError, match=reason):
-        expand({"preset": preset})
 
 
 def test_scaffold_and_fednh_both_weigh_uniformly_and_either_gives_way():

@@ -262,11 +262,6 @@ def test_a_run_repeats_the_cohorts_of_another_from_its_config_and_when_resumed(t
     assert cohorts_of(again) == [*cohorts, *cohorts[:2]] == cohorts_of(fedskew.simulate(again.folder / "config.toml"))
 
 
-def test_a_client_that_is_not_there_stops_a_run_before_it_begins() -> None:
-    with pytest.raises(ArgumentError, match=r"cohorts\[1\]: names client 6"):
-        fedskew.simulate(TASK, method={"selection": {"name": "recorded", "cohorts": [[0], [6]]}})
-
-
 # A user's own function as a selection.
 
 

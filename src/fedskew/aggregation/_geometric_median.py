@@ -19,13 +19,12 @@ bad clients have less than half of the weight, they can't move it arbitrarily fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from fedskew.aggregation._protocol import ROBUST_REFUSES, ROBUST_WARNS, Aggregation, FloatArray, products
+from fedskew.aggregation._protocol import FloatArray, Robust, products
 from fedskew.parameters import Positive, component
 
 MOST_STEPS = 1000
@@ -33,7 +32,7 @@ CONVERGED = 1e-12
 
 
 @component
-class GeometricMedian(Aggregation):
+class GeometricMedian(Robust):
     """The weighted geometric median of the updates.
 
     Attributes:
@@ -41,8 +40,6 @@ class GeometricMedian(Aggregation):
     """
 
     paper: ClassVar[str] = "Pillutla et al., IEEE TSP 2022"
-    refuses: ClassVar[Mapping[str, str]] = ROBUST_REFUSES
-    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
 
     nu: Positive = 1e-6
 

@@ -17,18 +17,17 @@ labels: a class that few clients hold is left out with its clients, the more the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from fedskew.aggregation._protocol import ROBUST_REFUSES, ROBUST_WARNS, Aggregation, FloatArray, products
+from fedskew.aggregation._protocol import FloatArray, Robust, products
 from fedskew.parameters import Count, Size, component
 
 
 @component
-class Krum(Aggregation):
+class Krum(Robust):
     """The update with the nearest neighbours, or the weighted mean of several.
 
     Attributes:
@@ -37,8 +36,6 @@ class Krum(Aggregation):
     """
 
     paper: ClassVar[str] = "Blanchard et al., NeurIPS 2017"
-    refuses: ClassVar[Mapping[str, str]] = ROBUST_REFUSES
-    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
 
     malicious: Size = 1
     keep: Count = 1

@@ -11,13 +11,12 @@ these disagree, and the median of skewed values is not their mean: it costs accu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from fedskew.aggregation._protocol import MERGES_REFUSES, ROBUST_WARNS, Aggregation, FloatArray, by_coordinate
+from fedskew.aggregation._protocol import FloatArray, Merging, by_coordinate
 from fedskew.parameters import component
 
 HALF = 0.5 - 1e-9
@@ -25,12 +24,10 @@ HALF = 0.5 - 1e-9
 
 
 @component
-class Median(Aggregation):
+class Median(Merging):
     """The weighted median of each coordinate."""
 
     paper: ClassVar[str] = "Yin et al., ICML 2018"
-    refuses: ClassVar[Mapping[str, str]] = MERGES_REFUSES
-    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
 
     def combine(self, updates: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
         """Return the one median; see `Aggregation.combine`."""

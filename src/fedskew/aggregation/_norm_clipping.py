@@ -15,19 +15,18 @@ norms of their own changes; by the median if no quantile is given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.aggregation._protocol import ROBUST_REFUSES, ROBUST_WARNS, Aggregation, FloatArray
+from fedskew.aggregation._protocol import FloatArray, Robust
 from fedskew.parameters import Positive, Share, component
 
 
 @component
-class NormClipping(Aggregation):
+class NormClipping(Robust):
     """The weighted mean of updates that are no longer than a bound.
 
     Attributes:
@@ -37,8 +36,6 @@ class NormClipping(Aggregation):
     """
 
     paper: ClassVar[str] = "Sun et al., 2019"
-    refuses: ClassVar[Mapping[str, str]] = ROBUST_REFUSES
-    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
 
     quantile: Share | None = None
     bound: Positive | None = None

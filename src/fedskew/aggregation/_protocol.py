@@ -28,12 +28,6 @@ ROBUST_WARNS: Mapping[str, str] = {
     "take fedavg or uniform, or set training.weight_limit",
     **dict.fromkeys(("objective.fpl", "objective.fednh"), _PROTOTYPES),
 }
-MERGES_REFUSES: Mapping[str, str] = {
-    **ROBUST_REFUSES,
-    "server_update.reads_each_update": "it needs each client's own update (FedNova its steps, FedEXP its length), and "
-    "this aggregation merges them coordinate by coordinate; take geometric_median, krum or norm_clipping, or plain as "
-    "server update",
-}
 
 
 class Aggregation:
@@ -69,6 +63,24 @@ class Aggregation:
             changes: Client buffers minus sent buffers, shape `(answered, buffers)`, finite.
         """
         return self.combine(changes, weights)
+
+
+class Robust(Aggregation):
+    """An aggregation that bounds what a few bad clients can do."""
+
+    refuses: ClassVar[Mapping[str, str]] = ROBUST_REFUSES
+    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
+
+
+class Merging(Robust):
+    """A robust aggregation that leaves no client's own update."""
+
+    refuses: ClassVar[Mapping[str, str]] = {
+        **ROBUST_REFUSES,
+        "server_update.reads_each_update": "it needs each client's own update (FedNova its steps, FedEXP its length), "
+        "and this aggregation merges them coordinate by coordinate; take geometric_median, krum or norm_clipping, or "
+        "plain as server update",
+    }
 
 
 def products(updates: Tensor) -> FloatArray:

@@ -11,19 +11,18 @@ It holds against bad clients with at most beta of the weight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from fedskew.aggregation._protocol import MERGES_REFUSES, ROBUST_WARNS, Aggregation, FloatArray, by_coordinate
+from fedskew.aggregation._protocol import FloatArray, Merging, by_coordinate
 from fedskew.parameters import component
 
 
 @component
-class TrimmedMean(Aggregation):
+class TrimmedMean(Merging):
     """The weighted mean of each coordinate without its largest and smallest values.
 
     Attributes:
@@ -31,8 +30,6 @@ class TrimmedMean(Aggregation):
     """
 
     paper: ClassVar[str] = "Yin et al., ICML 2018"
-    refuses: ClassVar[Mapping[str, str]] = MERGES_REFUSES
-    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
 
     beta: Annotated[float, Field(ge=0, lt=0.5, strict=True)] = 0.2
 

@@ -174,6 +174,16 @@ def _together(method: dict[str, Any], whole: _Trained, slot: str) -> None:
 # ---- corner cases, by slot
 
 
+@contextmanager
+def _case(name: str) -> Iterator[None]:
+    """Let errors inside the block begin with the case's name."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) if isinstance(error, FedskewError) else in_one_line(error)
+        raise ComponentError(f"{name}: {said}") from error
+
+
 def _distinct_clients(component: Any) -> None:
     for counts in (COUNTS, np.ones((1, 3)), np.ones((20, 2)), np.diag([3.0, 1.0, 7.0])):
         held = LabelCounts(counts.astype(float))
@@ -204,13 +214,10 @@ def _weights_sum_to_one(component: Any) -> None:
     for ids in (np.arange(6), np.array([2]), np.array([1, 3]), np.array([5, 0, 4])):
         kept = component.init_server(torch.zeros(3), len(COUNTS)) if hasattr(component, "init_server") else {}
         for mix in (target,) if has(component, "needs_target") else (target, None):
-            answered = Answered(COUNTS[ids].astype(float), sizes[ids], mix, ids, kept)
-            try:
+            without = " and no target mix (one that needs it declares needs_target)" if mix is None else ""
+            with _case(f"with samples {sizes[ids].astype(int).tolist()}{without}"):
+                answered = Answered(COUNTS[ids].astype(float), sizes[ids], mix, ids, kept)
                 checked_weights(component, component.weigh(answered), ids)
-            except Exception as error:
-                said = str(error) if isinstance(error, FedskewError) else in_one_line(error)
-                without = " and no target mix (one that needs it declares needs_target)" if mix is None else ""
-                raise ComponentError(f"with samples {sizes[ids].astype(int).tolist()}{without}: {said}") from error
 
 
 _BATCHES = {
@@ -396,17 +403,10 @@ def _finishes(component: Any) -> None:
             seen = [one._replace(targets=None) for one in held[:1]] if source == "target" else held
             return checked_sums(component, [component.statistics(question, one) for one in seen])
 
-        known = Known(
-            frozenset({"training", "held_out", "target"}),
-            np.full(CLASSES, 1 / CLASSES),
-            is_estimated=False,
-            generator=np.random.default_rng(0),
-        )
-        try:
+        sources: frozenset[Source] = frozenset({"training", "held_out", "target"})
+        known = Known(sources, np.full(CLASSES, 1 / CLASSES), False, np.random.default_rng(0))
+        with _case(case):
             checked_finished(component, component.finish(head, ask, known), head)
-        except Exception as error:
-            said = str(error) if isinstance(error, FedskewError) else in_one_line(error)
-            raise ComponentError(f"{case}: {said}") from error
 
 
 _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {

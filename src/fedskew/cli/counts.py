@@ -134,29 +134,19 @@ def read_source(
     target: Path | None = None,
 ) -> Source:
     """Return the label counts that a file or folder holds, whatever it is, and the target mix of a file, or its own."""
-    source = _read(path, client, label, decimal, totals, data_root)
+    if path.suffix.lower() == ".toml" or str(path).startswith("@"):
+        source = _of_config(path, data_root)
+    elif (path / "config.toml").exists():
+        source = _of_run(path)
+    elif not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not LabelCounts.lists_samples(path):
+        source = Source(LabelCounts.read_csv(path, client=client, decimal=decimal, totals=totals))
+    else:
+        from fedskew.data import holdings
+
+        source = Source(LabelCounts(*holdings(path, label, client)))
     if target is None:
         return source
     return source._replace(target=_read_mix(target, source.counts.classes, decimal), said=None)
-
-
-def _read(
-    path: Path,
-    client: str | None,
-    label: str | None,
-    decimal: DecimalSign,
-    totals: TotalsAre,
-    data_root: Path | None,
-) -> Source:
-    if path.suffix.lower() == ".toml" or str(path).startswith("@"):
-        return _of_config(path, data_root)
-    if (path / "config.toml").exists():
-        return _of_run(path)
-    if not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not LabelCounts.lists_samples(path):
-        return Source(LabelCounts.read_csv(path, client=client, decimal=decimal, totals=totals))
-    from fedskew.data import holdings
-
-    return Source(LabelCounts(*holdings(path, label, client)))
 
 
 def _of_config(path: Path, data_root: Path | None) -> Source:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
@@ -86,72 +86,42 @@ def predict(
         console.say(f"{export}: {path}")
     if not images:
         return
-    found = _predicted(model, images)
+    names, probabilities, resized = _predicted(model, images)
+    classes = [model.classes[label] for label in probabilities.argmax(axis=1)]
     if csv_path is not None:
-        rows = ([*start, *line.tolist()] for *start, line in found.rows())
-        write_csv(csv_path, [["file", "class", *model.classes], *rows])
+        rows = zip(names, classes, probabilities.tolist(), strict=True)
+        write_csv(csv_path, [["file", "class", *model.classes], *([name, label, *line] for name, label, line in rows)])
     if as_json:
-        print_json(found.to_dict())
+        found = [
+            {"file": name, "class": label, "probabilities": dict(zip(model.classes, line, strict=True))}
+            for name, label, line in zip(names, classes, probabilities.tolist(), strict=True)
+        ]
+        print_json({"model": str(model.file), "seed": model.seed, "resized": resized, "predictions": found})
         return
     console.say(f"model: {model.file}")
-    shown = (found.row(at) for at in range(min(SHOWN, len(found.names))))
+    lines = zip(names[:SHOWN], probabilities, strict=False)
+    shown = ([name, *_likeliest(model.classes, line)] for name, line in lines)
     console.print(table_of(["file", "class", ">probability", "second"], shown, **BARE))
-    if len(found.names) > SHOWN:
-        console.print(f" [dim]the first {SHOWN} of {len(found.names):,}; all with --csv or --json")
-    console.print(found.summary(), markup=False)
+    if len(names) > SHOWN:
+        console.print(f" [dim]the first {SHOWN} of {len(names):,}; all with --csv or --json")
+    named = [f"{label}: {number:,}" for label, number in Counter(classes).most_common()]
+    rest = f" and {len(named) - CLASSES_NAMED} more" if len(named) > CLASSES_NAMED else ""
+    console.note(f"{counted(len(names), 'sample')}; {', '.join(named[:CLASSES_NAMED])}{rest}.")
+    if resized:
+        size = " x ".join(map(str, model.in_shape[1:]))
+        console.note(f"{resized:,} of another size were resized to {size}, as the model takes them.")
     if csv_path is not None:
         console.say(f"Every probability: {csv_path}")
 
 
-@dataclass(frozen=True)
-class _Predicted:
-    """A model's predictions: names of samples, `probabilities` `(samples, classes)`, and how many it resized."""
-
-    model: TrainedModel
-    names: list[str]
-    probabilities: NDArray[np.float64]
-    resized: int
-
-    def rows(self) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-        """Yield each sample's name, class and probabilities."""
-        for name, line in zip(self.names, self.probabilities, strict=True):
-            yield name, self.model.classes[line.argmax()], line
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for `json.dumps`."""
-        model = self.model
-        return {
-            "model": str(model.file),
-            "seed": model.seed,
-            "resized": self.resized,
-            "predictions": [
-                {"file": name, "class": label, "probabilities": dict(zip(model.classes, line.tolist(), strict=True))}
-                for name, label, line in self.rows()
-            ],
-        }
-
-    def row(self, sample: int) -> list[str]:
-        """A sample's name, with its two likeliest classes."""
-        classes, line = self.model.classes, self.probabilities[sample]
-        first, *others = np.argsort(-line, kind="stable").tolist()
-        second = f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""
-        return [self.names[sample], classes[first], f"{line[first]:.1%}", second]
-
-    def summary(self) -> str:
-        """Say how many samples each class was predicted for, most first, and how many images were resized."""
-        classes, shape = self.model.classes, self.model.in_shape
-        numbers = np.bincount(self.probabilities.argmax(axis=1), minlength=len(classes))
-        order = [label for label in np.argsort(-numbers, kind="stable").tolist() if numbers[label]]
-        named = ", ".join(f"{classes[label]}: {numbers[label]:,}" for label in order[:CLASSES_NAMED])
-        rest = f" and {len(order) - CLASSES_NAMED} more" if len(order) > CLASSES_NAMED else ""
-        text = f"{counted(len(self.names), 'sample')}; {named}{rest}."
-        if not self.resized:
-            return text
-        size = f"{shape[1]} x {shape[2]}"
-        return f"{text} {self.resized:,} of another size were resized to {size}, as the model takes them."
+def _likeliest(classes: Sequence[str], line: NDArray[np.float64]) -> list[str]:
+    """Return a sample's class with its probability, and the second."""
+    first, *others = np.argsort(-line, kind="stable").tolist()
+    return [classes[first], f"{line[first]:.1%}", f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""]
 
 
-def _predicted(model: TrainedModel, images: list[Path]) -> _Predicted:
+def _predicted(model: TrainedModel, images: list[Path]) -> tuple[list[str], NDArray[np.float64], int]:
+    """Return the names of samples, their probabilities `(samples, classes)`, and how many images were resized."""
     from fedskew import data
 
     names: list[str] = []
@@ -164,4 +134,4 @@ def _predicted(model: TrainedModel, images: list[Path]) -> _Predicted:
             raise DataError(f"{some.names[0]}: {str(error).removeprefix('inputs: ')}") from None
         names += some.names
         resized += some.resized
-    return _Predicted(model, names, np.concatenate(parts), resized)
+    return names, np.concatenate(parts), resized

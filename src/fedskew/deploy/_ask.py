@@ -14,9 +14,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedskew import __version__
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import CONFIG, REFUSED, VERSION
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE = 0.1, 3.0, 2.0
 LEEWAY = 60.0
@@ -149,9 +149,9 @@ def _with(content: RecordDict, refusal: str | None) -> RecordDict:
     """Return a message that also says for what reason the client's last reply was refused."""
     if refusal is None:
         return content
-    config = content.get(CONFIG)
+    config = content.get(wire.CONFIG)
     entries = config if isinstance(config, ConfigRecord) else {}
-    return RecordDict({**content, CONFIG: ConfigRecord({**entries, REFUSED: refusal})})
+    return RecordDict({**content, wire.CONFIG: ConfigRecord({**entries, wire.REFUSED: refusal})})
 
 
 def exchange(
@@ -171,9 +171,9 @@ def exchange(
     after the timeout, and later replies are never used.
     """
     for content in questions.values():
-        config = content.get(CONFIG)
+        config = content.get(wire.CONFIG)
         if isinstance(config, ConfigRecord):
-            config[VERSION] = __version__
+            config[wire.VERSION] = __version__
     messages = [
         Message(content, nodes[client], message_type, ttl=timeout + LEEWAY, group_id=group)
         for client, content in questions.items()

@@ -13,23 +13,9 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedskew import __version__, components, methods, models
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import (
-    AGAIN,
-    CHANGED,
-    EVALUATION_LOSS,
-    FINISH,
-    METRICS,
-    REFUSED,
-    ROUND,
-    SAMPLES,
-    SUM_COUNTS,
-    UNMASK,
-    VERSION,
-    TrainInstruction,
-    config_of,
-)
 from fedskew.deploy._site import (
     MOST_SAID,
     CountsChangedError,
@@ -88,8 +74,8 @@ class OwnClient:
         aggregated. The node's id then takes the place of the client index in random draws, and training starts from the
         latest state.
         """
-        config, place = config_of(content), self.worker.data.state
-        instruction = TrainInstruction.parse(config)
+        config, place = wire.config_of(content), self.worker.data.state
+        instruction = wire.TrainInstruction.parse(config)
         if instruction is None and components.has(self.worker.work.local_step, "is_dynamic"):
             name = type(self.worker.work.local_step).__name__
             raise ConfigError(
@@ -98,8 +84,8 @@ class OwnClient:
             )
         states = None if place is None else SiteStates(place, STOCK if instruction is None else instruction.run)
         newest = 0 if states is None else states.newest
-        round = int(config.get(ROUND, 0))  # type: ignore[arg-type]
-        task = instruction or TrainInstruction(STOCK, round, self.node, self.epochs, newest)
+        round = int(config.get(wire.ROUND, 0))  # type: ignore[arg-type]
+        task = instruction or wire.TrainInstruction(STOCK, round, self.node, self.epochs, newest)
         trained = self.worker.train(content, task, states)
         if states is not None:
             states.keep(task.round, trained.update.state)  # also if it is empty, so that a lost state is noticed
@@ -108,7 +94,7 @@ class OwnClient:
         if trained.update.reply and instruction is None:
             raise ConfigError("method: it returns arrays beside the model; use fedskew.deploy.strategy")
         tells = instruction is None or self.request.label_counts != "noisy"
-        samples = {SAMPLES: len(self.worker.data.targets)} if tells else {}
+        samples = {wire.SAMPLES: len(self.worker.data.targets)} if tells else {}
         return trained_reply(self.worker.model, trained, instruction, samples)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
@@ -117,7 +103,9 @@ class OwnClient:
         confusion, loss = self.worker.predict()
         samples = int(confusion.sum())
         accuracy = float(np.trace(confusion) / max(samples, 1))
-        return RecordDict({METRICS: MetricRecord({SAMPLES: samples, EVALUATION_LOSS: loss, "accuracy": accuracy})})
+        return RecordDict(
+            {wire.METRICS: MetricRecord({wire.SAMPLES: samples, wire.EVALUATION_LOSS: loss, "accuracy": accuracy})}
+        )
 
     def query(self, content: RecordDict) -> RecordDict:
         """Report exact or noisy label counts, or only the number of samples."""
@@ -205,7 +193,7 @@ def site_app(folder: str | Path) -> ClientApp:
         agreement, config = Agreement.read(folder / "deploy.toml"), read(folder / "run.toml")
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
-    return _app(site, (FINISH, SUM_COUNTS, AGAIN, UNMASK))
+    return _app(site, (wire.FINISH, wire.SUM_COUNTS, wire.AGAIN, wire.UNMASK))
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
@@ -242,8 +230,8 @@ def _app(make: Callable[[Context], Any], queries: Sequence[str] = ()) -> ClientA
 
     def answer(work: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            config = config_of(message.content)
-            if (reason := config.get(REFUSED)) is not None:
+            config = wire.config_of(message.content)
+            if (reason := config.get(wire.REFUSED)) is not None:
                 LOG.warning("the server refused what this site sent: %s", str(reason)[:MOST_SAID])
             try:
                 _check_version(config)
@@ -265,7 +253,7 @@ def _app(make: Callable[[Context], Any], queries: Sequence[str] = ()) -> ClientA
 
 def _check_version(config: ConfigRecord) -> None:
     """Raise VersionError unless the server runs this version of fedskew. A stock Flower server tells none."""
-    theirs = config.get(VERSION)
+    theirs = config.get(wire.VERSION)
     if theirs is not None and theirs != __version__:
         raise VersionError(
             f"the server runs fedskew {str(theirs)[:40]}, and this site {__version__}; install the server's version"
@@ -277,7 +265,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, NotAgreedError):
         return f"not agreed: {error.kind}; its own log says more"
     if isinstance(error, CountsChangedError):
-        return CHANGED
+        return wire.CHANGED
     if isinstance(error, VersionError):
         return f"another version: it runs fedskew {__version__}"
     # A type that is neither Python's nor fedskew's may be named after data.

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedskew import components, methods
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import LARGEST_SHARE, Agreement
-from fedskew.deploy._messages import even
 from fedskew.deploy.keys import key_line
 from fedskew.engine import cohort_size
 from fedskew.errors import CombinationError
@@ -93,7 +93,7 @@ def with_defences(config: Config, sites: int) -> Config:
     if cohort <= 2:
         return config
     if config.training.weight_limit is None:
-        most = even(SumContext.LEAST) if masked else LARGEST_SHARE
+        most = wire.even(SumContext.LEAST) if masked else LARGEST_SHARE
         config = config.with_value("training.weight_limit", float(f"{min(most, 2 / cohort):.3g}"))
     if masked or config.method.get("aggregation", {"name": "mean"})["name"] != "mean":
         return config

@@ -10,9 +10,9 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
-from fedskew.deploy._messages import CELLS, CONFUSION, EVALUATION_LOSS, OUTCOMES
 from fedskew.deploy._replies import check_amounts, check_loss, check_size, figures_of
 from fedskew.experiment import Config
 from fedskew.report import SeedRun
@@ -72,11 +72,11 @@ def check_outcomes(content: RecordDict, classes: int, bins: int, round: int) -> 
     all of whom no outcomes were asked (`bins` 0). RefusedError where a number can't be, or is of another round.
     """
     metrics = _evaluation(content, classes, bins, round)
-    loss = metrics.get(EVALUATION_LOSS)
+    loss = metrics.get(wire.EVALUATION_LOSS)
     mean = math.inf if isinstance(loss, float) and not math.isfinite(loss) else check_loss(loss, "loss", 0.0)
-    if not bins or OUTCOMES not in metrics:
-        return SiteEvaluation(check_amounts(metrics.get(CONFUSION), (classes, classes), "confusion matrix"), mean)
-    outcomes = check_amounts(metrics.get(OUTCOMES), (classes, classes * bins), "table of outcomes")
+    if not bins or wire.OUTCOMES not in metrics:
+        return SiteEvaluation(check_amounts(metrics.get(wire.CONFUSION), (classes, classes), "confusion matrix"), mean)
+    outcomes = check_amounts(metrics.get(wire.OUTCOMES), (classes, classes * bins), "table of outcomes")
     return SiteEvaluation(outcomes.reshape(classes, classes, bins).sum(axis=-1), mean, outcomes)
 
 
@@ -86,7 +86,7 @@ def check_cells(content: RecordDict, classes: int, bins: int, round: int) -> NDA
     Raises RefusedError where the numbers are missing, negative or too many, or are of another round.
     """
     metrics = _evaluation(content, classes, bins, round)
-    return check_amounts(metrics.get(CELLS), (classes * bins,), "count of its samples by outcome")
+    return check_amounts(metrics.get(wire.CELLS), (classes * bins,), "count of its samples by outcome")
 
 
 def _evaluation(content: RecordDict, classes: int, bins: int, round: int) -> MetricRecord:

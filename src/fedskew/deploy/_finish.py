@@ -13,11 +13,11 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, specs_of
 from fedskew.deploy._ask import Replies
 from fedskew.deploy._evaluations import limit
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import ARRAYS, BROADCAST, CONFIG, FINISH, REPLY, SOURCE
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of, bytes_needed, check_size
 from fedskew.deploy._sites import Sites
@@ -173,8 +173,8 @@ class _Asking:
         sites, component = self.finisher.sites, self.finisher.plan.method.finish
         assert component is not None, "by the server"
         arrays = sites.validator.layout.to_record(self.model)
-        config = ConfigRecord({SOURCE: source})
-        content = RecordDict({ARRAYS: arrays, BROADCAST: encode(dict(question)), CONFIG: config})
+        config = ConfigRecord({wire.SOURCE: source})
+        content = RecordDict({wire.ARRAYS: arrays, wire.BROADCAST: encode(dict(question)), wire.CONFIG: config})
         classes, dim = self._head_shape
         labels = None if source == "target" else torch.zeros(1, dtype=torch.int64)
         none = Observed(torch.zeros(1, dim), torch.zeros(1, classes), labels)
@@ -193,7 +193,9 @@ class _Asking:
                 raise RefusedError(reason)
             return answer
 
-        return sites.members.ask(f"query.{FINISH}", dict.fromkeys(clients, content), read, FINISH, in_round=False)
+        return sites.members.ask(
+            f"query.{wire.FINISH}", dict.fromkeys(clients, content), read, wire.FINISH, in_round=False
+        )
 
 
 def _limited(answers: Mapping[int, dict[str, Tensor]], reported: Reported) -> list[dict[str, Tensor]]:
@@ -210,7 +212,7 @@ def _limited(answers: Mapping[int, dict[str, Tensor]], reported: Reported) -> li
 def _read(content: RecordDict, expected: Specs) -> dict[str, Tensor]:
     """Validate a site's sums by name, of these shapes and finite; none of a site that holds no such samples."""
     check_size(content, bytes_needed(expected))
-    record = arrays_of(content, REPLY)
+    record = arrays_of(content, wire.REPLY)
     if not len(record):
         return {}
     return {

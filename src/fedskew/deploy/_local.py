@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 import psutil
 
@@ -95,7 +94,14 @@ class LocalFederation:
         log.parent.mkdir(parents=True, exist_ok=True)
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         with log.open("ab") as out:
-            self.processes[name] = _popen(self.folder / script, out, {"PATH": path, **(environment or {})})
+            self.processes[name] = subprocess.Popen(
+                ["sh", str(self.folder / script)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PATH": path, **(environment or {})},
+                start_new_session=True,
+            )
         return self.processes[name]
 
     def wait(self, name: str, process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -110,8 +116,10 @@ class LocalFederation:
     def check(self) -> None:
         """Raise RunError if the server or a site has ended, with the last message in its log."""
         for name, process in self.processes.items():
-            if name in ("superlink", *self.sites) and process.poll() is not None:
-                raise RunError(f"{name} ended{_signal_name(process)}: {self.last_message(name)}; see {self.log(name)}")
+            code = process.poll()
+            if name in ("superlink", *self.sites) and code is not None:
+                by = f" by {signal.Signals(-code).name}" if code < 0 else ""
+                raise RunError(f"{name} ended{by}: {self.last_message(name)}; see {self.log(name)}")
 
     def stop(self) -> None:
         """End all processes, the sites before the server; kill them at an interrupt."""
@@ -171,33 +179,15 @@ def _plain(line: str) -> str:
     return _LEVEL.sub("", _COLOUR.sub("", line)).strip()
 
 
-def _popen(script: Path, out: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        ["sh", str(script)],
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **environment},
-        start_new_session=True,
-    )
-
-
-def _signal_name(process: subprocess.Popen[bytes]) -> str:
-    code = process.returncode
-    return f" by {signal.Signals(-code).name}" if code < 0 else ""
-
-
 def _signal(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, by)
 
 
 def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    return found
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(psutil.Process(pid).children(recursive=True))
+    return []
 
 
 def _end(processes: Iterable[psutil.Process]) -> None:

@@ -21,17 +21,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy._messages import (
-    ANSWER,
-    EVALUATE,
-    LOSSES,
-    SUM_COUNTS,
-    TRAIN,
-    SumAsked,
-    masked_content,
-    opening_content,
-    over_few,
-)
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._terms import Terms
 from fedskew.deploy.book import Book, MaskedSum
@@ -41,7 +31,7 @@ from fedskew.engine import Update
 from fedskew.engine.sums import encode_update
 from fedskew.errors import RunError
 from fedskew.files import load_tensors, private_folder, save_tensors
-from fedskew.privacy import Protection, UpdateNoise
+from fedskew.privacy import Protection
 from fedskew.sums import Key, mask
 from fedskew.sums.fixed_point import COUNTS as WHOLE
 
@@ -53,6 +43,9 @@ MOST_SAID = 200
 ROUNDING = 1e-6
 LIMIT_ROUNDING = 1e-9
 """By how much of the limit a weight may be above it, as in `UpdateNoise.protect`."""
+
+EVALUATED = {"counts": WHOLE, "losses": wire.LOSSES}
+"""How the parts of an evaluation are encoded."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,11 @@ class Masks:
         """
         keys = plan.agreement.keys
         name, key = read_mask_key(place, keys)
-        protection = _protection(plan, terms)
+        protection, epsilon, delta = plan.protection, terms.updates_epsilon, terms.updates_delta
+        if protection is not None:
+            if epsilon is None or delta is None:
+                raise NotAgreedError("updates_epsilon", "agreed to none; look, and agree: fedskew deploy site --check")
+            protection = Protection(protection.noise, epsilon, delta)
         return cls(plan, terms, Book(state), terms.folder(state), name, key, public_keys(keys), protection)
 
     @property
@@ -104,24 +101,26 @@ class Masks:
         """Fewest sites that a sum may be over."""
         return max(self.plan.agreement.sum_sites, self.terms.sum_sites)
 
-    def check(self, asked: SumAsked | None, purpose: str) -> SumAsked:
+    def check(self, asked: wire.SumAsked | None, purpose: str) -> wire.SumAsked:
         """Raise NotAgreedError unless this site agreed to be in a sum."""
         if asked is None:
             raise NotAgreedError("updates", "the server asks for an answer without masks; this site agreed to none")
-        if purpose == EVALUATE:
-            why = f"the server asks for an evaluation after round {asked.round}, where the config has none"
-            refuse_unless(self._is_evaluated(asked.round), "rounds", why)
+        config, round = self.plan.config, asked.round
+        if purpose == wire.EVALUATE:
+            is_evaluated = 0 <= round <= config.training.rounds and config.is_evaluated(round)
+            why = f"the server asks for an evaluation after round {round}, where the config has none"
+            refuse_unless(is_evaluated, "rounds", why)
         members = len(self._members(asked))
         why = f"a sum over {members} sites; this site agreed to {self.least} at least"
         refuse_unless(members >= self.least, "members", why)
-        if purpose == SUM_COUNTS:
+        if purpose == wire.SUM_COUNTS:
             why = f"sums of label counts are over all {len(self.peers)} sites, not {members}: two over different sites "
             refuse_unless(members == len(self.peers), "members", why + "tell their difference")
             return asked
-        if purpose == TRAIN:
+        if purpose == wire.TRAIN:
             self._check_weights(asked.weights, members)
             self._check_noise(members)
-        self.book.check_open(self.terms, purpose, asked.round)
+        self.book.check_open(self.terms, purpose, round)
         return asked
 
     def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
@@ -139,26 +138,25 @@ class Masks:
         """
         parts = {
             **{name: getattr(update, name) for name in ("change", "norm", "buffers", "integers")},
-            "steps": torch.tensor(update.steps),
-            "loss": torch.tensor(update.loss, dtype=torch.float64),
+            **{name: torch.tensor(getattr(update, name), dtype=torch.float64) for name in ("steps", "loss")},
             "weight": torch.tensor(weight, dtype=torch.float64),
-            **{f"reply.{name}": values for name, values in update.reply.items()},
+            **{f"{wire.REPLY}.{name}": values for name, values in update.reply.items()},
         }
         odd = next(
             (name for name, part in parts.items() if part.is_floating_point() and not part.isfinite().all()), None
         )
         if odd is not None:
             raise RunError(f"the {odd} of this site's update is NaN or infinite, so it takes no part in the sum")
-        self._keep(TRAIN, round, training, about, parts)
+        self._keep(wire.TRAIN, round, training, about, parts)
 
     def keep_evaluation(self, round: int, model: str, about: str, confusion: NDArray[np.int64], loss: float) -> None:
         """Keep an evaluation until the next one."""
         whole = loss * float(confusion.sum())
-        summed = torch.tensor([whole if np.isfinite(whole) else LOSSES.limit], dtype=torch.float64)
-        parts = {"confusion": torch.from_numpy(confusion.reshape(-1)), "loss": summed}
-        self._keep(EVALUATE, round, model, about, parts)
+        losses = torch.tensor([whole if np.isfinite(whole) else wire.LOSSES.limit], dtype=torch.float64)
+        parts = {"counts": torch.from_numpy(confusion.reshape(-1)), "losses": losses}
+        self._keep(wire.EVALUATE, round, model, about, parts)
 
-    def answer(self, asked: SumAsked, client: int | None = None) -> RecordDict:
+    def answer(self, asked: wire.SumAsked, client: int | None = None) -> RecordDict:
         """Mask the answer that was kept last for a purpose.
 
         Raises:
@@ -173,22 +171,19 @@ class Masks:
             raise RunError(
                 f"asked for round {asked.round} again, and this site last answered in round {notes['round']}"
             )
-        if asked.purpose == TRAIN:
+        weight = 0.0
+        if asked.purpose == wire.TRAIN:
             weight = dict(zip(asked.members, asked.weights, strict=False)).get(self.name, float(parts["weight"]))
             values = self._encoded(parts, weight, len(asked.members))
         else:
-            weight = 0.0
-            values = {
-                "counts": WHOLE.encode(parts["confusion"].numpy()),
-                "losses": LOSSES.encode(parts["loss"].numpy()),
-            }
+            values = {name: form.encode(parts[name].numpy()) for name, form in EVALUATED.items()}
         return self._masked(values, asked, notes["about"], client, notes["answer"], self._among(asked, weight))
 
-    def answer_of_counts(self, asked: SumAsked, about: str, values: NDArray[Any]) -> RecordDict:
+    def answer_of_counts(self, asked: wire.SumAsked, about: str, values: NDArray[Any]) -> RecordDict:
         """Mask an answer about this site's label counts."""
-        return self._masked({ANSWER: values}, asked, about)
+        return self._masked({wire.ANSWER: values}, asked, about)
 
-    def unmask(self, asked: SumAsked) -> RecordDict:
+    def unmask(self, asked: wire.SumAsked) -> RecordDict:
         """Open this site's part of a sum, once, and only over the members and weights that it masked for.
 
         Raises:
@@ -196,24 +191,20 @@ class Masks:
         """
         self._members(asked)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked))
-        own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != SUM_COUNTS)
-        return opening_content(own)
-
-    def _is_evaluated(self, round: int) -> bool:
-        config = self.plan.config
-        return 0 <= round <= config.training.rounds and config.is_evaluated(round)
+        own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != wire.SUM_COUNTS)
+        return wire.opening_content(own)
 
     def _noise_of(self, purpose: str) -> Protection | None:
         """Return the noise of a sum, which is drawn anew and charged each time; None: the sum has none."""
-        return self.protection if purpose == TRAIN else None
+        return self.protection if purpose == wire.TRAIN else None
 
-    def _among(self, asked: SumAsked, weight: float) -> str:
+    def _among(self, asked: wire.SumAsked, weight: float) -> str:
         """Hash which sites a sum is over, known by their keys, and with what weights."""
         weights = dict(zip(asked.members, asked.weights, strict=False))
         sites = sorted([self.peers[name].hex(), weights.get(name, 0.0).hex()] for name in asked.members)
         return hashlib.sha256(json.dumps([sites, weight.hex()]).encode()).hexdigest()
 
-    def _members(self, asked: SumAsked) -> set[str]:
+    def _members(self, asked: wire.SumAsked) -> set[str]:
         """Return the members of a sum, sites of this federation with this one among them, each named once."""
         members = set(asked.members)
         if self.name not in members or not members <= self.peers.keys() or len(members) < len(asked.members):
@@ -238,10 +229,11 @@ class Masks:
         why = f"one site would have {max(values):.3g} of the weight, so that the sum would be nearly its update; "
         why += f"this site agreed to {self.limit:g} at most"
         refuse_unless(max(values) <= self.limit * (1 + LIMIT_ROUNDING), "weights", why)
-        reason = over_few(values, self.least)
+        reason = wire.over_few(values, self.least)
         return refuse_unless(not reason, "weights", reason)
 
     def _encoded(self, parts: Mapping[str, Tensor], weight: float, members: int) -> dict[str, NDArray[Any]]:
+        before = f"{wire.REPLY}."
         update = Update(
             client=0,
             change=parts["change"],
@@ -250,7 +242,7 @@ class Masks:
             integers=parts["integers"],
             steps=int(parts["steps"]),
             loss=float(parts["loss"]),
-            reply={name.removeprefix("reply."): part for name, part in parts.items() if name.startswith("reply.")},
+            reply={name.removeprefix(before): part for name, part in parts.items() if name.startswith(before)},
         )
         noise = None if self.protection is None else self.protection.noise
         own_weight = self.plan.by_sums is not None
@@ -259,7 +251,7 @@ class Masks:
     def _masked(
         self,
         values: Mapping[str, NDArray[Any]],
-        asked: SumAsked,
+        asked: wire.SumAsked,
         about: str,
         client: int | None = None,
         answer: str = "",
@@ -268,10 +260,10 @@ class Masks:
         """Mask values, write down what opens them, and make the reply."""
         context = asked.context(f"{self.terms.app} {about}")
         masked, own = mask(values, self.key, self.peers, context)
-        sum = MaskedSum(asked.purpose, asked.round, _name(asked), context.digest.hex(), answer, among)
+        sum = MaskedSum(asked.purpose, asked.round, _name(asked), answer, among)
         deadline = time.time() + PATIENCE + 2 * self.plan.agreement.round_timeout
         self.book.mask(self.terms, sum, own, deadline, noisy=self._noise_of(asked.purpose) is not None)
-        return masked_content(asked, masked, client)
+        return wire.masked_content(asked, masked, client)
 
     def _keep(self, purpose: str, round: int, answer: str, about: str, parts: Mapping[str, Tensor]) -> None:
         private_folder(self.folder)
@@ -283,18 +275,7 @@ class Masks:
         return self.folder / f"{purpose}.safetensors"
 
 
-def _protection(plan: Plan, terms: Terms) -> Protection | None:
-    """Make the noise of a site's updates, as the config says, and the budget, as the site agreed to it."""
-    section, limit = plan.config.privacy, plan.config.training.weight_limit
-    if section is None or limit is None:
-        return None
-    if terms.updates_epsilon is None or terms.updates_delta is None:
-        raise NotAgreedError("updates_epsilon", "agreed to none; look, and agree: fedskew deploy site --check")
-    noise = UpdateNoise(section.clip, section.noise, limit, section.answers)
-    return Protection(noise, terms.updates_epsilon, terms.updates_delta)
-
-
-def _name(asked: SumAsked) -> str:
+def _name(asked: wire.SumAsked) -> str:
     """Name a sum by hash, as requests to mask it and to open it alike do."""
     whole = [asked.session, asked.round, asked.attempt, asked.purpose, sorted(asked.members)]
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew import methods
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._disclosures import noise_in_words
 from fedskew.deploy._evaluations import target_site_in_words
-from fedskew.deploy._messages import even, over_few, why_no_sum
 from fedskew.deploy._plan import FloatArray, Plan
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update
 from fedskew.engine.contracts import shortage
@@ -54,10 +54,10 @@ class Rehearsal(NamedTuple):
         whose, most = "an honest site" if masked else "a site", int(1 / limit + 1e-9)
         said = f"training.weight_limit = {limit:g}: the largest share of the weight that {whose} can have"
         fewest = self.plan.fewest
-        if masked and over_few([*[limit] * most, max(0.0, 1 - most * limit)], fewest):
+        if masked and wire.over_few([*[limit] * most, max(0.0, 1 - most * limit)], fewest):
             said += (
                 ". Where sites have so much, a sum can be in effect one over too few, and its round stands still; up "
-                f"to {even(fewest):.3g} it never is"
+                f"to {wire.even(fewest):.3g} it never is"
             )
         return said
 
@@ -164,7 +164,7 @@ def _why_still(plan: Plan, federation: Federation, state: ServerState, cohort: C
         weights = [0.0] * number
         if weighed:
             weights = federation.codec.weigh(federation, state, cohort.take(there)).values.tolist()
-        return why_no_sum(weights, plan.fewest, federation.weight_limit if weighed else None, len(cohort.ids))
+        return wire.why_no_sum(weights, plan.fewest, federation.weight_limit if weighed else None, len(cohort.ids))
     if not number:
         return "nobody else takes part in them"
     return "" if number >= federation.method.aggregation.least else shortage(federation.method.aggregation, number)

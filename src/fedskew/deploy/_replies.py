@@ -17,6 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import (
     COUNTER,
     RUNNING_VARIANCE,
@@ -28,7 +29,6 @@ from fedskew.deploy._arrays import (
     decode,
     short,
 )
-from fedskew.deploy._messages import COUNTS, METRICS, SAMPLES, key_of
 
 MOST = 10**12
 """Upper limit of a network's integer counters."""
@@ -92,7 +92,7 @@ def check_counts(content: RecordDict, classes: int, whole: bool) -> NDArray[np.f
     Raises RefusedError where they are missing, of another length, negative, too large, or not finite.
     """
     check_size(content, MOST_COUNT_BYTES)
-    values = only(MetricRecord, content).get(COUNTS)
+    values = only(MetricRecord, content).get(wire.COUNTS)
     if not isinstance(values, list) or len(values) != classes:
         raise RefusedError(f"its label counts are {short(values)}; expected {classes} numbers, one per class")
     for value in values:
@@ -108,7 +108,7 @@ def check_counts(content: RecordDict, classes: int, whole: bool) -> NDArray[np.f
 def check_only_samples(content: RecordDict) -> int:
     """Validate the number of samples of a site that reports no label counts; RefusedError where it can't be one."""
     check_size(content, MOST_COUNT_BYTES)
-    samples = only(MetricRecord, content).get(SAMPLES)
+    samples = only(MetricRecord, content).get(wire.SAMPLES)
     if not isinstance(samples, int | float) or not 0 <= samples <= MOST_SAMPLES or samples != int(samples):
         raise RefusedError(
             f"its number of samples is {short(samples)}; expected a whole number from 0 to {MOST_SAMPLES}"
@@ -118,11 +118,11 @@ def check_only_samples(content: RecordDict) -> int:
 
 def figures_of(content: RecordDict, **echoed: object) -> MetricRecord:
     """Return a reply's figures, which repeat these of the message; RefusedError where they do not."""
-    metrics = content.get(METRICS)
+    metrics = content.get(wire.METRICS)
     if not isinstance(metrics, MetricRecord):
-        raise RefusedError(f"the reply has no {METRICS}")
+        raise RefusedError(f"the reply has no {wire.METRICS}")
     for name, value in echoed.items():
-        if metrics.get(key := key_of(name)) != value:
+        if metrics.get(key := wire.key_of(name)) != value:
             raise RefusedError(f"the reply is of {key} {short(metrics.get(key))}, not {value}")
     return metrics
 

@@ -14,15 +14,11 @@ import numpy as np
 from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG, utc_now
-from fedskew.deploy._messages import (
-    CONFIG,
-    ROUND,
-    fingerprint,
-)
 from fedskew.deploy._replies import check_counts, check_only_samples, only
 from fedskew.deploy.releases import NOISIEST, is_too_noisy
 from fedskew.errors import EndedEarlyError, RunError
@@ -105,7 +101,7 @@ class Roster:
         report = self._reports.get(self.names[client])
         if report is None:
             return ""
-        return fingerprint([report["samples"]] if report["counts"] is None else report["counts"])
+        return wire.fingerprint([report["samples"]] if report["counts"] is None else report["counts"])
 
     def slack(self, client: int) -> float:
         """Return by how many samples a site may differ from its reported counts; above 0 only if these are noisy.
@@ -176,7 +172,7 @@ class Roster:
         if not clients:
             return False
         self._retry_at |= dict.fromkeys(clients, now + RETRY)
-        contents = {client: RecordDict({CONFIG: ConfigRecord({ROUND: 0})}) for client in clients}
+        contents = {client: RecordDict({wire.CONFIG: ConfigRecord({wire.ROUND: 0})}) for client in clients}
         replies = self.members.ask(MessageType.QUERY, contents, self._report, ABOUT, timeout)
         self.unreported |= {self.names[client]: reason for client, reason in replies.missing.items()}
         for client, report in replies.valid.items():

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._evaluations import Together, in_words, tables_of, together
 from fedskew.deploy._log import LOG, utc_now
-from fedskew.deploy._messages import CHANGED, counted_in
 from fedskew.deploy._plausible import Sizes
 from fedskew.deploy._sites import Evaluations, Sites
 from fedskew.deploy._validator import no_notes
@@ -72,7 +72,7 @@ class SiteSums(FixedPoint):
             weights = weights._replace(fallback=weights_of(taken.members or cohort.ids.tolist())[1].fallback)
         closed = taken.reason if taken.total is None else None
         collected = self.opened(state.model, members, weights, taken.total or {}, closed)
-        states = dict.fromkeys(members.ids.tolist(), counted_in(state.round))
+        states = dict.fromkeys(members.ids.tolist(), wire.counted_in(state.round))
         return collected._replace(states=states, charged=taken.opened), []
 
 
@@ -119,7 +119,7 @@ class DeployedRunner(RoundRunner):
         accepted = {name: part.numpy() for name, part in state.of("accepted").items()}
         self.sites.begin(accepted, watch.out(), watch.skipped(state.round + 1))
         for name, reason in failed.items():
-            if reason == CHANGED:
+            if reason == wire.CHANGED:
                 self._roster.ask_again(name)
         timeout = min(agreement.start_timeout, agreement.round_timeout)
         if self._roster.query_newcomers(timeout, self.sites.left_out | self.sites.skipped):
@@ -303,7 +303,7 @@ class DeployedRunner(RoundRunner):
         active = set(np.flatnonzero(self._roster.counts.sum(axis=1)).tolist()) - watch.out()
         out = to_leave_out(since if suspects is None else suspects, active, lengths)
         for client in since:
-            self._federation.clients.put(client, state.round, counted_in(int(watch.counted[client])))
+            self._federation.clients.put(client, state.round, wire.counted_in(int(watch.counted[client])))
         LOG.error(
             "round %d is undone: %s; the model is again that of round %d. Left out until readmitted: %s",
             state.round,

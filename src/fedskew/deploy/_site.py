@@ -15,38 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedskew import components
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
-from fedskew.deploy._messages import (
-    ANNOUNCED,
-    ARRAYS,
-    BROADCAST,
-    CELLS,
-    CLIENT,
-    CONFUSION,
-    COUNTS,
-    EVALUATE,
-    EVALUATION_LOSS,
-    LOSS,
-    METRICS,
-    OUTCOMES,
-    REPLY,
-    REPORTED,
-    ROUND,
-    SAMPLES,
-    SOURCE,
-    STEPS,
-    SUM_COUNTS,
-    TRAIN,
-    SumAsked,
-    TrainInstruction,
-    about_of,
-    config_of,
-    fingerprint,
-    hash_of_question,
-)
 from fedskew.deploy._plan import Plan, kind_of
 from fedskew.deploy._replies import check_size
 from fedskew.deploy._site_data import SiteData, SiteStates
@@ -89,9 +62,9 @@ class Worker:
     work: LocalWork
     data: SiteData
 
-    def train(self, content: RecordDict, task: TrainInstruction, states: SiteStates | None) -> Trained:
+    def train(self, content: RecordDict, task: wire.TrainInstruction, states: SiteStates | None) -> Trained:
         """Train the model that a message contains, from the state after the last round that counted."""
-        received = {name: values for name, values in broadcast_of(content).items() if not name.startswith(ANNOUNCED)}
+        received, _ = received_with(content)
         sent = Sent(model_of(content, ModelLayout(self.model)), received)
         before = {} if states is None else states.load(task.counted)
         for hooks in self.work.hooks.values():
@@ -112,7 +85,7 @@ class Worker:
     def confusion(self) -> Figures:
         """Return the same as figures of a reply."""
         confusion, loss = self.predict()
-        return {EVALUATION_LOSS: loss, CONFUSION: confusion.reshape(-1).tolist()}
+        return {wire.EVALUATION_LOSS: loss, wire.CONFUSION: confusion.reshape(-1).tolist()}
 
 
 @dataclass(frozen=True)
@@ -140,7 +113,7 @@ class Site:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Train as a message instructs; return the reply's records, or those for a sum."""
-        masks, asked = self.masks, self._sum(content, TRAIN)
+        masks, asked = self.masks, self._sum(content, wire.TRAIN)
         instruction = self._instruction(content)
         states = self._states(instruction)
         trained = self.worker.train(content, instruction, states)
@@ -159,25 +132,25 @@ class Site:
         training, weight = hash_of_model(content), self._own_weight(content, masks.limit)
         if self.worker.work.training.batch_size < samples:  # else batches are the same in every round
             training += f" {instruction.round}"
-        masks.keep_update(instruction.round, training, about_of(content), update, weight)
+        masks.keep_update(instruction.round, training, wire.about_of(content), update, weight)
         return self._within(masks.answer(asked, instruction.client))
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Evaluate the model that a message contains; return figures, or integers for a sum."""
-        config, masks, asked = config_of(content), self.masks, self._sum(content, EVALUATE)
+        config, masks, asked = wire.config_of(content), self.masks, self._sum(content, wire.EVALUATE)
         self._check_evaluation(content)
         self.worker.read(content)
         if masks is not None and asked is not None:
-            masks.keep_evaluation(asked.round, hash_of_model(content), about_of(content), *self.worker.predict())
+            masks.keep_evaluation(asked.round, hash_of_model(content), wire.about_of(content), *self.worker.predict())
             return self._within(masks.answer(asked))
-        figures: Figures = {ROUND: int(config[ROUND])}  # type: ignore[arg-type]
-        if OUTCOMES in config:
+        figures: Figures = {wire.ROUND: int(config[wire.ROUND])}  # type: ignore[arg-type]
+        if wire.OUTCOMES in config:
             figures |= self._outcomes()
-        elif CONFUSION in config:
+        elif wire.CONFUSION in config:
             figures |= self.worker.confusion()
-        if CELLS in config:
-            figures[CELLS] = self._cells()
-        return RecordDict({METRICS: MetricRecord(figures)})
+        if wire.CELLS in config:
+            figures[wire.CELLS] = self._cells()
+        return RecordDict({wire.METRICS: MetricRecord(figures)})
 
     def query(self, content: RecordDict) -> RecordDict:
         """Return the reply to a query: exact or noisy label counts, or only the number of samples."""
@@ -189,7 +162,7 @@ class Site:
 
     def finish(self, content: RecordDict) -> RecordDict:
         """Answer a question of the method's finish by sums over this site's samples; none where it has no such."""
-        source, finish, data = config_of(content).get(SOURCE), self.plan.method.finish, self.worker.data
+        source, finish, data = wire.config_of(content).get(wire.SOURCE), self.plan.method.finish, self.worker.data
         if finish is None:
             raise NotAgreedError("finish", "the server asks for sums; this site agreed to none")
         if source not in ("training", "held_out", "target"):
@@ -200,72 +173,73 @@ class Site:
         refuse_unless(is_known, "finish", f"the server asks for sums ({kind[:MOST_SAID]}) that are not agreed to")
         refuse_unless(has_cells, "cells", "the server asks for sums over samples without labels; agreed to none")
         self._count("models", hash_of_model(content), FINISHED_MODELS)
-        self._count("finish", hash_of_question(content, source), self.plan.most_questions)
+        self._count("finish", wire.hash_of_question(content, source), self.plan.most_questions)
         inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
         if source == "target" and data.unlabelled is not None:
             inputs = data.unlabelled()
             targets = torch.zeros(len(inputs), dtype=torch.int64)  # not shown to the finish
         if not len(targets):
-            return RecordDict({REPLY: encode({})})
+            return RecordDict({wire.REPLY: encode({})})
         self.worker.read(content)
         samples = ClientSamples(inputs, targets, np.arange(len(targets)), data.counts)
         sums = answer(finish, self.worker.model.module, samples, question, source != "target")
-        return self._within(RecordDict({REPLY: encode(sums)}))
+        return self._within(RecordDict({wire.REPLY: encode(sums)}))
 
     def counts(self, content: RecordDict) -> RecordDict:
         """Answer a question about this site's label counts, in a sum over all sites."""
         weighting, masks = self.plan.by_sums, self.masks
         if weighting is None or masks is None:
             raise NotAgreedError("label_counts", "the server asks for sums of them; agreed to none")
-        asked = masks.check(SumAsked.parse(config_of(content), SUM_COUNTS), SUM_COUNTS)
-        self._count("counts", hash_of_question(content, "counts"), self.plan.most_questions)
+        asked = masks.check(wire.SumAsked.parse(wire.config_of(content), wire.SUM_COUNTS), wire.SUM_COUNTS)
+        self._count("counts", wire.hash_of_question(content, "counts"), self.plan.most_questions)
         question = {name: values.numpy() for name, values in broadcast_of(content).items()}
         values = encode_answer(weighting, self._share(), question)
-        return self._within(masks.answer_of_counts(asked, about_of(content), values))
+        return self._within(masks.answer_of_counts(asked, wire.about_of(content), values))
 
     def again(self, content: RecordDict) -> RecordDict:
         """Mask this site's last answer once more, for a sum over fewer sites; none of this round is opened yet."""
-        asked, masks = SumAsked.parse(config_of(content)), self.masks
+        asked, masks = wire.SumAsked.parse(wire.config_of(content)), self.masks
         if masks is None or asked is None:
             raise NotAgreedError("updates", "the server asks for masked ones, or not for which; agreed to none")
-        is_agreed = asked.purpose != EVALUATE or self.plan.agreement.evaluates
+        is_agreed = asked.purpose != wire.EVALUATE or self.plan.agreement.evaluates
         refuse_unless(is_agreed, "evaluation", "the server asks for one; this site agreed to none")
         return self._within(masks.answer(masks.check(asked, asked.purpose)))
 
     def unmask(self, content: RecordDict) -> RecordDict:
         """Open this site's part of a sum, once."""
-        asked, masks = SumAsked.parse(config_of(content)), self.masks
+        asked, masks = wire.SumAsked.parse(wire.config_of(content)), self.masks
         if masks is None or asked is None:
             raise NotAgreedError("updates", "the server asks to open a sum, or not which; this site has masked nothing")
         return masks.unmask(asked)
 
-    def _sum(self, content: RecordDict, purpose: str) -> SumAsked | None:
+    def _sum(self, content: RecordDict, purpose: str) -> wire.SumAsked | None:
         """Read which sum an answer is for, within the terms; None where answers are not masked."""
-        return None if self.masks is None else self.masks.check(SumAsked.parse(config_of(content), purpose), purpose)
+        asked = wire.SumAsked.parse(wire.config_of(content), purpose)
+        return None if self.masks is None else self.masks.check(asked, purpose)
 
-    def _states(self, instruction: TrainInstruction) -> SiteStates:
+    def _states(self, instruction: wire.TrainInstruction) -> SiteStates:
         """Return the states of a run: as many earlier ones as its evaluations and checkpoints can make it go back."""
         config = self.plan.config
         evaluated = config.evaluation.every if self.plan.agreement.evaluates else 1
         return SiteStates(self.state, instruction.run, evaluated + config.output.checkpoint_every - 1)
 
-    def _instruction(self, content: RecordDict) -> TrainInstruction:
+    def _instruction(self, content: RecordDict) -> wire.TrainInstruction:
         """Read a training's instruction, within the terms, of a server that has the site's label counts; count it."""
-        instruction = TrainInstruction.parse(config_of(content))
+        instruction = wire.TrainInstruction.parse(wire.config_of(content))
         self._check_labelled()
         if instruction is None:
             raise NotAgreedError("message", "this is no instruction of fedskew's server, as was agreed")
         self._check_instruction(instruction)
-        known, request = config_of(content).get(REPORTED), CountsRequest.of(self.plan.agreement)
+        known, request = wire.config_of(content).get(wire.REPORTED), CountsRequest.of(self.plan.agreement)
         if isinstance(known, str) and request.label_counts != "summed":
             counts = self.worker.data.counts
             reported = request.plain(counts)
             if request.label_counts == "noisy":
                 last = self.book.releases.answering(request, counts, self.terms.budget)
                 reported = [] if last is None else last.values(request.classes)
-            if fingerprint(reported) != known:
+            if wire.fingerprint(reported) != known:
                 raise CountsChangedError("the data have changed since the label counts that the server has")
-        self._count("train", hash_of_question(content, instruction), self.terms.rounds)
+        self._count("train", wire.hash_of_question(content, instruction), self.terms.rounds)
         return instruction
 
     def _check_labelled(self) -> None:
@@ -279,7 +253,7 @@ class Site:
         why = f"the server asks for round {str(round)[:20]}; this site agreed to {first} to {rounds}"
         refuse_unless(isinstance(round, int) and first <= round <= rounds, "rounds", why)
 
-    def _check_instruction(self, instruction: TrainInstruction) -> None:
+    def _check_instruction(self, instruction: wire.TrainInstruction) -> None:
         """Refuse a training that is not the config's: by a few samples or steps, a reply would show single samples."""
         self._check_round(instruction.round, first=1)
         training, epochs, steps = self.plan.config.training, instruction.epochs, instruction.steps
@@ -298,23 +272,23 @@ class Site:
 
     def _check_evaluation(self, content: RecordDict) -> None:
         """Refuse an evaluation that goes beyond the terms; count it."""
-        config, data, estimation = config_of(content), self.worker.data, self.plan.estimation
-        self._check_round(config.get(ROUND), first=0)
-        agreed = {CONFUSION, OUTCOMES} if estimation is not None else {CONFUSION}
+        config, data, estimation = wire.config_of(content), self.worker.data, self.plan.estimation
+        self._check_round(config.get(wire.ROUND), first=0)
+        agreed = {wire.CONFUSION, wire.OUTCOMES} if estimation is not None else {wire.CONFUSION}
         if not self.plan.agreement.evaluates or data.is_unlabelled:
             agreed = set()
-        wanted = {CONFUSION, OUTCOMES, CELLS} & config.keys()
-        bins = {config.get(key) for key in wanted - {CONFUSION}}
+        wanted = {wire.CONFUSION, wire.OUTCOMES, wire.CELLS} & config.keys()
+        bins = {config.get(key) for key in wanted - {wire.CONFUSION}}
         known = None if estimation is None else estimation.bins
-        is_agreed = bool(wanted) and wanted <= agreed | {CELLS} and bins <= {known}
+        is_agreed = bool(wanted) and wanted <= agreed | {wire.CELLS} and bins <= {known}
         refuse_unless(is_agreed, "evaluation", "this site did not agree to the one that is asked for")
         refuse_unless(
-            CELLS not in wanted or data.unlabelled is not None,
+            wire.CELLS not in wanted or data.unlabelled is not None,
             "cells",
             "the server asks for what the model makes of samples without labels; this site agreed to tell nothing of "
             "such samples",
         )
-        question = hash_of_question(content, [config.get(key) for key in (ROUND, OUTCOMES, CELLS)])
+        question = wire.hash_of_question(content, [config.get(key) for key in (wire.ROUND, wire.OUTCOMES, wire.CELLS)])
         self._count("evaluate", question, self.terms.rounds + 1 + EVALUATED_AGAIN)
 
     def _outcomes(self) -> Figures:
@@ -331,7 +305,7 @@ class Site:
             LOG.warning("%s", error)
             return self.worker.confusion()
         table = outcome_table(data.test_targets.cpu().numpy(), cells, estimation.classes, estimation.bins)
-        return {EVALUATION_LOSS: loss, OUTCOMES: table.astype(np.int64).reshape(-1).tolist()}
+        return {wire.EVALUATION_LOSS: loss, wire.OUTCOMES: table.astype(np.int64).reshape(-1).tolist()}
 
     def _cells(self) -> list[int]:
         """Count the target site's samples without labels by outcome cell."""
@@ -355,12 +329,12 @@ class Site:
 
     def _own_weight(self, content: RecordDict, limit: float) -> float:
         """Compute this site's weight from what was announced to all sites, once; 0 where the server tells it."""
-        weighting, sent = self.plan.by_sums, broadcast_of(content)
+        weighting, (_, announced) = self.plan.by_sums, received_with(content)
         if weighting is None:
             return 0.0
-        announced = {name[len(ANNOUNCED) :]: values for name, values in sent.items() if name.startswith(ANNOUNCED)}
         if announced:
-            self._count("announced", hash_of_question(RecordDict({BROADCAST: encode(announced)}), "announced"), 1)
+            said = RecordDict({wire.BROADCAST: encode(announced)})
+            self._count("announced", wire.hash_of_question(said, "announced"), 1)
         facts = {name: values.numpy() for name, values in announced.items()}
         return min(weighting.own_weight(self._share(), facts), limit)
 
@@ -405,44 +379,52 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
 
 
 def trained_reply(
-    model: FlatModel, trained: Trained, instruction: TrainInstruction | None, more: Figures
+    model: FlatModel, trained: Trained, instruction: wire.TrainInstruction | None, more: Figures
 ) -> RecordDict:
     """Make the reply to a training: the model, figures, and what the method returns beside them."""
-    update, figures = trained.update, {LOSS: trained.update.loss, **more}
+    update, figures = trained.update, {wire.LOSS: trained.update.loss, **more}
     if instruction is not None:
-        figures |= {CLIENT: instruction.client, ROUND: instruction.round, STEPS: update.steps}
-    reply = RecordDict({ARRAYS: ModelLayout(model).to_record(trained.model), METRICS: MetricRecord(figures)})
+        figures |= {wire.CLIENT: instruction.client, wire.ROUND: instruction.round, wire.STEPS: update.steps}
+    reply = RecordDict({wire.ARRAYS: ModelLayout(model).to_record(trained.model), wire.METRICS: MetricRecord(figures)})
     if update.reply:
-        reply[REPLY] = encode(update.reply)
+        reply[wire.REPLY] = encode(update.reply)
     return reply
 
 
 def counts_reply(request: CountsRequest, release: Release) -> RecordDict:
     """Make the reply to a query of label counts."""
     values, epsilon = release.values(request.classes), release.epsilon_for(request.neighbours)
-    figures: Figures = {COUNTS: values if epsilon is not None else [int(value) for value in values]}
+    figures: Figures = {wire.COUNTS: values if epsilon is not None else [int(value) for value in values]}
     if epsilon is not None:
         figures["epsilon"] = epsilon
     if request.label_counts == "withheld":
-        figures = {SAMPLES: int(values[0])}
-    return RecordDict({METRICS: MetricRecord(figures)})
+        figures = {wire.SAMPLES: int(values[0])}
+    return RecordDict({wire.METRICS: MetricRecord(figures)})
 
 
 def hash_of_model(content: RecordDict) -> str:
     """Hash the model that a message contains."""
-    return hash_of_question(RecordDict({ARRAYS: _arrays(content, ARRAYS)}), "model")
+    return wire.hash_of_question(RecordDict({wire.ARRAYS: _arrays(content, wire.ARRAYS)}), "model")
 
 
 def model_of(content: RecordDict, layout: ModelLayout) -> ModelState:
     """Read the model that the server sent."""
-    return layout.to_state(decode(_arrays(content, ARRAYS), layout.specs, "the server's array"))
+    return layout.to_state(decode(_arrays(content, wire.ARRAYS), layout.specs, "the server's array"))
 
 
 def broadcast_of(content: RecordDict) -> Mapping[str, Tensor]:
     """Read the tensors sent beside the model; they are not checked, as they affect only this site's training."""
-    if BROADCAST not in content:
+    if wire.BROADCAST not in content:
         return {}
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in _arrays(content, BROADCAST).items()}
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in _arrays(content, wire.BROADCAST).items()}
+
+
+def received_with(content: RecordDict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Read what the method sends beside the model, and what is announced to all sites from sums."""
+    parts: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+    for name, values in broadcast_of(content).items():
+        parts[name.startswith(wire.ANNOUNCED)][name.removeprefix(wire.ANNOUNCED)] = values
+    return parts
 
 
 def _arrays(content: RecordDict, key: str) -> ArrayRecord:

@@ -13,6 +13,7 @@ import torch
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import ArraySpec
 from fedskew.deploy._ask import Members
 from fedskew.deploy._evaluations import (
@@ -24,20 +25,6 @@ from fedskew.deploy._evaluations import (
     mix_distance,
 )
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import (
-    ANNOUNCED,
-    ARRAYS,
-    CELLS,
-    CONFIG,
-    CONFUSION,
-    EVALUATE,
-    LOSSES,
-    OUTCOMES,
-    REPORTED,
-    ROUND,
-    TRAIN,
-    TrainInstruction,
-)
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
@@ -137,7 +124,7 @@ class Sites(Backend):
         assert self.masked is not None, "as the federation has a form"
         self.validator.begin((), sent)
         contents = self._instructions(round, cohort, sent)
-        taken = self.masked.take(TRAIN, round, contents, self.plan.sums, weigh)
+        taken = self.masked.take(wire.TRAIN, round, contents, self.plan.sums, weigh)
         if taken.total is not None and (reason := self._impossible(taken, cohort, sent)):
             taken.total, taken.weights, taken.reason = None, {}, f"the sum is refused: {reason}"
         self.validator.note(taken.replies)
@@ -175,11 +162,11 @@ class Sites(Backend):
         online = self.members.wait(lambda online: not asked or online.keys() & asked, self.members.timeout, warning)
         validator.missing(round, "offline", [task.client for task in tasks if task.client not in online])
         arrays = validator.layout.to_record(sent.model)
-        announced = {ANNOUNCED + name: torch.from_numpy(values) for name, values in self.announced.items()}
+        announced = {wire.ANNOUNCED + name: torch.from_numpy(values) for name, values in self.announced.items()}
         beside = {**sent.broadcast, **announced}
         return {
-            task.client: TrainInstruction.of(self.roster.run, round, task).content(
-                arrays, beside, {REPORTED: self.roster.reported(task.client)}
+            task.client: wire.TrainInstruction.of(self.roster.run, round, task).content(
+                arrays, beside, {wire.REPORTED: self.roster.reported(task.client)}
             )
             for task in tasks
             if task.client in online
@@ -198,12 +185,12 @@ class Sites(Backend):
         arrays = self.validator.layout.to_record(model)
 
         def question(client: int) -> RecordDict:
-            asked: dict[str, int | str] = {ROUND: round}
+            asked: dict[str, int | str] = {wire.ROUND: round}
             if client < len(counts):
-                asked |= {OUTCOMES: bins} if bins else {CONFUSION: 1}
+                asked |= {wire.OUTCOMES: bins} if bins else {wire.CONFUSION: 1}
             if client == place:
-                asked[CELLS] = bins
-            return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(dict(asked))})
+                asked[wire.CELLS] = bins
+            return RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(dict(asked))})
 
         def read(reply: RecordDict, client: int) -> tuple[SiteEvaluation | None, NDArray[np.int64] | None]:
             cells = check_cells(reply, classes, bins, round) if client == place else None
@@ -234,12 +221,12 @@ class Sites(Backend):
         assert self.masked is not None, "as sites are asked for sums"
         arrays, unasked = self.validator.layout.to_record(model), self._unasked()
         contents = {
-            client: RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({ROUND: round, CONFUSION: 1})})
+            client: RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord({wire.ROUND: round, wire.CONFUSION: 1})})
             for client in self.members.online()
             if client not in unasked
         }
         specs = {"counts": ArraySpec((classes * classes,), "int64"), "losses": ArraySpec((1,), "int64")}
-        taken = self.masked.take(EVALUATE, round, contents, specs)
+        taken = self.masked.take(wire.EVALUATE, round, contents, specs)
         missing = taken.replies.missing
         if taken.total is None:
             LOG.warning("round %d: not evaluated: %s", round, taken.reason)
@@ -248,7 +235,7 @@ class Sites(Backend):
         if confusion.min() < 0 or not confusion.any():
             LOG.warning("round %d: not evaluated: the sum of the sites' confusion matrices can't be one", round)
             return None, missing
-        loss = float(LOSSES.decode(taken.total["losses"])[0]) / float(confusion.sum())
+        loss = float(wire.LOSSES.decode(taken.total["losses"])[0]) / float(confusion.sum())
         return Together(confusion, loss, None), missing
 
     def _unasked(self) -> frozenset[int]:

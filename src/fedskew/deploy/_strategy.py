@@ -21,22 +21,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from fedskew import components
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import needs_label_counts
 from fedskew.deploy._arrays import ArraysLayout, ModelLayout, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import Arrivals, Replies, T, error_line, exchange
 from fedskew.deploy._client import as_method
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import (
-    ARRAYS,
-    CLIENT,
-    CONFIG,
-    COUNTS,
-    LOSS,
-    METRICS,
-    ROUND,
-    SAMPLES,
-    TrainInstruction,
-)
 from fedskew.deploy._plan import returned_by
 from fedskew.deploy._rehearsal import Nobody
 from fedskew.deploy._replies import (
@@ -169,7 +159,7 @@ class MethodStrategy(Strategy):
         online = self._online(grid)
         self._validator.missing(server_round, "offline", [task.client for task in tasks if task.client not in online])
         contents = {
-            task.client: TrainInstruction.of(self._run, server_round, task).content(
+            task.client: wire.TrainInstruction.of(self._run, server_round, task).content(
                 arrays, self._sent.broadcast, config
             )
             for task in tasks
@@ -197,7 +187,7 @@ class MethodStrategy(Strategy):
         self.record = record.to_dict()
         metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(validator.notes["refused"])})
         if self.record["loss"] is not None:
-            metrics[LOSS] = self.record["loss"]
+            metrics[wire.LOSS] = self.record["loss"]
         shown = federation.evaluated_model(self._state)
         arrays = self._layout.to_record(shown)
         self._shown = None if shown.parameters is self._state.model.parameters else arrays
@@ -207,13 +197,13 @@ class MethodStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Make the evaluation messages of a round, to the nodes that take part."""
-        content = RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord({**config, ROUND: server_round})})
+        content = RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord({**config, wire.ROUND: server_round})})
         return self._ask(dict.fromkeys(self._online(grid), content), MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average each metric that at least half of the valid replies contain, weighted by `num-examples`."""
         valid = [*self._answers(f"evaluation of round {server_round}", replies, _figures).valid.values()]
-        often = Counter(key for _, figures in valid for key in figures if key != SAMPLES)
+        often = Counter(key for _, figures in valid for key in figures if key != wire.SAMPLES)
         averages = MetricRecord()
         for key in sorted(key for key, number in often.items() if 2 * number >= len(valid)):
             having = [(number, figures[key]) for number, figures in valid if key in figures]
@@ -284,14 +274,14 @@ class MethodStrategy(Strategy):
 
         The number of classes is the agreed one, or that of most clients' reports.
         """
-        content = RecordDict({CONFIG: ConfigRecord({ROUND: 0})})
+        content = RecordDict({wire.CONFIG: ConfigRecord({wire.ROUND: 0})})
         nodes = dict(enumerate(self._nodes))
         arrivals = exchange(grid, nodes, dict.fromkeys(nodes, content), MessageType.QUERY, self.query_timeout)
         classes_of = {
             client: len(values)
             for client, reply in arrivals.contents.items()
             for record in reply.metric_records.values()
-            if isinstance(values := record.get(COUNTS), list)
+            if isinstance(values := record.get(wire.COUNTS), list)
         }
         names, votes = self._validator.names, Counter(classes_of.values()).most_common(2)
         agreed = self.classes if self._target is None else self._target.size
@@ -335,7 +325,7 @@ class MethodStrategy(Strategy):
     def _read(self, content: RecordDict, client: int, round: int) -> Update:
         """Read the reply of a client, fedskew's or stock, and the number of samples that it reports."""
         validator, figures = self._validator, only(MetricRecord, content)
-        if CLIENT in figures:
+        if wire.CLIENT in figures:
             trained = validator.read(content, client, round)
         else:
             check_size(content, self.max_reply or bytes_needed(self._layout.specs))
@@ -343,7 +333,7 @@ class MethodStrategy(Strategy):
                 raise RefusedError("the method needs fedskew.deploy.client_app, but this is the reply of another app")
             trained = validator.trained(client, round, only(ArrayRecord, content), 0, _loss(figures))
         if not self._queries:
-            self._counts[client] = check_only_samples(RecordDict({METRICS: figures}))
+            self._counts[client] = check_only_samples(RecordDict({wire.METRICS: figures}))
         return trained
 
 
@@ -368,12 +358,12 @@ def _figures(content: RecordDict, _: int) -> tuple[int, dict[str, float]]:
     check_size(content, 2**20)
     metrics = only(MetricRecord, content)
     figures = {key: _finite(key, value) for key, value in metrics.items() if isinstance(value, int | float)}
-    return check_only_samples(RecordDict({METRICS: metrics})), figures
+    return check_only_samples(RecordDict({wire.METRICS: metrics})), figures
 
 
 def _loss(metrics: MetricRecord) -> float:
     """Read the training loss under one of its usual names; NaN if a stock client reports none."""
-    for key in (LOSS, "train_loss", "loss"):
+    for key in (wire.LOSS, "train_loss", "loss"):
         value = metrics.get(key)
         if isinstance(value, int | float):
             return _finite(key, value)

@@ -16,6 +16,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import (
     COUNTER,
     RUNNING_VARIANCE,
@@ -29,24 +30,6 @@ from fedskew.deploy._arrays import (
 )
 from fedskew.deploy._ask import Members, Replies, T
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import (
-    AGAIN,
-    ANSWER,
-    BROADCAST,
-    COMMITMENTS,
-    CONFIG,
-    OPENING,
-    OWN,
-    SUM_COUNTS,
-    SUMS,
-    TRAIN,
-    UNMASK,
-    SumAsked,
-    about_of,
-    entries_of,
-    unmask_content,
-    why_no_sum,
-)
 from fedskew.deploy._replies import figures_of
 from fedskew.engine.sums import decode_answers, decode_sums
 from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
@@ -113,18 +96,20 @@ class MaskedSums:
             weights = dict.fromkeys(clients, 0.0)
             if weigh is not None and clients:
                 weights = dict(zip(clients, weigh(clients), strict=True))
-            if reason := why_no_sum(weights.values(), self.least, None if weigh is None else self.limit, of):
+            if reason := wire.why_no_sum(weights.values(), self.least, None if weigh is None else self.limit, of):
                 over = ", ".join(names[client] for client in sorted(taken.opened))
                 taken.reason = reason + (f"; {over} opened a sum of this round before" if over else "")
                 return taken
-            about, taken.members = about or about_of(contents[clients[0]]), clients
+            about, taken.members = about or wire.about_of(contents[clients[0]]), clients
             told = tuple(weights.values()) if weigh else ()
-            asked = SumAsked(self.session, round, attempt, purpose, tuple(names[client] for client in clients), told)
+            asked = wire.SumAsked(
+                self.session, round, attempt, purpose, tuple(names[client] for client in clients), told
+            )
             arrived = self.ask(kind, asked, about, questions, specs, taken)
             if len(arrived) == len(clients):
                 break
-            of, clients, kind = len(clients), sorted(arrived), f"query.{AGAIN}"
-            questions = {client: RecordDict({CONFIG: ConfigRecord()}) for client in clients}
+            of, clients, kind = len(clients), sorted(arrived), f"query.{wire.AGAIN}"
+            questions = {client: RecordDict({wire.CONFIG: ConfigRecord()}) for client in clients}
         taken.total = self.open(asked, about, arrived, taken)
         taken.weights = {} if taken.total is None else weights
         return taken
@@ -132,7 +117,7 @@ class MaskedSums:
     def ask(
         self,
         kind: str,
-        asked: SumAsked,
+        asked: wire.SumAsked,
         about: str,
         questions: Mapping[int, RecordDict],
         specs: Specs,
@@ -140,14 +125,14 @@ class MaskedSums:
     ) -> dict[int, Masked]:
         """Ask sites for masked integers; return the valid answers, whose masks fit each other."""
         for content in questions.values():
-            config = content[CONFIG]
+            config = content[wire.CONFIG]
             assert isinstance(config, ConfigRecord), "made by the caller"
-            config.update(entries_of(asked))
+            config.update(wire.entries_of(asked))
         valid = self._ask(kind, questions, lambda reply, _: _check_masked(reply, asked, specs), asked, taken)
         return self._agreeing(valid, asked.context(about), asked, taken)
 
     def open(
-        self, asked: SumAsked, about: str, arrived: Mapping[int, Masked], taken: Taken
+        self, asked: wire.SumAsked, about: str, arrived: Mapping[int, Masked], taken: Taken
     ) -> dict[str, NDArray[Any]] | None:
         """Have the sites whose answers came open their sum; None where one does not, and the sum is lost."""
         names, context = self.members.names, asked.context(about)
@@ -161,7 +146,9 @@ class MaskedSums:
                 raise RefusedError(str(error)) from None
             return opening
 
-        openings = self._ask(f"query.{UNMASK}", dict.fromkeys(arrived, unmask_content(asked)), read, asked, taken)
+        openings = self._ask(
+            f"query.{wire.UNMASK}", dict.fromkeys(arrived, wire.unmask_content(asked)), read, asked, taken
+        )
         if lost := sorted(arrived.keys() - openings.keys()):
             taken.replies.silent.update(lost)
             self.members.silent.update(lost)
@@ -176,7 +163,7 @@ class MaskedSums:
         return total
 
     def _agreeing(
-        self, masked: Mapping[int, Masked], context: SumContext, asked: SumAsked, taken: Taken
+        self, masked: Mapping[int, Masked], context: SumContext, asked: wire.SumAsked, taken: Taken
     ) -> dict[int, Masked]:
         """Leave out, one after another, the site that disagrees with the most others about what was asked.
 
@@ -202,7 +189,7 @@ class MaskedSums:
         kind: str,
         questions: Mapping[int, RecordDict],
         read: Callable[[RecordDict, int], T],
-        asked: SumAsked,
+        asked: wire.SumAsked,
         taken: Taken,
     ) -> dict[int, T]:
         replies = self.members.ask(kind, questions, read, _about(asked))
@@ -213,24 +200,24 @@ class MaskedSums:
         return replies.valid
 
 
-def _about(asked: SumAsked) -> str:
-    if asked.purpose == SUM_COUNTS:
+def _about(asked: wire.SumAsked) -> str:
+    if asked.purpose == wire.SUM_COUNTS:
         return "label counts"
-    return f"round {asked.round}" if asked.purpose == TRAIN else f"evaluation of round {asked.round}"
+    return f"round {asked.round}" if asked.purpose == wire.TRAIN else f"evaluation of round {asked.round}"
 
 
-def _check_masked(content: RecordDict, asked: SumAsked, specs: Specs) -> Masked:
+def _check_masked(content: RecordDict, asked: wire.SumAsked, specs: Specs) -> Masked:
     """Validate a site's masked integers; only their form can be checked, as nobody sees their values."""
     figures_of(content, round=asked.round, attempt=asked.attempt)
-    sums = content.get(SUMS)
+    sums = content.get(wire.SUMS)
     if not isinstance(sums, ArrayRecord):
-        raise RefusedError(f"the reply has no {SUMS}")
-    return Masked(decode(sums, specs, "its array"), _seeds(content, COMMITMENTS, asked.members))
+        raise RefusedError(f"the reply has no {wire.SUMS}")
+    return Masked(decode(sums, specs, "its array"), _seeds(content, wire.COMMITMENTS, asked.members))
 
 
 def _check_opening(content: RecordDict) -> bytes:
     """Validate what a site sent to open a sum."""
-    return _seeds(content, OPENING, [OWN])[OWN]
+    return _seeds(content, wire.OPENING, [wire.OWN])[wire.OWN]
 
 
 def _seeds(content: RecordDict, key: str, names: Collection[str]) -> Mapping[str, bytes]:
@@ -284,16 +271,20 @@ def _sum_of_counts(
     members, began = sums.members, time.monotonic()
     names = members.names[: sums.least]
     for attempt in itertools.count(1):
-        asked, taken, online = SumAsked(sums.session, number, attempt, SUM_COUNTS, names), Taken(), members.online()
-        content = RecordDict({CONFIG: ConfigRecord(entries_of(asked))})
+        asked, taken, online = (
+            wire.SumAsked(sums.session, number, attempt, wire.SUM_COUNTS, names),
+            Taken(),
+            members.online(),
+        )
+        content = RecordDict({wire.CONFIG: ConfigRecord(wire.entries_of(asked))})
         if question:
-            content[BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
+            content[wire.BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
         if len(online) == len(names):
-            about, questions = about_of(content), dict.fromkeys(online, content)
-            arrived = sums.ask(f"query.{SUM_COUNTS}", asked, about, questions, {ANSWER: spec}, taken)
+            about, questions = wire.about_of(content), dict.fromkeys(online, content)
+            arrived = sums.ask(f"query.{wire.SUM_COUNTS}", asked, about, questions, {wire.ANSWER: spec}, taken)
             total = sums.open(asked, about, arrived, taken) if len(arrived) == len(names) else None
             if total is not None:
-                return total[ANSWER]
+                return total[wire.ANSWER]
         away = ", ".join(name for client, name in enumerate(names) if client not in online)
         LOG.warning("sum %d of label counts, attempt %d: not opened%s", number, attempt, away and f"; away: {away}")
         if time.monotonic() - began >= patience:

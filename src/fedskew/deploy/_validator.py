@@ -11,26 +11,11 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
+from fedskew.deploy import _plausible as plausible
+from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import AnyArray, ModelLayout, NotFiniteError, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import SILENT, Replies
 from fedskew.deploy._log import LOG
-from fedskew.deploy._messages import ARRAYS, LOSS, METRICS, REPLY, STEPS, counted_in
-from fedskew.deploy._plausible import (
-    DIRECTION,
-    UPDATE,
-    FloatArray,
-    Measured,
-    Sizes,
-    contrary,
-    excess,
-    length,
-    most_steps,
-    no_sizes,
-    returned,
-    statistic,
-    with_accepted,
-)
-from fedskew.deploy._plausible import STEPS as TAKEN
 from fedskew.deploy._replies import arrays_of, bytes_needed, check_arrays, check_loss, check_size, figures_of
 from fedskew.engine import Assignment, LocalTraining, Sent, Update
 from fedskew.hooks import Hooks, Returned
@@ -95,19 +80,19 @@ class ReplyValidator:
     slack: Callable[[int], float] = lambda client: 0.0
     classes: int = 2
     least_loss: float = 0.0
-    counts: Callable[[], FloatArray] | None = None
+    counts: Callable[[], plausible.FloatArray] | None = None
     notes: RoundNotes = field(default_factory=no_notes, init=False)
-    accepted: Sizes = field(default_factory=dict, init=False)
+    accepted: plausible.Sizes = field(default_factory=dict, init=False)
     not_finite: set[int] = field(default_factory=set, init=False)
     _own_rows: dict[int, Tensor] = field(default_factory=dict, init=False)  # by client
     _tasks: dict[int, Assignment] = field(default_factory=dict, init=False)
     _counters: dict[str, Tensor] = field(default_factory=dict, init=False)
     _sent: Sent = field(init=False)
 
-    def start(self, model: ModelState) -> dict[str, FloatArray]:
+    def start(self, model: ModelState) -> dict[str, plausible.FloatArray]:
         """Return the sizes of accepted updates before the first round: none."""
-        names = [UPDATE, TAKEN, DIRECTION, *self.layout.statistics(model), *self.returned]
-        self.accepted = no_sizes(names, len(self.names))
+        names = [plausible.UPDATE, plausible.STEPS, plausible.DIRECTION, *self.layout.statistics(model), *self.returned]
+        self.accepted = plausible.no_sizes(names, len(self.names))
         return dict(self.accepted)
 
     def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
@@ -167,7 +152,7 @@ class ReplyValidator:
             steps=steps,
             loss=loss,
             reply={name: torch.from_numpy(array.copy()) for name, array in (returned or {}).items()},
-            state=counted_in(round),
+            state=wire.counted_in(round),
         )
         self._check_truth(update, round)
         return update
@@ -185,21 +170,21 @@ class ReplyValidator:
     def _read(self, content: RecordDict, client: int, round: int) -> Update:
         check_size(content, self.max_reply or bytes_needed(self.layout.specs, self.returned))
         figures = figures_of(content, client=client, round=round)
-        steps, (least, most) = figures.get(STEPS), self.steps_of(self._tasks[client])
+        steps, (least, most) = figures.get(wire.STEPS), self.steps_of(self._tasks[client])
         if not isinstance(steps, int) or not least <= steps <= most:
             numbers = str(most) if least == most else f"a whole number from {least} to {most}"
             raise RefusedError(
                 f"its steps are {short(steps)}; expected {numbers}, by its samples, epochs and batch size"
             )
-        loss = check_loss(figures.get(LOSS), "training loss", self.least_loss)
+        loss = check_loss(figures.get(wire.LOSS), "training loss", self.least_loss)
         expected = self.returned if steps else self.idle
-        known = {ARRAYS, METRICS, REPLY} if expected else {ARRAYS, METRICS}
+        known = {wire.ARRAYS, wire.METRICS, wire.REPLY} if expected else {wire.ARRAYS, wire.METRICS}
         if set(content) != known:
             raise RefusedError(f"the reply has the records {short(sorted(content))}, not {sorted(known)}")
-        returned = decode(arrays_of(content, REPLY), expected, "its reply") if expected else {}
+        returned = decode(arrays_of(content, wire.REPLY), expected, "its reply") if expected else {}
         batch = LARGEST_BATCH if self.training is None else self.training.batch_size
         counted = steps * PASSES * batch
-        return self.trained(client, round, arrays_of(content, ARRAYS), steps, loss, returned, counted)
+        return self.trained(client, round, arrays_of(content, wire.ARRAYS), steps, loss, returned, counted)
 
     def _check_truth(self, update: Update, round: int) -> None:
         """Raise RefusedError if the update can't be what the site says that it is."""
@@ -225,26 +210,26 @@ class ReplyValidator:
 
     def in_line(self, round: int, updates: Sequence[Update]) -> list[Update]:
         """Note updates that are out of line or contrary; return those that the rules keep."""
-        most = most_steps({update.client: update.steps for update in updates if update.steps}, self.accepted)
+        most = plausible.most_steps({update.client: update.steps for update in updates if update.steps}, self.accepted)
         updates = [update._replace(steps=min(update.steps, most)) for update in updates]
         measured = {update.client: self._measured(update, round) for update in updates}
-        worst = excess(measured, self.accepted)
+        worst = plausible.excess(measured, self.accepted)
         out = {client: found for client, found in worst.items() if not found[1] <= self.norm_limit}
         for client, (what, ratio) in out.items():
             name = self.names[client]
             self.notes["out_of_line"][name] = min(ratio, 1e308)
-            subject = f"the update of {name} is" if what == UPDATE else f"{what!r} of {name} is"
+            subject = f"the update of {name} is" if what == plausible.UPDATE else f"{what!r} of {name} is"
             self._leave_out(round, client, f"{subject} {ratio:.3g} times as large as is likely")
         if len(out) * 2 > len(updates):
             LOG.warning(
                 "round %d: most updates are out of line; if nothing is wrong at these sites, raise norm_limit", round
             )
         fine = {
-            update.client: measured[update.client] | {TAKEN: Measured(update.steps, math.inf, 0)}
+            update.client: measured[update.client] | {plausible.STEPS: plausible.Measured(update.steps, math.inf, 0)}
             for update in updates
-            if update.client not in out and UPDATE in measured[update.client]
+            if update.client not in out and plausible.UPDATE in measured[update.client]
         }
-        self.accepted = with_accepted(self.accepted, fine)
+        self.accepted = plausible.with_accepted(self.accepted, fine)
         against = self._contrary(round, [update for update in updates if update.client not in out])
         leaves_out = self.norm_action == "leave_out"
         return [update for update in updates if not leaves_out or update.client not in out.keys() | against]
@@ -262,9 +247,9 @@ class ReplyValidator:
             for update in updates
             if float(update.norm) and math.isfinite(float(update.norm)) and mixes[update.client].any()
         }
-        agreements, out = contrary(changes, mixes, self.accepted[DIRECTION])
-        kept = {client: {DIRECTION: Measured(value, 0, 0)} for client, value in agreements.items()}
-        self.accepted = with_accepted(self.accepted, kept)
+        agreements, out = plausible.contrary(changes, mixes, self.accepted[plausible.DIRECTION])
+        kept = {client: {plausible.DIRECTION: plausible.Measured(value, 0, 0)} for client, value in agreements.items()}
+        self.accepted = plausible.with_accepted(self.accepted, kept)
         for client, mean in out.items():
             self.notes["contrary"][self.names[client]] = mean
             said = (
@@ -281,13 +266,13 @@ class ReplyValidator:
         else:
             LOG.warning("round %d: %s", round, said)
 
-    def _measured(self, update: Update, round: int) -> dict[str, Measured]:
+    def _measured(self, update: Update, round: int) -> dict[str, plausible.Measured]:
         """Measure an update; of one without a step, whose model is the one that was sent, only what came beside it."""
         sent = self._sent
         of_server = self.layout.statistics(sent.model)
         bounded = {name for component in self.hooks.values() for name in component.bounded_returns}
         beside = {
-            name: returned(values, sent.broadcast.values(), self.classes)
+            name: plausible.returned(values, sent.broadcast.values(), self.classes)
             for name, values in update.reply.items()
             if name not in bounded
         }
@@ -296,7 +281,7 @@ class ReplyValidator:
         norm, parameters = float(update.norm), sent.model.parameters
         statistics = self.layout.statistics(sent.model._replace(buffers=update.buffers))
         return {
-            UPDATE: length(norm, update.steps, parameters, self.training, round, self.classes),
-            **{name: statistic(name, values, of_server[name]) for name, values in statistics.items()},
+            plausible.UPDATE: plausible.length(norm, update.steps, parameters, self.training, round, self.classes),
+            **{name: plausible.statistic(name, values, of_server[name]) for name, values in statistics.items()},
             **beside,
         }

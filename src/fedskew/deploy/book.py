@@ -6,7 +6,7 @@ app, or of an agreement (to agree to the same app once more is another):
 
     kind              whose       key                                  value
     release           site        number                               label counts (see `Release`)
-    opened            site        hash of a sum                        multiplier of its noise, if it had any
+    opened            site        name of a sum                        multiplier of its noise, if it had any
     told              site        hash of an answer opened in a sum    hash of the sum's sites and weights
     share             app                                              what stands for the site in sums of label counts
     masked            app         purpose                              the sum masked last, and what opens it
@@ -90,7 +90,6 @@ class MaskedSum(NamedTuple):
         purpose: What is summed.
         round: Number of the round.
         name: Names the sum as a request to open it does.
-        digest: Hash of all that its masks follow from.
         answer: Hash of the answer.
         among: Hash of the sites and weights of the sum.
     """
@@ -98,7 +97,6 @@ class MaskedSum(NamedTuple):
     purpose: str
     round: int
     name: str
-    digest: str = ""
     answer: str = ""
     among: str = ""
 
@@ -255,10 +253,10 @@ class Book:
                 "asked to open a sum that this site has not masked, has opened, has masked another one after, or that "
                 "is too old",
             )
-            is_new = masked.digest not in _entries(db, SITE, "opened")
+            is_new = masked.name not in _entries(db, SITE, "opened")
             refuse_unless(is_new, "opened", "this site has opened this sum before it agreed once more")
             noise = "" if protection is None else repr(protection.noise.noise)
-            _charge(db, SITE, "opened", masked.digest, noise)
+            _charge(db, SITE, "opened", masked.name, noise)
             _forget(db, terms.app, sum.purpose)
             if closes:
                 _charge(db, terms.agreement, "closed", f"{sum.purpose} {sum.round}")

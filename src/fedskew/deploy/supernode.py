@@ -52,7 +52,6 @@ WORTH_SAYING = 2.0
 """Seconds of difference between clocks from which on a site is warned."""
 
 DAY = 86400.0
-CHECKED = ("not yet valid", "expired")
 
 REFUSED = 2
 """Exit status of a site that the server refuses; Flower's would be 0, or 1 and a traceback."""
@@ -165,10 +164,8 @@ def _check_server(address: str, authority: Path) -> ServerCheck:
 
 
 def _reason(address: str, error: httpx.HTTPError) -> RunError:
-    text = str(error)
-    if any(wrong in text for wrong in CHECKED):
-        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        which = next(wrong for wrong in CHECKED if wrong in text)
+    text, now = str(error), time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    if which := next((wrong for wrong in ("not yet valid", "expired") if wrong in text), ""):
         return RunError(
             f"{address}: its certificate, or ca.crt, is {which} by this machine's clock, which says {now}: if that is "
             "wrong, set it by NTP; else the server's operator has to renew it (fedskew deploy renew)"
@@ -185,25 +182,18 @@ class _Signer(NodeAuthHttpInterceptor):
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         response = super().intercept(context, call_next)
+        error = None if response.is_success else FlowerError.from_json(response.text)
         if response.status_code == httpx.codes.UNAUTHORIZED:
             type(self).refused(
                 "no longer accepts this site's key: it was revoked there, or the server has lost its registrations "
                 "(register.sh)"
             )
-        elif _is_activation(response):
+        elif error is not None and error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
             type(self).refused(
                 "does not accept this site's key: it is not registered there (register.sh), or was revoked; or this "
                 "site was killed less than a minute ago, and is still taken to be connected: start it again then"
             )
         return response
-
-
-def _is_activation(response: httpx.Response) -> bool:
-    """Return whether a response says that this site can't begin."""
-    if response.is_success:
-        return False
-    error = FlowerError.from_json(response.text)
-    return error is not None and error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
 
 
 def run_supernode(data: Path, arguments: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from fedskew.errors import ArgumentError, MissingPackageError, nearest
 from fedskew.experiment._config import Config
 from fedskew.experiment._summary import FIGURES, numbers, over_seeds
 from fedskew.report import SeedRun
-from fedskew.tables import Spread, counted
+from fedskew.tables import Spread, counted, filled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,25 +207,16 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows."""
-        first = self.runs[0]
-        after = {
-            f"{heading} after {self.config.method['finish']['name']}": value
-            for heading, value in self.headline("finished").items()
-        }
-        cells = "".join(
-            f"<tr><th style='text-align: left'>{heading}</th><td>{value.text(scale=100)} %</td></tr>"
-            for heading, value in [*self.headline().items(), *after.items()]
+        return filled(
+            "fedskew.experiment",
+            "result.html",
+            {"counted": counted},
+            result=self,
+            run=self.runs[0],
+            of=SeedRun.headline_in_words(self.runs),
+            rounds=max(run.rounds[-1].round for run in self.runs),
+            seconds=sum(run.summary["seconds"] for run in self.runs),
         )
-        spread = "; mean ± standard deviation over seeds" if len(self.runs) > 1 else ""
-        facts = [
-            f"test set, {SeedRun.headline_in_words(self.runs)}{spread}",
-            f"{counted(len(self.runs), 'seed')}, {counted(max(run.rounds[-1].round for run in self.runs), 'round')}, "
-            f"{counted(len(first.client_names), 'client')}, {counted(len(first.class_names), 'class', 'classes')}, "
-            f"{sum(run.summary['seconds'] for run in self.runs):,.1f} s of training",
-            *([] if self.folder is None else [str(self.folder)]),
-        ]
-        notes = "".join(f"<div style='opacity: .75'>{escape(fact)}</div>" for fact in facts)
-        return f"<div><b>{escape(self.config.name)}</b><table>{cells}</table>{notes}</div>"
 
 
 def _series(run: SeedRun, figure: str) -> dict[int, float]:

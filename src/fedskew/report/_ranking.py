@@ -7,7 +7,7 @@ whatever the differences. The p-values of a column are corrected for their numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.report._groups import Group, same_split, same_target
-from fedskew.report._runs import SeedRun, most_frequent
+from fedskew.report._runs import most_frequent
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import Spread
 
 _MOST_REFERENCES = 60
+_NOTHING = "\u2013"
 _TESTED = {
     "target_accuracy": "Target mix",
     "balanced_accuracy": "Balanced accuracy",
@@ -93,67 +94,36 @@ class Measure:
 
     def texts(self) -> list[str]:
         """Return mean ± standard deviation of each label."""
-        return [spread.text(1, nothing="\u2013") for spread in self.spreads]
+        return [spread.text(1, nothing=_NOTHING) for spread in self.spreads]
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The table of a comparison.
+    """The table of a comparison: the labels, best first, and their numbers, of which the first ranks.
 
-    Attributes:
-        groups: The labels, best first.
-        axes: The values of each label (in the order of the page's runs) on the axes of a grid, by the axis' name.
-        measures: The numbers of each run; the first one ranks.
-        references: What labels can be compared with, by name: the number of each label's reference, -1 for none.
-        chosen: Name of the reference that is shown first.
-        tests: The differences by reference and measure.
+    `axes` has the values of each label (in the order of the page's runs) on the axes of a grid, by the axis' name.
+    `tests` has, by the name of what labels are compared with and by measure, the difference of each label, the ends of
+    its interval, and both in words; `chosen` is the name that is shown first.
     """
 
     groups: list[Group]
     axes: dict[str, list[str]]
     measures: list[Measure]
-    references: dict[str, NDArray[np.int64]]
     chosen: str
-    tests: dict[str, dict[str, list[Difference]]]
-
-    def text(self, reference: str, measure: str, at: int) -> str:
-        """Return the difference of label number `at` in words."""
-        other = self.references[reference][at]
-        if other == at:
-            return "reference"
-        difference = self.tests[reference][measure][at]
-        if other < 0 or not np.isfinite(difference.mean):
-            return "\u2013"
-        mean = f"{difference.mean:+.1f}"
-        if not np.isfinite(difference.low):
-            every = "in every seed" if difference.seeds > 1 else "one seed"
-            return f"{'equal' if abs(difference.mean) < 1e-9 else mean} ({every})"
-        p = "p < 0.001" if difference.p < 0.0005 else f"p = {difference.p:.3f}"
-        return f"{mean} ({difference.low:+.1f} to {difference.high:+.1f}), {p}"
+    tests: dict[str, dict[str, list[list[Any]]]]
 
     def plain(self) -> dict[str, Any]:
         """Return what `report.js` reads."""
-
-        def rounded(values: Sequence[float]) -> list[float | None]:
-            return [round(value, 4) if np.isfinite(value) else None for value in values]
-
         measures = [
             {
                 "key": measure.key,
                 "name": measure.name,
-                "values": [rounded(row) for row in measure.values.tolist()],
+                "values": [_rounded(row) for row in measure.values.tolist()],
                 "share": measure.is_share or measure.key == "last_tenth",
             }
             for measure in self.measures
         ]
-        tests = {
-            reference: {
-                measure: [[*rounded(row[:3]), self.text(reference, measure, at)] for at, row in enumerate(rows)]
-                for measure, rows in by_measure.items()
-            }
-            for reference, by_measure in self.tests.items()
-        }
-        return {"axes": self.axes, "chosen": self.chosen, "measures": measures, "tests": tests}
+        return {"axes": self.axes, "chosen": self.chosen, "measures": measures, "tests": self.tests}
 
 
 def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy: float | None) -> Ranking:
@@ -165,19 +135,15 @@ def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy
     measures = [measure for measure in _measures(groups, accuracy) if np.isfinite(measure.values).any()]
     names = list(next(iter(axes.values()))) if axes else []
     places = {name: [axes[group.label][name] for group in groups] for name in names}
-    references = _references(groups, places)
     tested = [measure for measure in measures if measure.is_share]
     tests = {
-        name: {
-            measure.key: paired_differences(measure.values, _reference_values(measure, others, groups))
-            for measure in tested
-        }
-        for name, others in references.items()
+        name: {measure.key: _tests(measure, others, groups) for measure in tested}
+        for name, others in _references(groups, places).items()
     }
-    chosen = next((name for name in references if name.rpartition(" = ")[2] == "fedavg"), next(iter(references), ""))
+    chosen = next((name for name in tests if name.rpartition(" = ")[2] == "fedavg"), next(iter(tests), ""))
     means = [spread.mean for spread in measures[0].spreads] if tested else [None] * len(groups)
     order = sorted(range(len(groups)), key=lambda at: np.inf if (mean := means[at]) is None else -mean)
-    return Ranking([groups[at] for at in order], places, measures, references, chosen, tests)
+    return Ranking([groups[at] for at in order], places, measures, chosen, tests)
 
 
 def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
@@ -186,34 +152,22 @@ def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
     targets = any(run.headline.get("target_accuracy") is not None for run in runs)
     uneven = most_frequent(runs) is not None
     judged = "target_accuracy" if targets else "balanced_accuracy" if uneven else "accuracy"
-
-    def measure(key: str, name: str, value: Callable[[SeedRun], float | None], scale: float = 1.0) -> Measure:
-        table = np.full((len(groups), len(seeds)), np.nan)
-        for row, group in enumerate(groups):
-            for run in group.seeds:
-                if (of_run := value(run)) is not None:
-                    table[row, seeds.index(run.seed)] = scale * of_run
-        return Measure(key, name, table)
-
-    def megabytes(run: SeedRun) -> float | None:
-        return run.summary["bytes_up"] + run.summary["bytes_down"] if run.summary else None
-
-    rounds = [] if accuracy is None else [measure("rounds", f"Rounds to {100 * accuracy:g} %", _first_round(accuracy))]
-    return [
-        *(
-            measure(key, name, lambda run, key=key: run.headline.get(key), 100)  # type: ignore[misc]
-            for key, name in _TESTED.items()
-            if key != "balanced_accuracy" or uneven
-        ),
-        measure("last_tenth", "Last tenth", lambda run: run.last_tenth.get(judged), 100),
-        *rounds,
-        measure("megabytes", "MB", megabytes, 1e-6),
-        measure("seconds", "Seconds", lambda run: run.summary.get("seconds")),
-    ]
-
-
-def _first_round(accuracy: float) -> Callable[[SeedRun], float | None]:
-    return lambda run: run.rounds_to(accuracy)
+    names = {key: name for key, name in _TESTED.items() if key != "balanced_accuracy" or uneven}
+    names |= {"last_tenth": "Last tenth"} | ({} if accuracy is None else {"rounds": f"Rounds to {100 * accuracy:g} %"})
+    names |= {"megabytes": "MB", "seconds": "Seconds"}
+    tables = {key: np.full((len(groups), len(seeds)), np.nan) for key in names}
+    for row, group in enumerate(groups):
+        for run in group.seeds:
+            shares = {**run.headline, "last_tenth": run.last_tenth.get(judged)}
+            numbers = {key: 100 * value for key, value in shares.items() if value is not None}
+            numbers["rounds"] = None if accuracy is None else run.rounds_to(accuracy)
+            if run.summary:
+                sent = run.summary["bytes_up"] + run.summary["bytes_down"]
+                numbers |= {"megabytes": sent / 1e6, "seconds": run.summary.get("seconds")}
+            for key, table in tables.items():
+                if (number := numbers.get(key)) is not None:
+                    table[row, seeds.index(run.seed)] = number
+    return [Measure(key, names[key], table) for key, table in tables.items()]
 
 
 def _references(groups: list[Group], axes: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.int64]]:
@@ -232,13 +186,31 @@ def _references(groups: list[Group], axes: Mapping[str, Sequence[str]]) -> dict[
     return references
 
 
-def _reference_values(measure: Measure, others: NDArray[np.int64], groups: list[Group]) -> FloatArray:
-    """Return the values of each label's reference; NaN where the two are not of the same data."""
-    table = np.full_like(measure.values, np.nan)
+def _tests(measure: Measure, others: NDArray[np.int64], groups: list[Group]) -> list[list[Any]]:
+    """Compare each label with its reference, where the two are of the same data: difference, its ends, in words."""
+    references = np.full_like(measure.values, np.nan)
     for at, other in enumerate(others.tolist()):
         if other < 0 or other == at or not same_split(groups[at], groups[other]):
             continue
-        if measure.key == "target_accuracy" and same_target(groups[at]) != same_target(groups[other]):
-            continue
-        table[at] = measure.values[other]
-    return table
+        if measure.key != "target_accuracy" or same_target(groups[at]) == same_target(groups[other]):
+            references[at] = measure.values[other]
+    found = paired_differences(measure.values, references)
+    return [
+        [*_rounded(one[:3]), "reference" if other == at else _in_words(one)]
+        for at, (one, other) in enumerate(zip(found, others, strict=True))
+    ]
+
+
+def _in_words(difference: Difference) -> str:
+    mean = f"{difference.mean:+.1f}"
+    if not np.isfinite(difference.mean):
+        return _NOTHING
+    if not np.isfinite(difference.low):
+        every = "in every seed" if difference.seeds > 1 else "one seed"
+        return f"{'equal' if abs(difference.mean) < 1e-9 else mean} ({every})"
+    p = "p < 0.001" if difference.p < 0.0005 else f"p = {difference.p:.3f}"
+    return f"{mean} ({difference.low:+.1f} to {difference.high:+.1f}), {p}"
+
+
+def _rounded(values: Sequence[float]) -> list[float | None]:
+    return [round(value, 4) if np.isfinite(value) else None for value in values]

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from fedskew.engine import RoundRecord
 
 _KINDS = ("refused", "failed", "offline", "silent", "skipped", "left_out")
+_TROUBLES = {  # kinds of a round's notes, which name sites, most with a reason or number each
+    "offline": "not connected",
+    "silent": "no reply in time",
+    "unevaluated": "no evaluation: {}",
+    "out_of_line": "out of line: {:.3g} times as large as is likely",
+    "contrary": "out of line: goes against the updates of sites with its labels ({:.2f})",
+    "failed": "failed: {}",
+    "refused": "refused: {}",
+    "unreported": "no label counts: {}",
+}
 
 
 @dataclass
@@ -64,19 +74,16 @@ class SiteActivity:
                 sites[run.client_names[client]].selected += 1
             for client in [] if "undone" in notes else record.answered:
                 site = sites[run.client_names[client]]
-                site.counted += 1
-                site.last_counted = (record.round, when)
+                site.counted, site.last_counted = site.counted + 1, (record.round, when)
             for name, what in _troubles(notes):
                 if name in sites:
                     sites[name].trouble = f"round {record.round}{f', {when}' if when else ''}: {what}"
-            for kind in (*_KINDS, "out_of_line", "contrary"):
-                for name in sites.keys() & set(notes.get(kind, ())):
-                    sites[name].times["out_of_line" if kind == "contrary" else kind] += 1
-            for name, own in notes.get("evaluations", {}).items():
-                if name in sites:
-                    sites[name].accuracy, sites[name].test_samples = own["accuracy"], own["samples"]
-            if "quarantine" in notes:
-                for name, site in sites.items():
+            for name, site in sites.items():
+                site.times.update(kind for kind in (*_KINDS, "out_of_line") if name in notes.get(kind, ()))
+                site.times["out_of_line"] += name in notes.get("contrary", ())
+                if own := notes.get("evaluations", {}).get(name):
+                    site.accuracy, site.test_samples = own["accuracy"], own["samples"]
+                if "quarantine" in notes:
                     site.quarantine = notes["quarantine"].get(name)
         return list(sites.values())
 
@@ -86,24 +93,14 @@ class SiteActivity:
         headings = ["site", "counted", "not counted", "last counted (UTC)", "own test accuracy"]
         rows = []
         for site in sites:
-            problems = [f"{site.times[kind]} {kind.replace('_', ' ')}" for kind in _KINDS if site.times[kind]]
-            if site.quarantine is not None:
-                problems = [
-                    *(one for one in problems if "left out" not in one),
-                    f"left out since round {site.quarantine}",
-                ]
-            if site.times["out_of_line"]:
-                problems.append(f"{site.times['out_of_line']} out of line")
+            kinds = [kind for kind in _KINDS if site.times[kind] and (site.quarantine is None or kind != "left_out")]
+            problems = [f"{site.times[kind]} {kind.replace('_', ' ')}" for kind in kinds]
+            problems += [] if site.quarantine is None else [f"left out since round {site.quarantine}"]
+            problems += [f"{site.times['out_of_line']} out of line"] if site.times["out_of_line"] else []
             round, when = site.last_counted or (0, "")
-            rows.append(
-                [
-                    site.name,
-                    f"{site.counted} of {site.asked}",
-                    ", ".join(problems) or "\u2013",
-                    f"round {round}, {when[:16].replace('T', ' ')}" if round else "never",
-                    "\u2013" if site.accuracy is None else f"{100 * site.accuracy:.1f} % of {site.test_samples}",
-                ]
-            )
+            last = f"round {round}, {when[:16].replace('T', ' ')}" if round else "never"
+            own = "\u2013" if site.accuracy is None else f"{100 * site.accuracy:.1f} % of {site.test_samples}"
+            rows.append([site.name, f"{site.counted} of {site.asked}", ", ".join(problems) or "\u2013", last, own])
         return headings, rows
 
 
@@ -149,19 +146,9 @@ def still_rounds(run: SeedRun) -> list[str]:
 
 def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Return what went wrong in a round, by site; the gravest of a site last."""
-    for kind, words in (("offline", "not connected"), ("silent", "no reply in time")):
-        for name in notes.get(kind, ()):
-            yield name, words
-    for name, reason in notes.get("unevaluated", {}).items():
-        yield name, f"no evaluation: {reason}"
-    for name, times in notes.get("out_of_line", {}).items():
-        yield name, f"out of line: {times:.3g} times as large as is likely"
-    for name, mean in notes.get("contrary", {}).items():
-        yield name, f"out of line: goes against the updates of sites with its labels ({mean:.2f})"
-    for kind in ("failed", "refused"):
-        for name, reason in notes.get(kind, {}).items():
-            yield name, f"{kind}: {reason}"
-    for name, reason in notes.get("unreported", {}).items():
-        yield name, f"no label counts: {reason}"
+    for kind, words in _TROUBLES.items():
+        found = notes.get(kind, ())
+        for name in found:
+            yield name, words.format(found[name] if isinstance(found, dict) else "")
     for name in notes.get("undone", {}).get("left_out", ()):
         yield name, f"left out, as the round was undone: {notes['undone']['reason']}"
