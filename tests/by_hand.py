@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,22 +60,26 @@ class Told:
     asked: list[list[int]] = field(default_factory=list)
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+        return [update._replace(change=update.change.clone()) for update in self.train_each(round, cohort, sent)]
+
+    def train_each(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> Iterator[Update]:
+        """One by one, in memory that is written over."""
         self.asked.append([task.client for task in cohort])
-        told = {client: torch.tensor(self.moves[client]) for client in self.asked[-1] if client in self.moves}
         _, buffers, integers = sent.model
-        return [
-            Update(
-                client,
-                move,
-                move.norm(),
-                buffers + self.buffers(client, move),
-                integers + client,
-                1 + client,
-                float(client),
-                **self.also(client),
-            )
-            for client, move in told.items()
-        ]
+        row = torch.empty(2)
+        for client in self.asked[-1]:
+            if client in self.moves:
+                move = row.copy_(torch.tensor(self.moves[client]))
+                yield Update(
+                    client,
+                    move,
+                    move.norm(),
+                    buffers + self.buffers(client, move),
+                    integers + client,
+                    1 + client,
+                    float(client),
+                    **self.also(client),
+                )
 
 
 def start(federation: Federation, *parameters: float, buffers: Sequence[float] = (1.0,)) -> Any:

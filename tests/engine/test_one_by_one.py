@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,17 +11,11 @@ import pytest
 import torch
 
 import fedskew
-from fedskew import methods
-from fedskew.engine import Assignment, Federation, Sent, Update, sums
-from fedskew.models import ModelState
+from by_hand import Told, built, start, task
+from fedskew.engine import Federation, sums
 
-TASK = {
-    "data": "digits",
-    "partition": {"rule": "dirichlet_by_class", "clients": 12, "beta": 0.3, "min_size": 1},
-    "model": "logistic",
-    "target": {"mix": "uniform"},
-    "training": {"rounds": 2, "participation": 0.6, "batch_size": 16, "lr": 0.05, "momentum": 0.5},
-}
+TRAINING = {"rounds": 2, "participation": 0.6, "batch_size": 16, "lr": 0.05, "momentum": 0.5}
+TASK = task(12, beta=0.3, **TRAINING) | {"target": {"mix": "uniform"}}
 
 
 def bits(engine: dict[str, Any], method: str) -> tuple[Any, ...]:
@@ -53,41 +45,18 @@ def test_several_processes_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
 COUNTS = np.array([[3.0, 1.0], [0.0, 4.0], [8.0, 0.0]])
 
 
-@dataclass
-class Told:
-    """A backend that tells the same moves one by one, or all at a time, in memory that it writes over."""
+MOVES = {0: [1.0, 0.0], 1: [0.0, 1.0], 2: [2.0, 2.0]}
 
-    moves: dict[int, list[float]]
-    asked: list[list[int]] = field(default_factory=list)
 
-    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
-        return [update._replace(change=update.change.clone()) for update in self.train_each(round, cohort, sent)]
-
-    def train_each(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> Iterator[Update]:
-        self.asked.append([task.client for task in cohort])
-        row = torch.empty(2)
-        for task in cohort:
-            row.copy_(torch.tensor(self.moves[task.client]))
-            state, reply = {"own": torch.tensor([task.client])}, {"said": row + 1}
-            model = sent.model
-            yield Update(
-                task.client,
-                row,
-                row.norm(),
-                model.buffers + 10 * task.client,
-                model.integers + task.client,
-                1,
-                float(task.client),
-                reply,
-                state,
-            )
+def beside(client: int) -> dict[str, Any]:
+    return {"state": {"own": torch.tensor([client])}, "reply": {"said": torch.tensor([client + 1.0])}}
 
 
 def played(moves: dict[int, list[float]], matrix: int, monkeypatch: pytest.MonkeyPatch, counts: Any = COUNTS) -> Any:
     """The model after a round, its record, the clients' states, and who was asked."""
     monkeypatch.setattr(sums, "MATRIX", matrix)
-    one = Federation(methods.build(methods.expand({"preset": "fedla"})), Told(moves), counts, None, 1.0, seed=0)
-    begun = one.start(ModelState(torch.tensor([10.0, 20.0]), torch.tensor([1.0]), torch.tensor([5])))
+    one = Federation(built("fedla"), Told(moves, also=beside), counts, None, 1.0, seed=0)
+    begun = start(one)
     state, record = one.run_round(begun)
     record.seconds = 0.0
     kept = [one.clients.get(client) for client in range(3)]
@@ -99,7 +68,7 @@ def played(moves: dict[int, list[float]], matrix: int, monkeypatch: pytest.Monke
 def test_where_a_client_diverges_the_others_train_again_with_their_weights(
     bad: list[float], diverged: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moves = {0: [1.0, 0.0], 1: [0.0, 1.0], 2: [2.0, 2.0]} | dict.fromkeys(diverged, bad)
+    moves = MOVES | dict.fromkeys(diverged, bad)
     *found, asked = played(moves, -1, monkeypatch)
     *matrix, _ = played(moves, 2**20, monkeypatch)
     assert found == matrix
@@ -108,8 +77,7 @@ def test_where_a_client_diverges_the_others_train_again_with_their_weights(
 
 
 def test_clients_that_hold_nothing_move_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    moves = {0: [1.0, 0.0], 1: [0.0, 1.0], 2: [2.0, 2.0]}
-    assert played(moves, -1, monkeypatch, 0 * COUNTS) == played(moves, 2**20, monkeypatch, 0 * COUNTS)
+    assert played(MOVES, -1, monkeypatch, 0 * COUNTS) == played(MOVES, 2**20, monkeypatch, 0 * COUNTS)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def state(client: int, round: int) -> dict[str, torch.Tensor]:
 class Remembering(Told):
     """A backend whose clients keep their id and how often they took part."""
 
-    def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:
+    def train_each(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> Iterator[Update]:
         states = {task.client: task.state for task in cohort}
         assert all(state["client"].item() == client for client, state in states.items() if state)
         self.also = lambda client: {
@@ -34,7 +34,7 @@ class Remembering(Told):
                 "times": states[client]["times"] + 1 if states[client] else torch.tensor([1.0]),
             }
         }
-        return super().train(round, cohort, sent)
+        yield from super().train_each(round, cohort, sent)
 
 
 def federation(clients: int, size: int, states: ClientStates) -> Federation:
