@@ -9,6 +9,22 @@ from pathlib import Path
 
 import pytest
 
+DIGITS = """
+name = "my"
+data = {name = "digits"}
+partition = {rule = "iid", clients = 10}
+model = {name = "logistic"}
+training = {rounds = 1}
+"""
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """A config that trains in no time."""
+    path = tmp_path / "my.toml"
+    path.write_text(DIGITS)
+    return path
+
 
 @pytest.fixture
 def command(

@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import torch
+
+
+class Term:
+    role: ClassVar[str] = "term"
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+
+class Stateless:
+    def init(self, *given):
+        return None
 
 """
 
@@ -31,10 +40,7 @@ class Flat:
 
 GLOBAL = """
 @dataclass(frozen=True)
-class Global:
-    def init(self, counts):
-        return None
-
+class Global(Stateless):
     def select(self, state, counts, size, rng, first=None):
         return np.array(random.sample(range(len(counts)), size)), state
 """
@@ -79,20 +85,14 @@ class Halved(FedAvg):
 
 UNMASKED = """
 @dataclass(frozen=True)
-class Unmasked:
-    role: ClassVar[str] = "term"
-    reads: ClassVar[frozenset[str]] = frozenset()
-
+class Unmasked(Term):
     def value(self, batch, context):
         return batch.logits.square().mean()
 """
 
 LOGARITHM = """
 @dataclass(frozen=True)
-class Logarithm:
-    role: ClassVar[str] = "term"
-    reads: ClassVar[frozenset[str]] = frozenset()
-
+class Logarithm(Term):
     def value(self, batch, context):
         share = context.counts / context.counts.sum()
         return (share * (share / batch.logits.softmax(1).mean(0)).log()).sum()
@@ -100,10 +100,7 @@ class Logarithm:
 
 BRANCH = """
 @dataclass(frozen=True)
-class Branch:
-    role: ClassVar[str] = "term"
-    reads: ClassVar[frozenset[str]] = frozenset()
-
+class Branch(Term):
     def value(self, batch, context):
         logits = batch.logits if batch.mask is None else batch.logits * batch.mask.unsqueeze(1)
         total = logits.square().sum() / (len(logits) if batch.mask is None else batch.mask.sum())
@@ -112,10 +109,7 @@ class Branch:
 
 IN_PLACE = """
 @dataclass(frozen=True)
-class InPlace:
-    def init(self, parameters):
-        return None
-
+class InPlace(Stateless):
     def move(self, state, parameters, change, extras):
         parameters += change.to(parameters.dtype)
         return parameters, state
@@ -123,10 +117,7 @@ class InPlace:
 
 ZERO_STEP = """
 @dataclass(frozen=True)
-class Unit:
-    def init(self, settings):
-        return None
-
+class Unit(Stateless):
     def step(self, parameters, gradient, carried, settings):
         found = gradient(parameters)
         return parameters - settings.lr * found / found.norm(), None
@@ -158,12 +149,9 @@ class Two:
 
 SUMS = """
 @dataclass(frozen=True)
-class Halved:
+class Halved(Stateless):
     clients: int | None = None
     reads_each_update: ClassVar[bool] = True
-
-    def init(self, parameters):
-        return None
 
     def share(self, update, steps, weight):
         return 0.5, {"clients": weight * self.clients}

@@ -13,14 +13,6 @@ from PIL import Image
 import fedskew
 from fedskew.labels import LabelCounts
 
-DIGITS = """
-name = "lr"
-data = {name = "digits"}
-partition = {rule = "iid", clients = 2}
-model = {name = "logistic"}
-training = {rounds = 1}
-"""
-
 
 def labels_of(page: Path) -> list[str]:
     """The runs of a page, as its script lists them."""
@@ -29,24 +21,23 @@ def labels_of(page: Path) -> list[str]:
 
 
 @pytest.fixture
-def two(tmp_path: Path, command):
+def two(tmp_path, digits, command):
     """Two learning rates under one name, of which one has two seeds."""
-    (tmp_path / "lr.toml").write_text(DIGITS)
-    command("run", "lr.toml", "--set", "training.lr=0.1")
-    command("run", "lr.toml", "--set", "training.lr=0.5", "--seeds", "0,1")
+    command("run", "my.toml", "--set", "training.lr=0.1")
+    command("run", "my.toml", "--set", "training.lr=0.5", "--seeds", "0,1")
     return tmp_path
 
 
 def test_labels_come_from_what_differs(two, command):
-    runs = sorted(map(str, two.glob("runs/lr-*")))
+    runs = sorted(map(str, two.glob("runs/my-*")))
     command("report", *runs)
-    assert sorted(labels_of(two / "report.html")) == ["lr, lr=0.1", "lr, lr=0.5"]
+    assert sorted(labels_of(two / "report.html")) == ["my, lr=0.1", "my, lr=0.5"]
     command("report", "runs", "--out", "all.html")
-    assert sorted(labels_of(two / "all.html")) == ["lr, lr=0.1", "lr, lr=0.5"]
+    assert sorted(labels_of(two / "all.html")) == ["my, lr=0.1", "my, lr=0.5"]
 
 
 def test_labels_are_taken_as_given(two, command):
-    one, other = sorted(map(str, two.glob("runs/lr-*")))
+    one, other = sorted(map(str, two.glob("runs/my-*")))
     command("report", f"a=b={one}", f"large={other}", status=2)
     command("report", f"small={one}", f"large={other}")
     assert labels_of(two / "report.html") == ["small", "large"]
@@ -58,13 +49,12 @@ def test_labels_are_taken_as_given(two, command):
     assert "has seed 0 twice; give each configuration its own label (fedskew report LABEL=RUN ...)" in twice.stderr
 
 
-def test_methods_and_values_in_one_folder_are_compared(tmp_path, command):
-    (tmp_path / "lr.toml").write_text(DIGITS)
+def test_methods_and_values_in_one_folder_are_compared(tmp_path, digits, command):
     for rate in ("0.1", "0.5"):
         words = ["--method", "fedavg", "--method", "fedla", "--set", f"training.lr={rate}", "--out", "all"]
-        command("run", "lr.toml", *words)
+        command("run", "my.toml", *words)
     command("report", "all")
-    methods = [f"lr-{method}, lr={rate}" for method in ("fedavg", "fedla") for rate in ("0.1", "0.5")]
+    methods = [f"my-{method}, lr={rate}" for method in ("fedavg", "fedla") for rate in ("0.1", "0.5")]
     assert sorted(labels_of(tmp_path / "report.html")) == methods
 
 

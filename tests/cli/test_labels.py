@@ -216,13 +216,6 @@ def test_weights_are_written_for_every_client(here, run):
     assert lines[1].split(",")[1] == "40"
 
 
-@pytest.mark.parametrize("name", ["describe", "weights"])
-def test_help_shows_an_example_and_the_files_form(run, name):
-    text = " ".join(run(name, "--help").split())
-    assert f"fedskew {name} counts.csv --" in text
-    assert "client,class,count" in text
-
-
 def test_weights_of_a_class_that_overrides_weigh_alone(here, run, monkeypatch):
     (here / "own_even.py").write_text(
         "import numpy as np\nfrom dataclasses import dataclass\nfrom fedskew.weighting import FedPALS\n"

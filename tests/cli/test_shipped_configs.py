@@ -9,13 +9,6 @@ import pytest
 
 from fedskew.papers import config_file, config_names
 
-DIGITS = """
-name = "digits"
-data = {name = "digits", validation = 0.2}
-partition = {rule = "iid", clients = 4}
-model = {name = "logistic"}
-"""
-
 
 def test_every_config_that_ships_is_named_and_found():
     repository = Path(__file__).resolve().parents[2]
@@ -31,21 +24,17 @@ def test_a_config_that_ships_runs_by_name(tmp_path, command):
     assert command("counts", "@fedpals-synthetic").stdout.startswith("client,")
 
 
-def test_an_estimate_trains_nothing(tmp_path, command):
-    (tmp_path / "short.toml").write_text(f"{DIGITS}training = {{rounds = 2}}\n")
-    (tmp_path / "long.toml").write_text(f"{DIGITS}training = {{rounds = 1_000_000, epochs = 5}}\n")
-    assert command("run", "short.toml", "--estimate").stdout == "Time: about a minute at most.\n"
-    said = command("run", "long.toml", "--estimate").stdout
+def test_an_estimate_trains_nothing(tmp_path, digits, command):
+    assert command("run", digits, "--estimate").stdout == "Time: about a minute at most.\n"
+    said = command("run", digits, "--estimate", "--set", "training={rounds=1_000_000,epochs=5}").stdout
     assert said.startswith("Time: about ")
     assert " h, one run after another" in said or " days, one run after another" in said
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_long_run_says_before_it_starts_how_long_it_takes(tmp_path, command):
-    (tmp_path / "long.toml").write_text(
-        f"{DIGITS}training = {{rounds = 1_000_000, lr = 1e-30}}\nevaluation = {{patience = 1}}\n"
-    )
-    said = command("run", "long.toml").stdout
+def test_a_long_run_says_before_it_starts_how_long_it_takes(digits, command):
+    changes = ("training={rounds=1_000_000,lr=1e-30}", "data.validation=0.2", "evaluation.patience=1")
+    said = command("run", digits, *(word for change in changes for word in ("--set", change))).stdout
     assert said.index("Time: about ") < said.index("accuracy")
 
 

@@ -46,25 +46,10 @@ def test_json_is_for_programs(tmp_path, command):
     assert tree["preset"]["cost"]["forward"] == 1
 
 
-def test_the_help_shows_an_example(tmp_path, command):
-    done = command("methods", "--help")
-    assert "fedskew methods fedentopt+fedprox" in done.stdout
-
-
-# `fedskew run` with several methods: nothing is trained where one of them can't be.
-
 README = Path(__file__).resolve().parents[2] / "README.md"
-DIGITS = """
-name = "my"
-data = {name = "digits"}
-partition = {rule = "iid", clients = 10}
-model = {name = "logistic"}
-training = {rounds = 1}
-"""
 
 
-def test_a_run_that_is_there_is_said_before_another_trains(tmp_path, command):
-    (tmp_path / "my.toml").write_text(DIGITS)
+def test_a_run_that_is_there_is_said_before_another_trains(digits, tmp_path, command):
     words = ["run", "my.toml", "--method", "fedavg"]
     command(*words, "--method", "fedla")
     done = command("run", "my.toml", "--method", "fedprox", "--method", "fedla", status=2)
@@ -126,14 +111,6 @@ def test_a_figure_is_run_drawn_with_a_note_on_changes_and_runs_are_used_again(tm
 
 # `--resume` goes on with a run, and starts none where there is none to go on with.
 
-CONFIG = """
-name = "task"
-data = {name = "digits", rows = 200}
-partition = {rule = "iid", clients = 3}
-model = {name = "logistic"}
-method = {weighting = {name = "powers:Power"}}
-training = {rounds = 1}
-"""
 POWER = """
 from dataclasses import dataclass
 
@@ -149,8 +126,9 @@ class Power:
 
 
 @pytest.fixture
-def home(tmp_path):
-    (tmp_path / "task.toml").write_text(CONFIG)
+def home(tmp_path, digits):
+    text = digits.read_text().replace('"my"', '"task"') + 'method = {weighting = {name = "powers:Power"}}\n'
+    (tmp_path / "task.toml").write_text(text)
     (tmp_path / "powers.py").write_text(POWER.replace("DEFAULT", "0.5"))
     yield tmp_path
     sys.modules.pop("powers", None)
