@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,29 +14,7 @@ from torch.nn.functional import cross_entropy
 from fedskew.errors import ArgumentError
 from fedskew.models import INDEX, Dropout, Network, build, with_features
 
-SIZES = [
-    # name, classes, input, parameters as in the papers or counted by hand, options
-    ("logistic", 3, (2,), 2 * 3 + 3),
-    ("logistic", 10, (1, 8, 8), 64 * 10 + 10),
-    ("mlp3", 10, (1, 28, 28), 199_210),
-    ("mlp3", 10, (1, 8, 8), (64 * 200 + 200) + (200 * 200 + 200) + (200 * 10 + 10)),
-    ("cnn_mnist", 47, (1, 28, 28), 23_727),
-    ("lenet5", 10, (3, 32, 32), 62_006),
-    ("lenet5", 20, (3, 32, 32), 62_856),
-    ("lenet5", 10, (1, 28, 28), 44_426),
-    ("cnn_w2", 10, (3, 32, 32), 1_626_442),
-    ("cnn_w2", 2, (1, 6, 8), (9 * 32 + 32) + (32 * 9 * 64 + 64) + (64 * 1 * 2 * 128 + 128) + (128 * 2 + 2)),
-    ("vgg11", 10, (3, 32, 32), 9_750_922),
-    ("mobilenetv2", 10, (3, 32, 32), 2_296_922),
-    ("mobilenetv2", 100, (3, 32, 32), 2_412_212),
-    ("mobilenetv2", 200, (3, 64, 64), 2_540_312),
-    ("resnet18", 10, (3, 32, 32), 11_181_642),
-    ("resnet18", 10, (3, 32, 32), 11_173_962, {"stem": "cifar"}),
-    ("resnet32", 10, (3, 32, 32), 464_154),
-    ("resnet50", 7, (3, 64, 64), 23_522_375),
-    ("fedla_cifar", 100, (3, 32, 32), 30_441_528),
-    ("fasttext", 4, (200,), 3_157_508),
-]
+KNOWN = tomllib.loads(Path(__file__).with_name("networks.toml").read_text(encoding="utf-8"))
 
 SMALL = {
     # in_shape and options that keep the tests of every network short
@@ -58,15 +38,14 @@ def small(name: str, classes: int = 3, seed: int = 0) -> Network:
 
 def inputs(name: str, *batch: int) -> torch.Tensor:
     generator, shape = torch.Generator().manual_seed(0), (*batch, *SMALL[name][0])
-    return (
-        torch.randint(40, shape, generator=generator) if name == "fasttext" else torch.randn(shape, generator=generator)
-    )
+    whole = name == "fasttext"
+    return torch.randint(40, shape, generator=generator) if whole else torch.randn(shape, generator=generator)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", KNOWN["sizes"], ids=lambda size: " ".join(map(str, size.values())))
 def test_parameter_counts_are_the_papers(size):
-    name, classes, in_shape, parameters, *options = size
-    assert sum(p.numel() for p in build(name, classes, in_shape, **dict(*options)).parameters()) == parameters
+    expected = size.pop("parameters")
+    assert sum(p.numel() for p in build(**size).parameters()) == expected
 
 
 @pytest.mark.slow
@@ -123,8 +102,7 @@ def test_weights_follow_pytorchs_default_distributions():
 def test_logits_and_gradients_map_over_stacked_parameters(name):
     networks = [small(name, seed=seed) for seed in (0, 1)]
     x, y = inputs(name, 2, 2), torch.tensor([[0, 2], [1, 1]])
-    parameters = stacked(dict(network.named_parameters()) for network in networks)
-    buffers = stacked(dict(network.named_buffers()) for network in networks)
+    parameters, buffers = torch.func.stack_module_state(networks)
 
     def loss(parameters, buffers, x, y):
         logits = torch.func.functional_call(networks[0], (parameters, buffers), (x,))
@@ -138,11 +116,6 @@ def test_logits_and_gradients_map_over_stacked_parameters(name):
         for key, parameter in network.named_parameters():
             excess = (gradients[key][place] - parameter.grad).abs_() - 1e-3 * parameter.grad.abs()
             assert excess.max() <= 1e-4 * parameter.grad.abs().max(), key
-
-
-def stacked(states) -> dict[str, torch.Tensor]:
-    first, *others = states
-    return {key: torch.stack([value, *(other[key] for other in others)]).detach() for key, value in first.items()}
 
 
 def maps(model: nn.Module, layers: list[str], x: torch.Tensor) -> list[tuple[int, ...]]:
@@ -191,9 +164,8 @@ def test_batch_norm_starts_as_the_identity_up_to_its_eps(name):
 
 def test_resnet32_pads_its_shortcut_with_channels_of_zeros():
     model = build("resnet32", 10, (3, 32, 32))
-    assert maps(model, ["conv1", "blocks.4", "blocks.9", "blocks.14"], torch.zeros(1, 3, 32, 32)) == [
-        (16, 32, 32), (16, 32, 32), (32, 16, 16), (64, 8, 8),
-    ]  # fmt: skip
+    sizes = [(16, 32, 32), (16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    assert maps(model, ["conv1", "blocks.4", "blocks.9", "blocks.14"], torch.zeros(1, 3, 32, 32)) == sizes
     block = model.blocks[5].eval()
     nn.init.zeros_(block.conv2.weight)
     x = torch.rand(2, 16, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -248,25 +220,8 @@ def test_a_token_beyond_the_vocabulary_is_the_unknown_word():
     assert torch.equal(model(torch.tensor([[2, 10, 99]])), model(torch.tensor([[2, 1, 1]])))
 
 
-@pytest.mark.parametrize(
-    ("name", "classes", "in_shape", "options", "message"),
-    [
-        ("lenet", 10, (3, 32, 32), {}, "did you mean 'lenet5'"),
-        ("lenet5", 10, (1, 8, 8), {}, "in_shape: lenet5 takes images.* at least 16 x 16"),
-        ("cnn_mnist", 10, (64,), {}, "in_shape: cnn_mnist takes images"),
-        ("cnn_w2", 10, (3, 5, 32), {}, "at least 6 x 6"),
-        ("vgg11", 10, (3, 28, 28), {}, "vgg11 takes images.* at least 32 x 32"),
-        ("fasttext", 10, (3, 32, 32), {}, "in_shape: fasttext takes texts"),
-        ("logistic", 0, (4,), {}, "num_classes"),
-        ("logistic", 3, (), {}, "in_shape"),
-        ("logistic", 3, (0, 4), {}, "in_shape"),
-        ("lenet5", 10, (3, 32, 32), {"width": 2}, "width: model 'lenet5' has no such option"),
-        ("mlp3", 10, (4,), {"width": "wide"}, r"width: Input should be a valid integer.* \(got 'wide'\)"),
-        ("resnet18", 10, (3, 32, 32), {"stem": "small"}, "stem: Input should be 'imagenet' or 'cifar'"),
-        ("vgg11", 10, (3, 32, 32), {"width": 0.0}, "width: must be above 0"),
-        ("fasttext", 10, (200,), {"vocabulary": 0}, "vocabulary: must be at least 2"),
-    ],
-)
-def test_what_can_not_be_built_is_refused_by_name(name, classes, in_shape, options, message):
-    with pytest.raises(ArgumentError, match=message):
-        build(name, classes, in_shape, **options)
+@pytest.mark.parametrize("known", KNOWN["refused"], ids=lambda known: known["says"])
+def test_what_can_not_be_built_is_refused_by_name(known):
+    says = known.pop("says")
+    with pytest.raises(ArgumentError, match=says):
+        build(**known)
