@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from fedskew.errors import CombinationError, ConfigError
-from fedskew.methods import COMBINATIONS, PLACES, PRESETS, SLOTS, catalogue, expand
+from fedskew.methods import PLACES, PRESETS, SLOTS, catalogue, expand
+from fedskew.methods.catalogue import COMBINATIONS
 
 NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in PLACES.values() for name in index)})
 

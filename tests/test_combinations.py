@@ -11,7 +11,8 @@ import pytest
 from by_hand import task
 from covering import PARAMETERS, Cell, covering_set, few, whole_product
 from fedskew.experiment import make_training_loop, resolve
-from fedskew.methods import COMBINATIONS, PRESETS
+from fedskew.methods import PRESETS
+from fedskew.methods.catalogue import COMBINATIONS
 from fedskew.pipelines import INDEX
 
 TRAINING = {"rounds": 3, "participation": 0.5, "epochs": 1, "batch_size": 64, "lr": 0.05, "momentum": 0.5}

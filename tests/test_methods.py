@@ -16,7 +16,8 @@ from covering import ALIKE, Cell, accepted_pairs, covering_set, pairs, pairs_of,
 from fedskew import components, methods
 from fedskew.errors import CombinationError, ConfigError
 from fedskew.local_steps import INDEX as STEPS
-from fedskew.methods import COMBINATIONS, DEFAULTS, PLACES, PRESETS, SLOTS, Method, build, check, cost, expand
+from fedskew.methods import DEFAULTS, PLACES, PRESETS, SLOTS, Method, build, check, cost, expand
+from fedskew.methods.catalogue import COMBINATIONS
 from fedskew.objectives import INDEX as LOSSES
 from fedskew.objectives import Objective
 from fedskew.pipelines import FedConcat

@@ -16,7 +16,8 @@ import fedskew
 from fedskew.arena import Trained
 from fedskew.cli.progress import ArenaProgressBar
 from fedskew.experiment import RunBar, resolve
-from fedskew.methods import COMBINATIONS, PLACES, PRESETS
+from fedskew.methods import PLACES, PRESETS
+from fedskew.methods.catalogue import COMBINATIONS
 
 NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in PLACES.values() for name in index)})
 

@@ -16,6 +16,7 @@ from fedskew import methods, models, simulate
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, MissingPackageError, RunError
 from fedskew.experiment import Job, RunFolder, Sweep, SweepResult, resolve, run_sweep
+from fedskew.methods.catalogue import COMBINATIONS
 from fedskew.report import SeedRun
 from fedskew.trees import parse_change
 
@@ -319,7 +320,7 @@ def test_what_makes_no_sense_or_cannot_be_set_up_is_a_row_with_its_reason_while_
 def test_the_comparison_in_the_recipes_names_every_method_and_the_papers_combinations():
     recipe = Path(__file__).parents[2] / "recipes" / "compare.toml"
     cells = {cell.label for cell in Sweep.read(recipe).cells}
-    assert set(methods.PRESETS) | set(methods.COMBINATIONS) <= cells
+    assert set(methods.PRESETS) | set(COMBINATIONS) <= cells
     assert {cell.label for cell in Sweep.read(recipe, quick=True).cells} == cells
 
 

@@ -196,9 +196,5 @@ def _listed(class_names: tuple[str, ...], classes: NDArray[Any]) -> str:
     return f"class {names[0]}" if len(names) == 1 else f"classes {', '.join(names[:-1])} and {names[-1]}"
 
 
-def _one(number: int, one: str, several: str) -> str:
-    return one if number == 1 else several
-
-
 def _percent(share: float) -> str:
     return "under 1%" if share < 0.01 else f"{share:.0%}"

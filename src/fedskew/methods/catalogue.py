@@ -20,7 +20,6 @@ from fedskew import components
 from fedskew.components import Cost
 from fedskew.errors import ConfigError, nearest
 from fedskew.methods import (
-    COMBINATIONS,
     PLACES,
     PRESETS,
     SLOTS,
@@ -31,7 +30,7 @@ from fedskew.methods import (
     objective_in_words,
 )
 from fedskew.methods._compatibility import exceptions
-from fedskew.methods._presets import brings, compose
+from fedskew.methods._presets import COMBINATIONS, brings, compose
 from fedskew.tables import filled
 
 QUESTIONS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fedskew.metrics._measures import (
-    ClassGroups,
     balanced_accuracy,
     class_groups,
     drift_diversity,
@@ -14,7 +13,6 @@ from fedskew.metrics._measures import (
 )
 
 __all__ = [
-    "ClassGroups",
     "balanced_accuracy",
     "class_groups",
     "drift_diversity",
