@@ -102,6 +102,15 @@ class LocalGrid(Grid):
     asked: list[Message] = field(default_factory=list)
     answered: dict[str, Message] = field(default_factory=dict)
 
+    def kinds(self, name: str = "ash") -> list[str]:
+        """The types of the questions that a site was asked."""
+        return [one.metadata.message_type for one in self.asked if self.apps[one.metadata.dst_node_id][0] == name]
+
+    def last(self, kind: str, name: str = "ash") -> Message:
+        """The last question of a type that a site was asked."""
+        to = [one for one in self.asked if self.apps[one.metadata.dst_node_id][0] == name]
+        return [one for one in to if one.metadata.message_type == kind][-1]
+
     def get_nodes(self) -> Iterable[Any]:
         return [
             SimpleNamespace(node_id=node, name=name)
@@ -196,6 +205,24 @@ class Federated:
         apps = {node: (name, app, {"data": str(self.data_of(name))}) for node, name in nodes.items()}
         changes = {self.node(name): lie for name, lie in (lies or {}).items()}
         return LocalGrid(apps, {*map(self.node, away)}, changes)
+
+    def ask(self, kind: str, content: Mapping[str, Any], name: str = "ash") -> Message:
+        """What a site answers to a message by hand."""
+        node = self.node(name)
+        _, app, settings = self.grid().apps[node]
+        message = Message(RecordDict(dict(content)), node, kind)
+        message.metadata.__dict__["_message_id"] = "by hand"
+        return app(message, Context(1, node, settings, RecordDict(), {}))
+
+    def again(self, question: Message, kind: str, name: str = "ash", **entries: Any) -> Message:
+        """What a site answers to a question with other entries; what it contains goes with its own kind alone."""
+        content = question.content if kind == question.metadata.message_type else {}
+        return self.ask(kind, {**content, "config": ConfigRecord({**question.content["config"], **entries})}, name)
+
+    def refusal(self, question: Message, kind: str, name: str = "ash", **entries: Any) -> str:
+        """Why a site does not answer to such a question; empty where it does."""
+        answer = self.again(question, kind, name, **entries)
+        return str(answer.error.reason) if answer.has_error() else ""
 
     @property
     def run_folder(self) -> Path:

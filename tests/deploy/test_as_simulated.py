@@ -49,8 +49,6 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: object, more: di
         assert there.steps == here.steps
         np.testing.assert_allclose(there.weights, here.weights, rtol=1e-6)
         # The test samples are at the sites here, and together they are the simulation's.
-        assert here.evaluation is not None
-        assert there.evaluation is not None
         assert np.abs(np.subtract(there.evaluation.confusion, here.evaluation.confusion)).sum() <= 2
         assert there.evaluation.loss == pytest.approx(here.evaluation.loss, rel=1e-4)
     ours = load_file(tmp_path / "simulated" / "model.safetensors")

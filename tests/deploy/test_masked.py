@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 import torch
 from federated import Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
 from fedskew.deploy import Agreement
@@ -25,7 +25,6 @@ from fedskew.errors import ConfigError
 from fedskew.experiment import TrainingLoop, make_training_loop, read, resolve
 from fedskew.files import load_tensors
 from fedskew.methods import build
-from fedskew.report import SeedRun
 from fedskew.sums import Key
 from fedskew.sums.fixed_point import UPDATES
 
@@ -99,15 +98,6 @@ def a_round_of(loop: TrainingLoop) -> tuple[Any, RoundRecord]:
     return state, record
 
 
-def first_of(run: SeedRun) -> RoundRecord:
-    return next(record for record in run.rounds if record.round == 1)
-
-
-def kinds(grid: LocalGrid, name: str, federation: Federated) -> list[str]:
-    node = federation.node(name)
-    return [message.metadata.message_type for message in grid.asked if message.metadata.dst_node_id == node]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "error"),
@@ -129,8 +119,6 @@ def test_masked_rounds_are_the_plain_ones(tmp_path: Path, method: str, error: fl
         assert one.answered == other.answered
         np.testing.assert_allclose(one.weights, other.weights, rtol=1e-12)
         assert one.loss == (None if other.loss is None else pytest.approx(other.loss, abs=1e-6))
-        assert one.evaluation is not None
-        assert other.evaluation is not None
         assert np.abs(np.subtract(one.evaluation.confusion, other.evaluation.confusion)).sum() <= 2
         assert one.evaluation.loss == pytest.approx(other.evaluation.loss, abs=1e-5)
     for name, values in model_of(theirs).items():  # two rounds, and each begins where the last one ended
@@ -168,7 +156,7 @@ def test_what_opens_is_the_sum_of_what_the_sites_kept_to_the_last_integer(tmp_pa
     loop = federation.run(grid)
     following, _ = loop.runner.run_round(loop.runner.start(loop.untrained))
 
-    config = last(grid, "train", federation).content["config"]
+    config = grid.last("train").content["config"]
     method, encoded = build(federation.config.method, 0.5), []
     for name, weight in zip(config["fedskew-members"], config["fedskew-weights"], strict=True):
         kept, _ = load_tensors(federation.kept(name) / "train.safetensors")
@@ -207,17 +195,15 @@ def test_no_answer_of_a_site_is_the_same_twice_and_none_holds_its_model(tmp_path
 @pytest.mark.slow
 def test_without_a_site_that_does_not_answer_the_others_mask_anew(tmp_path: Path) -> None:
     federation = masked(tmp_path)
-    grid = federation.grid()
-    grid.tamper[federation.node("cedar")] = silent_at("train")
+    grid = federation.grid({"cedar": silent_at("train")})
 
-    first = first_of(federation.run(grid).run(resume=True))
+    first = federation.run(grid).run(resume=True).rounds[1]
 
     assert sorted(first.answered) == [0, 1, 3]
     assert sum(first.weights) == pytest.approx(1)
-    assert first.deployment is not None
     assert first.deployment["silent"] == ["cedar"]
-    assert kinds(grid, "ash", federation).count("query.again") == 1
-    assert kinds(grid, "ash", federation).count("train") == 1  # nobody trained twice in a round
+    assert grid.kinds("ash").count("query.again") == 1
+    assert grid.kinds("ash").count("train") == 1  # nobody trained twice in a round
 
 
 @pytest.mark.slow
@@ -243,15 +229,14 @@ def test_with_fewer_than_three_sites_the_model_stays(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_where_the_lost_ones_leave_too_much_to_one_site_it_is_weighed_anew(tmp_path: Path) -> None:
     limited = masked(tmp_path, "fedavg", training={"weight_limit": 0.4})
-    grid = limited.grid()
-    grid.tamper[limited.node("dogwood")] = silent_at("train")
+    grid = limited.grid({"dogwood": silent_at("train")})
 
-    first = first_of(limited.run(grid).run(resume=True))
+    first = limited.run(grid).run(resume=True).rounds[1]
 
     # 210 of 570 is .368, within the limit; of the three that answer it is .467, and the limit gives .4, .375, .225
     weights = dict(zip(first.answered, first.weights, strict=True))
     assert [weights[client] for client in (0, 1, 2)] == pytest.approx([0.375, 0.225, 0.4])
-    assert kinds(grid, "ash", limited).count("query.again") == 1
+    assert grid.kinds("ash").count("query.again") == 1
 
 
 def tells(samples: int) -> Callable[[Message, Message], Message]:
@@ -322,14 +307,11 @@ def test_a_site_that_masks_and_opens_something_else_is_skipped(tmp_path: Path) -
         return answer
 
     federation = masked(tmp_path, training={"rounds": 2})
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = false
+    grid = federation.grid({"birch": false})
 
     _, first, second = federation.run(grid).run(resume=True).rounds
 
-    assert first.deployment is not None
     assert "opened another mask" in first.deployment["refused"]["birch"]
-    assert second.deployment is not None
     assert second.deployment["skipped"] == ["birch"]
 
 
@@ -342,12 +324,10 @@ def test_a_site_that_lies_about_one_other_takes_that_one_not_out_alone(tmp_path:
         return answer
 
     federation = masked(tmp_path, names=(*FOUR, "elm"))
-    grid = federation.grid()
-    grid.tamper[federation.node("dogwood")] = false
+    grid = federation.grid({"dogwood": false})
 
     first = federation.run(grid).run(resume=True).rounds[1]
 
-    assert first.deployment is not None
     assert sorted(first.deployment["refused"]) == ["ash", "dogwood"]
     assert sorted(first.answered) == [1, 2, 4]
 
@@ -370,32 +350,12 @@ class Busy(LocalGrid):
 def test_a_server_whose_database_is_busy_is_asked_again(tmp_path: Path) -> None:
     federation = masked(tmp_path)
     grid = Busy(federation.grid().apps)
-    assert sorted(first_of(federation.run(grid).run(resume=True)).answered) == [0, 1, 2, 3]
+    assert sorted(federation.run(grid).run(resume=True).rounds[1].answered) == [0, 1, 2, 3]
     refused = masked(tmp_path / "refused")
     gone = Busy(refused.grid().apps)
     gone.status = 403
     with pytest.raises(httpx.HTTPStatusError):
         refused.run(gone)
-
-
-def asked_directly(federation: Federated, message: Message, name: str) -> Message:
-    node = federation.node(name)
-    _, app, settings = federation.grid().apps[node]
-    return app(message, Context(1, node, settings, RecordDict(), {}))
-
-
-def last(grid: LocalGrid, kind: str, federation: Federated, name: str = "ash") -> Message:
-    node = federation.node(name)
-    of_kind = [m for m in grid.asked if m.metadata.message_type == kind and m.metadata.dst_node_id == node]
-    return of_kind[-1]
-
-
-def with_entries(message: Message, **entries: Any) -> Message:
-    content = RecordDict(dict(message.content))
-    content["config"] = ConfigRecord({**message.content["config"], **entries})
-    made = Message(content, message.metadata.dst_node_id, message.metadata.message_type)
-    made.metadata.__dict__["_message_id"] = "again"
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -430,42 +390,18 @@ def test_a_site_refuses_what_would_show_more_than_a_sum(
     played: tuple[Federated, LocalGrid], kind: str, entries: dict[str, Any], reason: str
 ) -> None:
     federation, grid = played
-    message = last(grid, "train" if kind == "query.again" else kind, federation)
-    if kind == "query.again":
-        message = Message(RecordDict({"config": message.content["config"]}), message.metadata.dst_node_id, kind)
-        message.metadata.__dict__["_message_id"] = "again"
-
     later = {} if kind == "query.unmask" else {"server-round": 2}
-    answer = asked_directly(federation, with_entries(message, **{**later, **entries}), "ash")
-
-    assert answer.has_error()
-    assert re.search(reason, answer.error.reason)
+    question = grid.last("train" if kind == "query.again" else kind)
+    assert re.search(reason, federation.refusal(question, kind, **{**later, **entries}))
 
 
 def test_a_site_sends_nothing_without_masks(played: tuple[Federated, LocalGrid]) -> None:
     federation, grid = played
     for kind in ("train", "evaluate"):
-        message = last(grid, kind, federation)
-        plain = {key: value for key, value in message.content["config"].items() if key != "fedskew-members"}
-        content = RecordDict({**message.content, "config": ConfigRecord(plain)})
-        made = Message(content, message.metadata.dst_node_id, kind)
-        made.metadata.__dict__["_message_id"] = "again"
-
-        answer = asked_directly(federation, made, "ash")
-
-        assert answer.has_error()
+        content = grid.last(kind).content
+        plain = {key: value for key, value in content["config"].items() if key != "fedskew-members"}
+        answer = federation.ask(kind, {**content, "config": ConfigRecord(plain)})
         assert answer.error.reason == "not agreed: updates; its own log says more"
-
-
-def outcome(federation: Federated, message: Message, kind: str, name: str = "ash", **entries: Any) -> str:
-    """The error with which a site answers such a message; empty where it answers."""
-    content = RecordDict({"config": ConfigRecord({**message.content["config"], **entries})})
-    if kind == "train":
-        content = RecordDict({**message.content, **content})
-    made = Message(content, message.metadata.dst_node_id, kind)
-    made.metadata.__dict__["_message_id"] = "again"
-    answer = asked_directly(federation, made, name)
-    return str(answer.error.reason) if answer.has_error() else ""
 
 
 @pytest.mark.slow
@@ -473,16 +409,16 @@ def test_a_sum_with_other_weights_or_without_some_that_were_asked_stays_closed(t
     federation = masked(tmp_path, training={"rounds": 2})
     grid = federation.grid()
     a_round_of(federation.run(grid))
-    sent = last(grid, "train", federation, "ash")
+    sent = grid.last("train", "ash")
     asked = {"fedskew-purpose": "train", "server-round": 2}
-    assert outcome(federation, sent, "train", **asked) == ""  # masked with these weights and members
+    assert federation.refusal(sent, "train", **asked) == ""  # masked with these weights and members
 
     named = {"fedskew-members": ["ash", "birch", "cedar"], "fedskew-arrived": ["ash", "birch", "cedar"]}
     refused = "not agreed: opened; its own log says more"
-    assert outcome(federation, sent, "query.unmask", **asked, **named) == refused  # it masked for all four
-    assert outcome(federation, sent, "query.again", **asked, **{"fedskew-weights": [0.25] * 4}) == ""
-    assert outcome(federation, sent, "query.unmask", **asked) == ""  # with the weights that it was told last
-    assert outcome(federation, sent, "query.unmask", **asked) == refused
+    assert federation.refusal(sent, "query.unmask", **asked, **named) == refused  # it masked for all four
+    assert federation.refusal(sent, "query.again", **asked, **{"fedskew-weights": [0.25] * 4}) == ""
+    assert federation.refusal(sent, "query.unmask", **asked) == ""  # with the weights that it was told last
+    assert federation.refusal(sent, "query.unmask", **asked) == refused
 
 
 @pytest.mark.slow
@@ -492,9 +428,8 @@ def test_sites_that_are_told_to_train_otherwise_have_other_masks(tmp_path: Path)
     a_round_of(federation.run(grid))
 
     def hashes(run: str, session: str, name: str, other: str) -> bytes:
-        sent = last(grid, "train", federation, name)
-        made = with_entries(sent, **{"fedskew-run": run, "fedskew-session": session, "server-round": 2})
-        answer = asked_directly(federation, made, name)
+        entries = {"fedskew-run": run, "fedskew-session": session, "server-round": 2}
+        answer = federation.again(grid.last("train", name), "train", name, **entries)
         return bytes(answer.content["commitments"][other])
 
     assert hashes("aa", "one", "ash", "birch") == hashes("aa", "one", "birch", "ash")
@@ -524,10 +459,9 @@ def test_a_site_that_was_sent_another_model_is_in_no_sum(tmp_path: Path) -> None
     grid = Inconsistent(honest.apps)
     grid.victim = federation.node("birch")
 
-    first = first_of(federation.run(grid).run(resume=True))
+    first = federation.run(grid).run(resume=True).rounds[1]
 
     assert sorted(first.answered) == [0, 2, 3]
-    assert first.deployment is not None
     assert list(first.deployment["refused"]) == ["birch"]
     assert "don't cancel" in first.deployment["refused"]["birch"]
 

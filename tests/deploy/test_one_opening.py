@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from federated import Federated, LocalGrid
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from test_masked import FOUR, a_round_of, asked_directly, kinds, last, masked, outcome, silent_at
+from flwr.app import Array, ArrayRecord, Message
+from test_masked import FOUR, a_round_of, masked, silent_at
 
 from fedskew import __version__
 from fedskew.deploy import Book, Terms, agree
@@ -49,16 +49,12 @@ def opened(
     federation: Federated, grid: LocalGrid, kind: str, members: tuple[str, ...], entries: dict[str, Any]
 ) -> dict[str, np.ndarray] | str:
     """The sum that a server gets which has sites mask, and then open; or the first refusal."""
-    said = {**last(grid, kind, federation).content["config"], "fedskew-purpose": kind, **entries}
+    said = {**grid.last(kind).content["config"], "fedskew-purpose": kind, **entries}
     context = SumContext(said["fedskew-session"], said["server-round"], said["fedskew-attempt"], kind, members)
     masks, openings = {}, {}
     for step, name in itertools.product((kind, "query.unmask"), members):
-        question = last(grid, kind, federation, name)
-        config = ConfigRecord({**question.content["config"], "fedskew-purpose": kind, **entries})
-        content = {**question.content, "config": config} if step == kind else {"config": config}
-        message = Message(RecordDict(content), federation.node(name), step)
-        message.metadata.__dict__["_message_id"] = "again"
-        answer = asked_directly(federation, message, name)
+        question = grid.last(kind, name)
+        answer = federation.again(question, step, name, **{"fedskew-purpose": kind, **entries})
         if answer.has_error():
             return str(answer.error.reason)
         if step == kind:
@@ -93,9 +89,9 @@ def test_no_second_sum_of_a_round_opens_with_permuted_weights_or_over_others(
     trained = book.rounds(agreed)
 
     for members, weights in ((FOUR, (0.3, 0.2, 0.3, 0.2)), (FOUR[:3], (0.4, 0.3, 0.3)), (FOUR[:3], (0.3, 0.4, 0.3))):
-        question = last(grid, "train", federation)
+        question = grid.last("train")
         assert (
-            outcome(federation, question, kind, **entries, **over(members, weights), **{"fedskew-counted": 1}) == AGAIN
+            federation.refusal(question, kind, **entries, **over(members, weights), **{"fedskew-counted": 1}) == AGAIN
         )
 
     assert book.rounds(agreed) == trained  # nothing was trained, either
@@ -105,16 +101,16 @@ def test_of_two_sums_that_are_masked_only_the_last_opens(tmp_path: Path) -> None
     federation = masked(tmp_path, "fedavg", training={"rounds": 3})
     grid = federation.grid()
     a_round_of(federation.run(grid))
-    question = last(grid, "train", federation)
+    question = grid.last("train")
     four = later(2, **{"fedskew-session": "a.1", "fedskew-purpose": "train"})
     three = {**four, "fedskew-session": "b.1", **over(FOUR[:3], (0.4, 0.3, 0.3))}
-    assert outcome(federation, question, "train", **four) == ""
-    assert outcome(federation, question, "train", **three) == ""
+    assert federation.refusal(question, "train", **four) == ""
+    assert federation.refusal(question, "train", **three) == ""
 
-    assert outcome(federation, question, "query.unmask", **four) == AGAIN
-    assert outcome(federation, question, "query.unmask", **three) == ""
+    assert federation.refusal(question, "query.unmask", **four) == AGAIN
+    assert federation.refusal(question, "query.unmask", **three) == ""
     for entries in (four, three):
-        assert outcome(federation, question, "query.again", **entries, **{"fedskew-attempt": 2}) == AGAIN
+        assert federation.refusal(question, "query.again", **entries, **{"fedskew-attempt": 2}) == AGAIN
 
 
 def terms(agreed: str = "now", **more: Any) -> Terms:
@@ -221,9 +217,8 @@ def test_a_round_is_lost_with_a_site_that_masks_and_does_not_open(tmp_path: Path
 
     assert first.unmoved == "the round's sum is lost, as birch masked and did not open it"
     assert (first.answered, state.model) == ([], loop.untrained)
-    assert first.deployment is not None
     assert first.deployment["silent"] == ["birch"]
-    assert kinds(grid, "ash", federation).count("query.again") == 0
+    assert grid.kinds("ash").count("query.again") == 0
     assert sorted(second.answered) == [0, 2, 3]  # other batches, so that it is another training
 
 
@@ -256,7 +251,7 @@ def test_a_server_that_was_killed_after_the_opening_goes_on_with_the_next_round(
         "round before"
     )
     assert (lost.answered, following.model, following.round) == ([], state.model, 1)
-    assert kinds(grid, "ash", federation) == ["train", "train", "query.unmask"]
+    assert grid.kinds("ash") == ["train", "train", "query.unmask"]
     assert sorted(second.answered) == [0, 1, 2, 3]
 
 
@@ -264,18 +259,16 @@ def test_a_server_that_was_killed_after_the_opening_goes_on_with_the_next_round(
 def test_an_update_that_is_the_same_in_every_round_is_in_sums_over_the_same_sites_alone(tmp_path: Path) -> None:
     """Where one batch holds all samples, two rounds on one model would tell the update of the site that was lost."""
     federation = masked(tmp_path, "fedavg", training=WHOLE_BATCH)
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = silent_at("query.unmask")
+    grid = federation.grid({"birch": silent_at("query.unmask")})
 
     with pytest.raises(StandstillError, match="rounds 1 and 2 left the model as it was"):
         federation.run(grid).run(resume=True)
     _, lost, without, with_birch = federation.run(grid).run(resume=True).rounds
 
     assert "birch masked and did not open" in str(lost.unmoved)
-    assert without.deployment is not None
     assert without.deployment["failed"] == dict.fromkeys(("ash", "cedar", "dogwood"), OTHERS)
     assert sorted(with_birch.answered) == [0, 1, 2, 3]  # it is back, and the sum is the one that was lost
-    assert kinds(grid, "ash", federation).count("query.unmask") == 2  # in the second round nothing was masked
+    assert grid.kinds("ash").count("query.unmask") == 2  # in the second round nothing was masked
 
 
 @pytest.mark.slow
@@ -302,7 +295,7 @@ def test_a_server_asks_for_one_evaluation_of_a_model(tmp_path: Path) -> None:
     untrained, lost, _ = federation.run(grid).run(resume=True).rounds
 
     assert lost.unmoved is not None
-    assert kinds(grid, "ash", federation).count("evaluate") == 2
+    assert grid.kinds("ash").count("evaluate") == 2
     assert lost.evaluation == untrained.evaluation
 
 
@@ -322,7 +315,7 @@ def test_a_site_takes_part_in_the_rounds_of_the_config(
     federation, grid = played
     if updates == "plain":
         federation, grid = plain(tmp_path_factory)
-    assert outcome_of(federation, grid, kind, entries) == "not agreed: rounds; its own log says more"
+    assert federation.refusal(grid.last(kind), kind, **entries) == "not agreed: rounds; its own log says more"
 
 
 def plain(factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
@@ -332,25 +325,16 @@ def plain(factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
     return federation, grid
 
 
-def outcome_of(federation: Federated, grid: LocalGrid, kind: str, entries: dict[str, Any]) -> str:
-    question = last(grid, kind, federation)
-    content = RecordDict({**question.content, "config": ConfigRecord({**question.content["config"], **entries})})
-    message = Message(content, question.metadata.dst_node_id, kind)
-    message.metadata.__dict__["_message_id"] = "again"
-    answer = asked_directly(federation, message, "ash")
-    return str(answer.error.reason) if answer.has_error() else ""
-
-
 @pytest.mark.slow
 def test_a_model_is_evaluated_after_the_rounds_that_the_config_says(tmp_path: Path) -> None:
     federation = masked(tmp_path, "fedavg", training={"rounds": 4}, evaluation="confusion", every=3)
     grid = federation.grid()
     a_round_of(federation.run(grid))
-    question = last(grid, "evaluate", federation)
+    question = grid.last("evaluate")
     arrays = {name: Array(array.numpy() * (1 + 1e-6)) for name, array in question.content["arrays"].items()}
     question.content["arrays"] = ArrayRecord(arrays)
 
-    said = {round: outcome_of(federation, grid, "evaluate", later(round)) for round in range(5)}
+    said = {round: federation.refusal(grid.last("evaluate"), "evaluate", **later(round)) for round in range(5)}
 
     never = "not agreed: rounds; its own log says more"
     assert said == {0: AGAIN, 1: never, 2: never, 3: "", 4: ""}

@@ -24,7 +24,6 @@ with locked(Path(sys.argv[1]), 0.0, lambda: None):
 
 def test_a_folder_that_another_process_writes_is_left_alone_until_that_ends(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
         with pytest.raises(RunError, match="another run is writing here"), locked(tmp_path):
             pass

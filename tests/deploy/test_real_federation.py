@@ -83,7 +83,6 @@ def assert_as_simulated(local: LocalFederation, federation: Federated, config: d
     rewrite(local, config)
     local.wait("run", local.run(), PATIENCE)
     folder = run_folder(local)
-    assert folder is not None
     aside = federation.folder / f"simulated-{folder.name}"
     simulated = [record.to_dict() for record in make_training_loop(whole, 3, aside).run().rounds]
     deployed = rounds(local)

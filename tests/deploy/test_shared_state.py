@@ -7,13 +7,12 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
 from federated import Federated, LocalGrid
-from flwr.app import ConfigRecord, Message, RecordDict
-from test_masked import FOUR, asked_directly, last, masked
+from flwr.app import Message
+from test_masked import FOUR, masked
 from test_private_sites import config, played, private, spending
 
 from fedskew.deploy import Terms, agree
@@ -42,16 +41,6 @@ def share_state(federation: Federated, first: Federated) -> None:
         terms.write_text(terms.read_text().replace('agreed = "20', 'agreed = "19'))
 
 
-def sent(federation: Federated, name: str, kind: str, question: Message, **entries: Any) -> str:
-    """Send a site a question that another was like; the error with which it answers, empty where it answers."""
-    given = {**question.content["config"], **entries}
-    content = RecordDict({**(question.content if kind == "train" else {}), "config": ConfigRecord(given)})
-    message = Message(content, federation.node(name), kind)
-    message.metadata.__dict__["_message_id"] = "again"
-    answer = asked_directly(federation, message, name)
-    return answer.error.reason if answer.has_error() else ""
-
-
 def masked_in(federation: Federated) -> int:
     """Of how many sums a site keeps what opens them."""
     with closing(sqlite3.connect(federation.folder / "ash" / "state" / "book.db")) as db:
@@ -74,7 +63,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, Federated,
     plain = {key: value for key, value in config(rounds=2).items() if key != "privacy"}
     other = private(tmp_path / "other", plain)
     share_state(other, noisy)
-    return noisy, other, last(grid, "train", noisy)
+    return noisy, other, grid.last("train")
 
 
 @pytest.mark.slow
@@ -82,17 +71,17 @@ def test_a_sum_that_one_app_masked_is_opened_through_no_other_and_costs_what_it_
     two: tuple[Federated, Federated, Message],
 ) -> None:
     noisy, other, question = two
-    assert sent(noisy, "ash", "train", question, **NEXT) == ""
-    assert sent(other, "ash", "query.unmask", question, **NEXT) == "not agreed: opened; its own log says more"
+    assert noisy.refusal(question, "train", **NEXT) == ""
+    assert other.refusal(question, "query.unmask", **NEXT) == "not agreed: opened; its own log says more"
     assert spending(noisy, "ash").noises == (4.0,)
-    assert sent(noisy, "ash", "query.unmask", question, **NEXT) == ""
+    assert noisy.refusal(question, "query.unmask", **NEXT) == ""
     assert spending(noisy, "ash").noises == (4.0, 4.0)
 
 
 def test_an_update_that_was_kept_for_one_app_is_masked_for_no_other(two: tuple[Federated, Federated, Message]) -> None:
     _, other, question = two
     later = {**NEXT, "fedskew-session": "next.2"}
-    assert sent(other, "ash", "query.again", question, **later) == "failed: RunError in its own log"
+    assert other.refusal(question, "query.again", **later) == "failed: RunError in its own log"
 
 
 @pytest.mark.slow
@@ -101,15 +90,15 @@ def test_a_federation_on_the_same_state_makes_no_other_forget_what_it_opened(tmp
     second = masked(tmp_path / "second", "fedavg", training={"rounds": 2})
     share_state(second, first)
     grid, _ = a_round(first)
-    question = last(grid, "train", first)
+    question = grid.last("train")
     refused = a_round(second)[1].deployment
     assert refused is not None  # its sites have other keys, and the untrained model is the same
     assert refused["failed"] == dict.fromkeys(FOUR, "not agreed: members; its own log says more")
 
     fewer = {"fedskew-members": list(FOUR[:3]), "fedskew-weights": [0.4, 0.3, 0.3], **NEXT, "server-round": 1}
-    assert sent(first, "ash", "train", question, **fewer) == "not agreed: opened; its own log says more"
+    assert first.refusal(question, "train", **fewer) == "not agreed: opened; its own log says more"
     evaluated = {**NEXT, "fedskew-purpose": "evaluate"}  # what was kept of one that is no longer agreed on
-    assert sent(first, "ash", "query.again", question, **evaluated) == "not agreed: evaluation; its own log says more"
+    assert first.refusal(question, "query.again", **evaluated) == "not agreed: evaluation; its own log says more"
 
 
 @pytest.mark.slow
@@ -118,8 +107,8 @@ def test_to_agree_anew_deletes_what_was_kept(tmp_path: Path) -> None:
     federation = private(tmp_path, config(rounds=2))
     grid = federation.grid()
     played(federation, grid)
-    question, kept = last(grid, "train", federation), federation.kept("ash")
-    assert sent(federation, "ash", "train", question, **NEXT) == ""
+    question, kept = grid.last("train"), federation.kept("ash")
+    assert federation.refusal(question, "train", **NEXT) == ""
     assert masked_in(federation) == 1
     plain = {key: value for key, value in federation.config.tree().items() if key != "privacy"}
     (federation.app / "run.toml").write_text(tomli_w.dumps(resolve(plain).tree()))
@@ -130,7 +119,7 @@ def test_to_agree_anew_deletes_what_was_kept(tmp_path: Path) -> None:
     assert not list(kept.glob("*.safetensors"))
     assert masked_in(federation) == 0
     later = {**NEXT, "fedskew-session": "next.2"}
-    assert sent(federation, "ash", "query.again", question, **later) == "failed: RunError in its own log"
+    assert federation.refusal(question, "query.again", **later) == "failed: RunError in its own log"
 
 
 @pytest.mark.parametrize("kind", ["query.again", "query.unmask"])
@@ -140,7 +129,7 @@ def test_a_server_does_not_fill_a_site_s_log(
     noisy, _, question = two
     logging.disable(logging.NOTSET)
     many = {**NEXT, "fedskew-members": ["ash", *("x" * 100 for _ in range(999))]}
-    assert sent(noisy, "ash", kind, question, **many) == "not agreed: members; its own log says more"
+    assert noisy.refusal(question, kind, **many) == "not agreed: members; its own log says more"
     (said,) = [record.getMessage() for record in caplog.records if "members:" in record.getMessage()]
     assert len(said) < 300
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 import tomli_w
 from federated import Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from safetensors.numpy import load_file
 from test_data_that_change import grow
-from test_masked import FOUR, agreement_of, asked_directly, first_of, kinds, last, outcome
+from test_masked import FOUR, agreement_of, silent_at
 
 from fedskew.deploy import Agreement, Book, Disclosure
 from fedskew.deploy.releases import CountsRequest
@@ -82,7 +81,7 @@ def test_the_model_is_that_of_told_counts_and_of_the_simulation(
     ours = model_of(federation.run_folder)
     assert np.abs(ours - model_of(told.run_folder)).max() < 4e-7
     assert np.abs(ours - model_of(tmp_path / "simulated")).max() < 1e-5
-    assert kinds(grid, "ash", federation) == ["query.counts", "query.unmask", "train", "query.unmask"]
+    assert grid.kinds("ash") == ["query.counts", "query.unmask", "train", "query.unmask"]
     totals = json.loads((federation.run_folder / "announced.json").read_text())["totals"]
     assert sum(totals) == 150 + 90 + 210 + 120
 
@@ -94,7 +93,7 @@ def test_the_run_folder_and_the_messages_hold_no_site_s_counts_or_weight(played:
     assert record["loss"] is not None
     said = json.loads((federation.run_folder / "deployment.json").read_text())
     assert said["sites"] == {}
-    assert "fedskew-weights" not in last(grid, "train", federation).content["config"]
+    assert "fedskew-weights" not in grid.last("train").content["config"]
 
 
 @pytest.mark.slow
@@ -104,28 +103,16 @@ def test_a_run_that_goes_on_asks_for_no_sum_again(tmp_path: Path) -> None:
     loop.runner.run_round(loop.runner.start(loop.untrained))
     grid = federation.grid()
     federation.run(grid).run(resume=True)
-    assert "query.counts" not in kinds(grid, "ash", federation)
-
-
-def silent_once(kind: str) -> Callable[[Message, Message], Message | None]:
-    left = [1]
-
-    def tamper(question: Message, answer: Message) -> Message | None:
-        if question.metadata.message_type == kind and left[0]:
-            left[0] -= 1
-            return None
-        return answer
-
-    return tamper
+    assert "query.counts" not in grid.kinds("ash")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["query.counts", "query.unmask"])
 def test_a_site_that_is_silent_at_first_is_waited_for(tmp_path: Path, kind: str) -> None:
     federation = summed(tmp_path, config())
-    grid = federation.grid({"birch": silent_once(kind)})
-    assert sorted(first_of(federation.run(grid).run(resume=True)).answered) == [0, 1, 2, 3]
-    assert kinds(grid, "ash", federation).count("query.counts") == 2
+    grid = federation.grid({"birch": silent_at(kind, "counts")})
+    assert sorted(federation.run(grid).run(resume=True).rounds[1].answered) == [0, 1, 2, 3]
+    assert grid.kinds("ash").count("query.counts") == 2
 
 
 def test_without_one_site_there_is_no_sum(tmp_path: Path) -> None:
@@ -139,30 +126,26 @@ def test_without_one_site_there_is_no_sum(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_round_without_one_site_is_shared_by_the_others(tmp_path: Path) -> None:
     federation = summed(tmp_path, config())
-    grid = federation.grid({"cedar": silent_once("train")})
-    first = first_of(federation.run(grid).run(resume=True))
+    grid = federation.grid({"cedar": silent_at("train")})
+    first = federation.run(grid).run(resume=True).rounds[1]
     assert sorted(first.answered) == [0, 1, 3]
 
 
 def test_a_site_adds_its_counts_to_no_other_sum(played: tuple[Federated, LocalGrid]) -> None:
     federation, grid = played
-    asked = last(grid, "query.counts", federation)
+    asked = grid.last("query.counts")
     later = {"fedskew-session": "other.1", "fedskew-purpose": "counts"}
 
-    fewer = outcome(federation, asked, "query.counts", **later, **{"fedskew-members": list(FOUR[:3])})
+    fewer = federation.refusal(asked, "query.counts", **later, **{"fedskew-members": list(FOUR[:3])})
     assert fewer == "not agreed: members; its own log says more"
-    assert outcome(federation, asked, "query.counts", **later) == ""  # the same sum, over all
-    other = Message(RecordDict(dict(asked.content)), asked.metadata.dst_node_id, "query.counts")
-    other.content["config"] = ConfigRecord({**asked.content["config"], **later, "server-round": 2})
-    other.content["broadcast"] = last(grid, "train", federation).content["arrays"]
-    other.metadata.__dict__["_message_id"] = "other"
-    answer = asked_directly(federation, other, "ash")
+    assert federation.refusal(asked, "query.counts", **later) == ""  # the same sum, over all
+    config = ConfigRecord({**asked.content["config"], **later, "server-round": 2})
+    answer = federation.ask("query.counts", {"config": config, "broadcast": grid.last("train").content["arrays"]})
     assert answer.error.reason == "not agreed: most_questions; its own log says more"
-    query = Message(RecordDict({"config": ConfigRecord({"server-round": 0})}), asked.metadata.dst_node_id, "query")
-    query.metadata.__dict__["_message_id"] = "query"
-    assert asked_directly(federation, query, "ash").error.reason == "not agreed: label_counts; its own log says more"
+    answer = federation.ask("query", {"config": ConfigRecord({"server-round": 0})})
+    assert answer.error.reason == "not agreed: label_counts; its own log says more"
     weights = {"fedskew-weights": [0.25] * 4, "fedskew-session": "other.2"}
-    assert "not agreed: weights" in outcome(federation, last(grid, "train", federation), "train", **weights)
+    assert "not agreed: weights" in federation.refusal(grid.last("train"), "train", **weights)
 
 
 @pytest.mark.slow
@@ -174,7 +157,7 @@ def test_several_questions_are_settled_by_ten_sites(tmp_path: Path) -> None:
     loop = federation.run(grid)
     _, record = loop.runner.run_round(loop.runner.start(loop.untrained))
     assert len(record.answered) == 5
-    assert 3 <= kinds(grid, "site-0", federation).count("query.counts") <= 40
+    assert 3 <= grid.kinds("site-0").count("query.counts") <= 40
 
     simulated = make_training_loop(federation.config, 3, tmp_path / "simulated")
     _, there = simulated.runner.run_round(simulated.runner.start(simulated.untrained))
@@ -242,15 +225,13 @@ def test_a_site_takes_one_announcement_and_keeps_its_part_while_its_data_grow(tm
     loop = federation.run(grid)
     loop.runner.run_round(loop.runner.start(loop.untrained))
 
-    asked = last(grid, "train", federation)
+    asked = grid.last("train")
     arrays = asked.content["broadcast"]
     name = next(name for name in arrays if name.startswith("announced."))
     other = ArrayRecord({**arrays, name: Array(arrays[name].numpy() * 2)})
     config_of_next = ConfigRecord({**asked.content["config"], "server-round": 2})
-    changed = {**asked.content, "config": config_of_next, "broadcast": other}
-    message = Message(RecordDict(changed), asked.metadata.dst_node_id, "train")
-    message.metadata.__dict__["_message_id"] = "other"
-    assert asked_directly(federation, message, "ash").error.reason == "not agreed: label_counts; its own log says more"
+    answer = federation.ask("train", {**asked.content, "config": config_of_next, "broadcast": other})
+    assert answer.error.reason == "not agreed: label_counts; its own log says more"
 
     grow(federation, "ash")
     federation.play()

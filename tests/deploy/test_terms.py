@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 import torch
 from federated import NAMES, Federated, arrays_of, federate, training, tree
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
 from fedskew import __version__
@@ -31,13 +31,6 @@ from fedskew.parameters import component
 CrossEntropy = INDEX["cross_entropy"]
 
 
-def asked(federation: Federated, message: Message, name: str = "ash") -> Message:
-    """What a site answers."""
-    node = federation.node(name)
-    _, app, settings = federation.grid().apps[node]
-    return app(message, Context(1, node, settings, RecordDict(), {}))
-
-
 def model(federation: Federated, value: float = 0.0) -> FlatModel:
     config = federation.config
     network = FlatModel(make_network(config, 3, build(config.method), 10, tuple(federation.agreement.shape)))
@@ -48,20 +41,17 @@ def model(federation: Federated, value: float = 0.0) -> FlatModel:
 def train(federation: Federated, round: int = 1, value: float | None = None, **instruction: Any) -> Message:
     federation.grid()
     content = training(model(federation, float(round) if value is None else value), round=round, **instruction)
-    return asked(federation, Message(content, federation.node("ash"), "train"))
+    return federation.ask("train", content)
 
 
 def evaluate(federation: Federated, round: int = 1, value: float | None = None) -> Message:
-    federation.grid()
     entries = ConfigRecord({"server-round": round, "confusion": 1})
     arrays = arrays_of(model(federation, float(round) if value is None else value).state_dict())
-    content = RecordDict({"arrays": arrays, "config": entries})
-    return asked(federation, Message(content, federation.node("ash"), "evaluate"))
+    return federation.ask("evaluate", {"arrays": arrays, "config": entries})
 
 
 def query(federation: Federated) -> Message:
-    federation.grid()
-    return asked(federation, Message(RecordDict({"config": ConfigRecord()}), federation.node("ash"), "query"))
+    return federation.ask("query", {"config": ConfigRecord()})
 
 
 def change_terms(federation: Federated, **changes: Any) -> None:
@@ -211,9 +201,9 @@ def test_a_stock_servers_questions_reveal_nothing(tmp_path: Path, caplog: Any) -
     content = RecordDict(
         {"arrays": arrays_of(model(federation).state_dict()), "config": ConfigRecord({"server-round": 1})}
     )
-    refused(asked(federation, Message(content, federation.node("ash"), "train")), "message", caplog)
+    refused(federation.ask("train", content), "message", caplog)
     caplog.clear()
-    refused(asked(federation, Message(content, federation.node("ash"), "evaluate")), "evaluation", caplog)
+    refused(federation.ask("evaluate", content), "evaluation", caplog)
 
 
 @component
