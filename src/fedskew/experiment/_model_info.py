@@ -72,35 +72,25 @@ class ModelInfo:
             if inputs.is_floating_point() or inputs.dtype == torch.bool:
                 raise ArgumentError(f"inputs: the model takes token ids, whole numbers; got {inputs.dtype}")
             return inputs.long()
-        # Features are normalised in the precision in which training normalised them.
-        values = inputs.to(torch.float64 if len(shape) == 1 else torch.float32)
-        if inputs.dtype == torch.uint8 and len(shape) > 1:
-            values = values / 255
+        values: Tensor = _Normaliser(self).to(inputs.device)(inputs)
         if not torch.isfinite(values).all():
             raise ArgumentError("inputs: a value is NaN or infinite")
-        if self.mean:
-            mean, std = (
-                torch.tensor(part, dtype=values.dtype, device=values.device).view(-1, *(1 for _ in shape[1:]))
-                for part in (self.mean, self.std)
+        above_one = len(shape) == 3 and inputs.dtype != torch.uint8 and inputs.numel() and inputs.max() > 1
+        if self.mean and above_one and values.abs().max() > FAR:
+            warnings.warn(
+                f"inputs: some are more than {FAR:g} standard deviations from the images of training; images are "
+                "given in [0, 1] or as uint8 (arrays: in the units of training), so these may mean nothing",
+                DataWarning,
+                stacklevel=2,
             )
-            above_one = len(shape) == 3 and values.numel() and values.max() > 1
-            values = (values - mean) / std
-            if above_one and values.abs().max() > FAR:
-                warnings.warn(
-                    f"inputs: some are more than {FAR:g} standard deviations from the images of training; images are "
-                    "given in [0, 1] or as uint8 (arrays: in the units of training), so these may mean nothing",
-                    DataWarning,
-                    stacklevel=2,
-                )
-        return values.float()
+        return values
 
 
-class _Classifier(nn.Module):
-    """Samples as `TrainedModel.predict` takes them, to probabilities; TorchScript compiles `forward`."""
+class _Normaliser(nn.Module):
+    """Samples in their own units, to what the network takes; TorchScript compiles `forward`."""
 
-    def __init__(self, network: nn.Module, info: ModelInfo) -> None:
+    def __init__(self, info: ModelInfo) -> None:
         super().__init__()
-        self.network = network
         sides = [1 for _ in info.in_shape[1:]]
         self.tokens = info.tokens
         self.features = len(info.in_shape) == 1
@@ -111,15 +101,26 @@ class _Classifier(nn.Module):
 
     def forward(self, samples: Tensor) -> Tensor:
         if self.tokens:
-            return torch.softmax(self.network(samples.long()), dim=1)
+            return samples.long()
         if self.grey and samples.dim() == 3:
             samples = samples.unsqueeze(1)
-        values = samples.double() if self.features else samples.float()
+        values = samples.double() if self.features else samples.float()  # the precision of training
         if samples.dtype == torch.uint8 and not self.features:
             values = values / 255
         if self.normalised:
             values = (values - self.mean.to(values.dtype)) / self.std.to(values.dtype)  # type: ignore[operator]
-        return torch.softmax(self.network(values.float()), dim=1)
+        return values.float()
+
+
+class _Classifier(nn.Module):
+    """Samples as `TrainedModel.predict` takes them, to probabilities."""
+
+    def __init__(self, network: nn.Module, info: ModelInfo) -> None:
+        super().__init__()
+        self.normalise, self.network = _Normaliser(info), network
+
+    def forward(self, samples: Tensor) -> Tensor:
+        return torch.softmax(self.network(self.normalise(samples)), dim=1)
 
 
 def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:

@@ -309,26 +309,22 @@ def _refused(jobs: Sequence[Job], anew: Sequence[Job], out: Path) -> dict[tuple[
         return json.dumps([tree["data"], tree["partition"], tree["target"], job.seed])
 
     refused: dict[tuple[str, int], FedskewError] = {}
-    waiting: dict[str, list[Job]] = {}
-    for job in jobs:
-        waiting.setdefault(job.cell.label, []).append(job)
-    while waiting:
-        first = sorted((of_cell[0] for of_cell in waiting.values()), key=task_of)
-        for _, cells in itertools.groupby(first, task_of):
-            task = None
-            for job in cells:
-                of_cell = waiting.pop(job.cell.label)
-                try:
-                    task = task or make_task(job.config, job.seed)
-                    folder = job.folder(out)
-                    place = folder.with_name(f"{folder.name}.new") if job in anew else folder
-                    try_out(job.config, job.seed, place, task)
-                except PartitionError as error:
-                    refused[job.key] = error
-                    if of_cell[1:]:
-                        waiting[job.cell.label] = of_cell[1:]
-                except (ConfigError, ArgumentError) as error:
-                    refused |= {one.key: error for one in of_cell}
-                except FedskewError as error:
-                    raise type(error)(f"cell {job.cell.label!r}: {error}") from None
+    settled: set[str] = set()  # cells that are known to be set up, or not to be
+    for _, alike in itertools.groupby(sorted(jobs, key=task_of), task_of):
+        task = None
+        for job in alike:
+            label, folder = job.cell.label, job.folder(out)
+            if label in settled:
+                continue
+            try:
+                task = task or make_task(job.config, job.seed)
+                try_out(job.config, job.seed, folder.with_name(f"{folder.name}.new") if job in anew else folder, task)
+                settled.add(label)
+            except PartitionError as error:
+                refused[job.key] = error
+            except (ConfigError, ArgumentError) as error:
+                refused |= {one.key: error for one in jobs if one.cell.label == label and one.key not in refused}
+                settled.add(label)
+            except FedskewError as error:
+                raise type(error)(f"cell {label!r}: {error}") from None
     return {job.key: refused[job.key] for job in jobs if job.key in refused}
