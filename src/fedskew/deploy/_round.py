@@ -30,8 +30,9 @@ from fedskew.engine import (
     ServerState,
     Update,
 )
-from fedskew.engine.sums import Collected, FixedPoint
+from fedskew.engine.sums import FixedPoint
 from fedskew.engine.target import EstimatedMix, Estimation
+from fedskew.engine.totals import Collected
 from fedskew.engine.weights import Weights
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.finish import Source
@@ -59,7 +60,7 @@ class SiteSums(FixedPoint):
 
         def weights_of(clients: Collection[int]) -> tuple[Cohort, Weights]:
             members = cohort.take(np.isin(cohort.ids, list(clients)))
-            return members, Weights.unknown(len(members.ids)) if own else self.weigh(federation, state, members)
+            return members, Weights() if own else self.weigh(federation, state, members)
 
         def weigh(clients: Sequence[int]) -> list[float]:
             members, weights = weights_of(clients)

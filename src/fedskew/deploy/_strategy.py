@@ -181,11 +181,11 @@ class MethodStrategy(Strategy):
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
         updates = [*read.valid.values()]
-        self._state, outcome = federation.aggregate(self._state, cohort, self._sent, updates)
-        record = federation.record(server_round, cohort, outcome)
+        self._state, collected = federation.aggregate(self._state, cohort, self._sent, updates)
+        record = federation.record(server_round, cohort, collected)
         log_aggregation(record, validator.names, self.weight_limit)
         self.record = record.to_dict()
-        metrics = MetricRecord({"counted": len(outcome.updates), "refused": len(validator.notes["refused"])})
+        metrics = MetricRecord({"counted": len(collected.members.ids), "refused": len(validator.notes["refused"])})
         if self.record["loss"] is not None:
             metrics[wire.LOSS] = self.record["loss"]
         shown = federation.evaluated_model(self._state)

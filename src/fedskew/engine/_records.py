@@ -1,13 +1,13 @@
 """The outcome of a round, and its record: one line of `rounds.jsonl`.
 
-To record a new value, add a field with a default to `RoundRecord`, and compute it in `RoundRecord.of` if it comes from
-the round itself. It then appears in the run folder, in `Result.rounds` and at the trackers.
+To record a new value, add a field with a default to `RoundRecord`, and compute it in `Collected.record` if it comes
+from the round itself. It then appears in the run folder, in `Result.rounds` and at the trackers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
 
@@ -19,8 +19,6 @@ from torch.nn import functional
 
 from fedskew import metrics
 from fedskew.data import Inputs
-from fedskew.engine._backend import Update
-from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.models import ModelState
 
 FloatArray = NDArray[np.float64]
@@ -47,38 +45,6 @@ class Cohort(NamedTuple):
     def take(self, members: NDArray[np.bool_]) -> Cohort:
         """Return the sub-cohort that a mask selects."""
         return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas)
-
-
-class Summed(NamedTuple):
-    """The clients of a round with masked updates; their mean loss and summed steps, None where no sum tells them."""
-
-    clients: list[int]
-    loss: float | None = None
-    steps: int | None = None
-
-
-class RoundOutcome(NamedTuple):
-    """The outcome of a cohort's work in a round.
-
-    Attributes:
-        updates: Updates of the clients that replied and did not diverge; only these are aggregated.
-        weights: Weights of `updates`, `(answered,)`; empty if the model stayed as it was.
-        summed: What is known of the clients where updates are masked; None where they are plain. A simulation still has
-            the `updates`, from which only `observed` is recorded.
-    """
-
-    replied: list[int]
-    updates: list[Update]
-    counts: FloatArray
-    weights: FloatArray
-    drift: float | None
-    bytes_up: int
-    bytes_down: int
-    limited: Sequence[int] = ()
-    unmoved: str | None = None
-    fallback: str | None = None
-    privacy: dict[str, Any] | None = None
-    summed: Summed | None = None
 
 
 @dataclass
@@ -222,46 +188,6 @@ class RoundRecord:
     steps_summed: int | None = field(default=None, metadata=_SPARSE)
     privacy: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
 
-    @classmethod
-    def of(cls, seed: int, round: int, cohort: Cohort, outcome: RoundOutcome, target: FloatArray | None) -> RoundRecord:
-        """Make the record of a round that was played, without evaluations and duration."""
-        updates, counts, weights = outcome.updates, outcome.counts, outcome.weights
-        ids, summed = cohort.ids.tolist(), outcome.summed
-        answered = [update.client for update in updates] if summed is None else summed.clients
-        pooled, samples = cohort.counts.sum(axis=0), counts.sum(axis=1)
-        moved = len(weights) > 0
-        loss = math.nan
-        if summed is not None:
-            loss = math.nan if summed.loss is None else summed.loss
-        elif moved:
-            loss = float(weights @ [update.loss for update in updates])
-        ess = effective_sample_size(weights, samples) if moved else None
-        return cls(
-            seed=seed,
-            round=round,
-            cohort=ids,
-            answered=answered,
-            dropped=_without(ids, outcome.replied),
-            diverged=_without(outcome.replied, answered),
-            weights=weights.tolist(),
-            steps=[update.steps for update in updates] if summed is None else [],
-            loss=loss if math.isfinite(loss) else None,
-            entropy=float(entropy(pooled)),
-            kl=float(kl_to_uniform(pooled)),
-            ess=ess,
-            ess_share=None if ess is None else ess / float(samples.sum()),
-            target_distance=metrics.mix_distance(weights, counts, target) if moved and target is not None else None,
-            drift=outcome.drift,
-            bytes_up=outcome.bytes_up,
-            bytes_down=outcome.bytes_down,
-            clients=[update.observed for update in updates if update.observed is not None] or None,
-            limited=list(outcome.limited) or None,
-            unmoved=outcome.unmoved,
-            fallback=outcome.fallback,
-            steps_summed=None if summed is None else summed.steps,
-            privacy=outcome.privacy,
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values, as it is written to `rounds.jsonl`."""
         values = dict(vars(self))
@@ -360,8 +286,3 @@ def _defined(value: float) -> float | None:
 def _read(kind: type[Row], values: Mapping[str, Any]) -> Row:
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if name in known})
-
-
-def _without(clients: Sequence[int], some: Sequence[int]) -> list[int]:
-    members = frozenset(some)
-    return [client for client in clients if client not in members]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedskew.engine._backend import Backend
-from fedskew.engine._records import Cohort, RoundOutcome, RoundRecord
+from fedskew.engine._records import Cohort, RoundRecord
 from fedskew.engine._states import ServerState
 from fedskew.engine.round import Federation
+from fedskew.engine.totals import Collected
+from fedskew.engine.weights import Weights
 from fedskew.models import Concatenated, FlatModel, ModelState
 from fedskew.pipelines import FedConcat
 
@@ -117,27 +120,32 @@ class FedConcatRunner:
         return state.model._replace(parameters=joined)
 
 
-def _merged(cohort: Cohort, outcomes: Sequence[RoundOutcome]) -> RoundOutcome:
-    """Merge the clusters' outcomes into one, in the order of the cohort."""
-    updates = [update for outcome in outcomes for update in outcome.updates]
-    order = np.argsort([cohort.ids.tolist().index(update.client) for update in updates])
-    counts = np.concatenate([outcome.counts for outcome in outcomes])
-    weights, drift = np.zeros(0), None
-    if counts.any():
-        shares = [outcome.counts.sum() / counts.sum() for outcome in outcomes]
-        parts = list(zip(shares, outcomes, strict=True))
-        own = [share * (one.weights if len(one.weights) else np.zeros(len(one.updates))) for share, one in parts]
-        weights = np.concatenate(own)[order]
-        drifts = [(share, one.drift) for share, one in parts if one.drift is not None]
+def _merged(cohort: Cohort, parts: Sequence[Collected]) -> Collected:
+    """Return what is recorded of all clusters together, in the order of the cohort; each counts by its samples."""
+    ids = [client for part in parts for client in part.members.ids.tolist()]
+    members, order = cohort.take(np.isin(cohort.ids, ids)), np.argsort([cohort.ids.tolist().index(one) for one in ids])
+
+    def in_order(lists: Sequence[Sequence[Any]]) -> list[Any]:
+        joined = [value for values in lists for value in values]
+        return [joined[at] for at in order]
+
+    sizes = np.array([part.members.counts.sum() for part in parts])
+    values, drift = np.zeros(0), None
+    if sizes.any():
+        shares = sizes / sizes.sum()
+        own = [part.weights.values if len(part.weights.values) else np.zeros(len(part.members.ids)) for part in parts]
+        values = np.concatenate([share * each for share, each in zip(shares, own, strict=True)])[order]
+        drifts = [(share, part.drift) for share, part in zip(shares, parts, strict=True) if part.drift is not None]
         if drifts:
             drift = float(sum(share * value for share, value in drifts) / sum(share for share, _ in drifts))
-    return RoundOutcome(
-        replied=[client for outcome in outcomes for client in outcome.replied],
-        updates=[updates[at] for at in order],
-        counts=counts[order],
-        weights=weights,
+    return Collected(
+        members,
+        [client for part in parts for client in part.replied],
+        Weights(values, [client for part in parts for client in part.weights.limited]),
+        bytes_up=sum(part.bytes_up for part in parts),
+        bytes_down=sum(part.bytes_down for part in parts),
+        steps=in_order([part.steps for part in parts]),
+        losses=in_order([part.losses for part in parts]),
         drift=drift,
-        bytes_up=sum(outcome.bytes_up for outcome in outcomes),
-        bytes_down=sum(outcome.bytes_down for outcome in outcomes),
-        limited=[client for outcome in outcomes for client in outcome.limited],
+        observed=in_order([part.observed for part in parts]),
     )

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.engine._backend import Assignment, Backend, Conditions, Sent, Update, cohort_size, tensor_bytes
 from fedskew.engine._faults import find_fault, is_finite, is_moderate
-from fedskew.engine._records import Cohort, FloatArray, RoundOutcome, RoundRecord, Summed
+from fedskew.engine._records import Cohort, FloatArray, RoundRecord
 from fedskew.engine._states import ClientStates, Named, ServerState, packed, unpacked
 from fedskew.engine.contracts import (
     blame_for_infinity,
@@ -27,7 +26,8 @@ from fedskew.engine.contracts import (
     fitting,
     hooked,
 )
-from fedskew.engine.sums import Collected, Floats
+from fedskew.engine.sums import Floats
+from fedskew.engine.totals import Collected
 from fedskew.engine.weights import Aim
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts
@@ -124,8 +124,8 @@ class Federation:
         """See `RoundRunner.run_round`."""
         began = time.perf_counter()
         cohort, following = self.select(state)
-        following, outcome = self.train(following, cohort)
-        record = self.record(following.round, cohort, outcome)
+        following, collected = self.train(following, cohort)
+        record = self.record(following.round, cohort, collected)
         record.seconds = time.perf_counter() - began
         return following, record
 
@@ -144,8 +144,8 @@ class Federation:
         following = replace(state, round=round).having("selection", packed(kept))
         return Cohort(ids, lost, counts, quotas is not None), following
 
-    def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, RoundOutcome]:
-        """Train a cohort and move the model; return the state after the round, and its outcome."""
+    def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, Collected]:
+        """Train a cohort and move the model; return the state after the round, and what is recorded of it."""
         sent, tasks = self.instruct(state, cohort)
         collected, replies = self.codec.collect(self, state, cohort, sent, tasks)
         find_fault(self.backend, state.round, tasks, sent, replies, set(collected.members.ids.tolist()))
@@ -175,38 +175,23 @@ class Federation:
 
     def aggregate(
         self, state: ServerState, cohort: Cohort, sent: Sent, replies: Sequence[Update]
-    ) -> tuple[ServerState, RoundOutcome]:
+    ) -> tuple[ServerState, Collected]:
         """Move the model by the updates of all or some of the cohort's clients, in any order."""
         return self.move(state, cohort, sent, self.codec.add_up(self, state, cohort, replies))
 
     def move(
         self, state: ServerState, cohort: Cohort, sent: Sent, collected: Collected
-    ) -> tuple[ServerState, RoundOutcome]:
-        """Move the model by what was collected; return the state after the round, and its outcome."""
-        members, total, updates = collected.members, collected.total, collected.updates
-        limited = members.ids[collected.weights.limited].tolist()
-        moved = state if total is None else self._moved(state, collected)
+    ) -> tuple[ServerState, Collected]:
+        """Move the model by what was collected; return the state after the round, and what is recorded of it."""
+        moved = state if collected.total is None else self._moved(state, collected)
         if moved is None:  # all that was sent is finite but the next model is not: all count as diverged
-            members, total, updates = members.take(np.zeros(len(members.ids), dtype=np.bool_)), None, []
+            collected = collected.without_members()
         for client, own in collected.states.items():
             self.clients.stage(client, state.round, own)
         self.clients.settle(keep=moved is not None)
         kept, privacy = self.codec.account(state.of("codec"), cohort, collected)
-        summed = Summed(members.ids.tolist(), total and total.loss, total and total.steps)
-        return (moved or state).having("codec", kept), RoundOutcome(
-            replied=collected.replied,
-            updates=updates,
-            counts=members.counts,
-            weights=np.zeros(0) if total is None else collected.weights.values,
-            drift=None if total is None else total.drift,
-            bytes_up=collected.bytes_up,
-            bytes_down=(self.model_bytes(state.model) + tensor_bytes(sent.broadcast)) * len(cohort.ids),
-            limited=limited,
-            unmoved=collected.unmoved,
-            fallback=collected.weights.fallback,
-            privacy=privacy,
-            summed=summed if collected.summed else None,
-        )
+        down = (self.model_bytes(state.model) + tensor_bytes(sent.broadcast)) * len(cohort.ids)
+        return (moved or state).having("codec", kept), collected._replace(bytes_down=down, privacy=privacy)
 
     def _moved(self, state: ServerState, collected: Collected) -> ServerState | None:
         """Return the state with the next model; None if that would have a NaN or infinite value."""
@@ -217,7 +202,7 @@ class Federation:
             found = update.move(state.of("server_update"), sent, total.change, total.extras)
         parameters, kept = checked_model(update, found, sent, where)
         if not is_finite(parameters):
-            if not collected.summed and is_moderate(sent, total.changes):
+            if self.codec.sees_each and is_moderate(sent, total.changes):
                 blame_for_infinity(update, where)
             return None
         shown = sent, parameters, total.changes, collected.members.ids, total.weights, total.replies
@@ -240,9 +225,9 @@ class Federation:
             parameters = hooks.evaluated(state.of(name), parameters)
         return state.model._replace(parameters=parameters)
 
-    def record(self, round: int, cohort: Cohort, outcome: RoundOutcome) -> RoundRecord:
+    def record(self, round: int, cohort: Cohort, collected: Collected) -> RoundRecord:
         """Make the record of a round, without evaluations and duration."""
-        return RoundRecord.of(self.seed, round, cohort, outcome, self.target)
+        return collected.record(self.seed, round, cohort, self.target)
 
     def model_bytes(self, model: ModelState) -> int:
         """Return the bytes of a model, as far as they need to travel."""

@@ -20,9 +20,9 @@ that their sums are the same integers.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from fedskew.engine._faults import finite, stilled
 from fedskew.engine._records import Cohort, FloatArray
 from fedskew.engine._states import Named, ServerState
 from fedskew.engine.contracts import shortage
-from fedskew.engine.totals import RunningTotal, Total, shared, total_of
+from fedskew.engine.totals import Collected, Total, collect_each, shared, total_of
 from fedskew.engine.weights import Weights, shown, weigh
 from fedskew.errors import ArgumentError
 from fedskew.methods import Method, masks_refused, sums_suffice
@@ -54,25 +54,10 @@ MATRIX = 2**28
 """Bytes of a round's updates that are held at a time."""
 
 
-class Collected(NamedTuple):
-    """What a round's clients sent; `members` did not diverge, and where `total` is None the model stays."""
-
-    members: Cohort
-    weights: Weights
-    total: Total | None
-    unmoved: str | None
-    replied: list[int]
-    updates: list[Update]
-    states: Mapping[int, Named]
-    bytes_up: int
-    summed: bool = False
-    charged: Collection[int] = ()
-
-
 class Floats:
     """Plain updates: the server gets each, and their aggregation may be any."""
 
-    adds_one_by_one: ClassVar[bool] = True
+    sees_each: ClassVar[bool] = True
 
     def check(self, method: Method, cohort: int) -> None:
         """Raise ArgumentError where the method can't do with what travels, or with cohorts of this size."""
@@ -97,9 +82,9 @@ class Floats:
         Where that would take much memory for all updates at a time, and nothing reads one by itself, they are added up
         as they come, and those that are returned have no tensors.
         """
-        can = self.adds_one_by_one and getattr(federation.backend, "train_each", None) is not None
+        can = self.sees_each and getattr(federation.backend, "train_each", None) is not None
         if can and len(tasks) * sent.model.parameters.nbytes > MATRIX and sums_suffice(federation.method):
-            return _collect_each(federation, self, state, cohort, sent, tasks)
+            return collect_each(federation, self, state, cohort, sent, tasks)
         replies = federation.backend.train(state.round, tasks, sent)
         return self.add_up(federation, state, cohort, replies), replies
 
@@ -117,9 +102,10 @@ class Floats:
         elif len(weights.values):
             total = total_of(federation.method, state, updates, weights.values)
             weights = weights._replace(values=total.weights)
+        collected = Collected.of(members, arrived, weights, total, updates)
         up = sum(federation.model_bytes(state.model) + tensor_bytes(update.reply) for update in replies)
         states = {update.client: update.state for update in updates}
-        return Collected(members, weights, total, unmoved, arrived, updates, states, up)
+        return collected._replace(unmoved=unmoved, bytes_up=up, states=states)
 
     def account(self, kept: Named, cohort: Cohort, collected: Collected) -> tuple[Named, dict[str, Any] | None]:
         """Return what the server keeps after the round, and what the round cost (see `RoundRecord.privacy`)."""
@@ -136,7 +122,7 @@ class FixedPoint(Floats):
             and the server does not (see `weighting.BySums`). None: the server weighs by their counts.
     """
 
-    adds_one_by_one: ClassVar[bool] = False
+    sees_each: ClassVar[bool] = False
 
     protection: Protection | None = None
     announced: Facts | None = None
@@ -169,7 +155,7 @@ class FixedPoint(Floats):
         weighting, limit = federation.method.weighting, federation.weight_limit or 1.0
         assert isinstance(weighting, BySums), "checked with the method"
         shares = np.array([weighting.own_weight(own, self.announced) for own in shown(federation, members)])
-        return Weights(np.minimum(shares, limit), shares > limit * (1 + 1e-9))
+        return Weights(np.minimum(shares, limit), members.ids[shares > limit * (1 + 1e-9)].tolist())
 
     def add_up(
         self, federation: Federation, state: ServerState, cohort: Cohort, replies: Sequence[Update]
@@ -196,20 +182,23 @@ class FixedPoint(Floats):
                 for update, weight in zip(updates, weights.values.tolist(), strict=True)
             )
         collected = self.opened(state.model, members, weights, totals, closed)
-        return collected._replace(replied=arrived, updates=updates if totals else [], states=states)
+        observed = [update.observed for update in updates if totals]
+        return collected._replace(replied=arrived, observed=observed, states=states)
 
     def opened(
         self, sent: ModelState, members: Cohort, weights: Weights, totals: Integers, unmoved: str | None = None
     ) -> Collected:
         """Decode what clients encoded and was summed."""
-        number, total, clients = len(members.ids), None, members.ids.tolist()
-        whole = whole_weight(totals, float(weights.values.sum()))
-        if totals and whole > 0:
-            total = decode_sums(totals, whole, number, number, sent)
-            weights = weights._replace(values=weights.values / whole)
+        number, clients, whole = len(members.ids), members.ids.tolist(), whole_weight(totals, weights.values.sum())
         up = (sum(array.nbytes for array in totals.values()) + sums.Key.SEED * (number + 1)) * number
-        charged = clients if totals else ()
-        return Collected(members, weights, total, unmoved, clients, [], {}, up, summed=True, charged=charged)
+        of_all = Collected(members, clients, weights, None, up, unmoved=unmoved, charged=clients if totals else ())
+        if not totals or whole <= 0:
+            return of_all._replace(weights=weights._replace(values=np.zeros(0)))
+        total, weights = (
+            decode_sums(totals, whole, number, number, sent),
+            weights._replace(values=weights.values / whole),
+        )
+        return of_all._replace(total=total, weights=weights)
 
     def account(self, kept: Named, cohort: Cohort, collected: Collected) -> tuple[Named, dict[str, Any] | None]:
         """See `Floats.account`: a sum costs all that were in it."""
@@ -355,36 +344,6 @@ def _in_order(cohort: Cohort, replies: Sequence[Update]) -> tuple[list[int], lis
     by_client = {update.client: update for update in replies}
     arrived = [client for client in cohort.ids.tolist() if client in by_client]
     return arrived, [by_client[client] for client in arrived]
-
-
-def _collect_each(
-    federation: Federation, codec: Floats, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
-) -> tuple[Collected, list[Update]]:
-    """Add up updates as they come. Where some are not finite, the others are trained again, as all weights change."""
-    replies, bytes_up = dict[int, Update](), 0
-    while True:
-        members = cohort.take(np.isin(cohort.ids, [task.client for task in tasks]))
-        weights, total = codec.weigh(federation, state, members), RunningTotal(federation.method, state)
-        values = weights.values if len(weights.values) else np.zeros(len(tasks))
-        diverged = set()
-        trained = federation.backend.train_each(state.round, tasks, sent)
-        for update, weight in zip(trained, values.tolist(), strict=True):
-            if update.client not in replies:
-                bytes_up += federation.model_bytes(state.model) + tensor_bytes(update.reply)
-            if finite([update]):
-                total.add(update, weight)
-                federation.clients.stage(update.client, state.round, update.state)
-            else:
-                diverged.add(update.client)
-            none = update.change.new_zeros(0)
-            replies[update.client] = update._replace(change=none, buffers=none, reply={}, state={})
-        if not diverged:
-            break
-        tasks = [task for task in tasks if task.client not in diverged]
-    updates = [replies[task.client] for task in tasks]
-    found = total.total() if len(weights.values) else None
-    collected = Collected(members, weights, found, None, list(replies), updates, {}, bytes_up)
-    return collected, list(replies.values())
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +12,13 @@ from torch import Tensor
 
 from fedskew import metrics
 from fedskew.aggregation import Mean
-from fedskew.engine._backend import Update
-from fedskew.engine._records import FloatArray
+from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
+from fedskew.engine._faults import finite
+from fedskew.engine._records import Cohort, FloatArray, RoundRecord
 from fedskew.engine._states import Named, ServerState
 from fedskew.engine.contracts import calling, checked_aggregate, checked_share, hooked
+from fedskew.engine.weights import Weights
+from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
 from fedskew.server_updates import weighted_sum
 
@@ -26,8 +29,8 @@ class Total(NamedTuple):
     Attributes:
         change: Sum of a f D, `(parameters,)`, float64, where the a sum to 1.
         changes: What hooks see of the updates, `(rows, parameters)`: each client's, or one of all.
-        loss: Weighted mean of the losses, where a sum tells it.
-        steps: Number of local steps of all, where a sum tells it.
+        loss: Weighted mean of the losses; None if unknown.
+        steps: Number of local steps of all; None if unknown.
         drift: Drift diversity of the updates; None if undefined or unknown.
     """
 
@@ -41,6 +44,96 @@ class Total(NamedTuple):
     loss: float | None = None
     steps: int | None = None
     drift: float | None = None
+
+
+class Collected(NamedTuple):
+    """What a round's clients sent, and what is recorded of it.
+
+    Attributes:
+        members: The clients that replied and did not diverge.
+        replied: The clients that replied, in the order of the cohort.
+        weights: Weights of `members`: those that the aggregation gives them, where it keeps updates apart.
+        total: None: the model stays as it was.
+        unmoved: Why the aggregation leaves the model as it was.
+        steps: Local steps of `members`, and mean objectives over their local training, where each is known.
+        observed: What the `Observer` returned of each member.
+        states: What each client keeps; without those that are staged already.
+        charged: Clients whose privacy budget the round is charged to.
+        privacy: See `RoundRecord.privacy`.
+    """
+
+    members: Cohort
+    replied: list[int]
+    weights: Weights
+    total: Total | None = None
+    bytes_up: int = 0
+    bytes_down: int = 0
+    unmoved: str | None = None
+    steps: Sequence[int] = ()
+    losses: Sequence[float] = ()
+    drift: float | None = None
+    observed: Sequence[Any] = ()
+    states: Mapping[int, Named] = {}
+    charged: Collection[int] = ()
+    privacy: dict[str, Any] | None = None
+
+    @classmethod
+    def of(
+        cls, members: Cohort, replied: list[int], weights: Weights, total: Total | None, updates: Sequence[Update]
+    ) -> Collected:
+        """Return what plain updates of the members are, without bytes and states."""
+        return cls(
+            members,
+            replied,
+            weights if total is not None else weights._replace(values=np.zeros(0)),
+            total,
+            steps=[update.steps for update in updates],
+            losses=[update.loss for update in updates],
+            drift=None if total is None else total.drift,
+            observed=[update.observed for update in updates],
+        )
+
+    def without_members(self) -> Collected:
+        """Return the same if all clients count as diverged."""
+        nobody = self.members.take(np.zeros(len(self.members.ids), dtype=np.bool_))
+        weights = self.weights._replace(values=np.zeros(0))
+        return self._replace(members=nobody, weights=weights, total=None, steps=(), losses=(), drift=None, observed=())
+
+    def record(self, seed: int, round: int, cohort: Cohort, target: FloatArray | None) -> RoundRecord:
+        """Make the record of the round, without evaluations and duration."""
+        members, weights, ids = self.members, self.weights.values, cohort.ids.tolist()
+        answered, samples, pooled = members.ids.tolist(), members.counts.sum(axis=1), cohort.counts.sum(axis=0)
+        total, known, there = self.total, frozenset(answered), frozenset(self.replied)
+        loss = None if total is None else total.loss
+        if self.losses and len(weights):
+            loss = float(weights @ self.losses)
+        ess = effective_sample_size(weights, samples) if len(weights) else None
+        distance = None if target is None or not len(weights) else metrics.mix_distance(weights, members.counts, target)
+        return RoundRecord(
+            seed=seed,
+            round=round,
+            cohort=ids,
+            answered=answered,
+            dropped=[client for client in ids if client not in there],
+            diverged=[client for client in self.replied if client not in known],
+            weights=weights.tolist(),
+            steps=list(self.steps),
+            steps_summed=None if total is None else total.steps,
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            entropy=float(entropy(pooled)),
+            kl=float(kl_to_uniform(pooled)),
+            ess=ess,
+            ess_share=None if ess is None else ess / float(samples.sum()),
+            target_distance=distance,
+            drift=self.drift,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            clients=[one for one in self.observed if one is not None] or None,
+            limited=list(self.weights.limited) or None,
+            unmoved=self.unmoved,
+            fallback=self.weights.fallback,
+            privacy=self.privacy,
+        )
 
 
 class RunningTotal:
@@ -89,6 +182,36 @@ class RunningTotal:
             replies=[self._reply],
             drift=_drift(self._apart[None], self._norms),
         )
+
+
+def collect_each(
+    federation: Any, codec: Any, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
+) -> tuple[Collected, list[Update]]:
+    """Add up updates as they come. Where some are not finite, the others are trained again, as all weights change."""
+    replies, bytes_up = dict[int, Update](), 0
+    while True:
+        members = cohort.take(np.isin(cohort.ids, [task.client for task in tasks]))
+        weights, total = codec.weigh(federation, state, members), RunningTotal(federation.method, state)
+        values = weights.values if len(weights.values) else np.zeros(len(tasks))
+        diverged = set()
+        trained = federation.backend.train_each(state.round, tasks, sent)
+        for update, weight in zip(trained, values.tolist(), strict=True):
+            if update.client not in replies:
+                bytes_up += federation.model_bytes(state.model) + tensor_bytes(update.reply)
+            if finite([update]):
+                total.add(update, weight)
+                federation.clients.stage(update.client, state.round, update.state)
+            else:
+                diverged.add(update.client)
+            none = update.change.new_zeros(0)
+            replies[update.client] = update._replace(change=none, buffers=none, reply={}, state={})
+        if not diverged:
+            break
+        tasks = [task for task in tasks if task.client not in diverged]
+    updates = [replies[task.client] for task in tasks]
+    found = total.total() if len(weights.values) else None
+    collected = Collected.of(members, list(replies), weights, found, updates)
+    return collected._replace(bytes_up=bytes_up), list(replies.values())
 
 
 def total_of(method: Method, state: ServerState, updates: Sequence[Update], weights: FloatArray) -> Total:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import components
@@ -23,18 +23,15 @@ class Weights(NamedTuple):
     """The weights of some clients.
 
     Attributes:
-        values: One for each client, sum 1; empty if nobody holds a sample, or if each knows its own alone.
+        values: One for each client, sum 1; empty if nobody holds a sample, or if each knows its own alone, and where
+            the model stays as it was.
+        limited: The clients whose weight `training.weight_limit` lowered.
         fallback: Why they are FedAvg's in place of the method's; None if they are the method's.
     """
 
-    values: FloatArray
-    limited: NDArray[np.bool_]
+    values: FloatArray = np.zeros(0)
+    limited: Sequence[int] = ()
     fallback: str | None = None
-
-    @classmethod
-    def unknown(cls, clients: int) -> Weights:
-        """Return what a server knows of clients that weigh themselves."""
-        return cls(np.zeros(0), np.zeros(clients, dtype=np.bool_))
 
 
 class Aim(Protocol):
@@ -56,20 +53,20 @@ def shown(federation: Federation, members: Cohort) -> FloatArray:
 def weigh(federation: Federation, state: ServerState, members: Cohort) -> Weights:
     """Weigh clients; by FedAvg where the method's weighting needs a target mix that there is not yet."""
     weighting, limit, fallback, mix = federation.method.weighting, federation.weight_limit, None, federation.target
-    sizes, none = members.counts.sum(axis=1), np.zeros(len(members.ids), dtype=np.bool_)
+    sizes = members.counts.sum(axis=1)
     if federation.aim is not None:
         mix, why = federation.aim.mix(state.of("target"))
         if why is not None and components.has(weighting, "needs_target"):
             weighting, fallback = FedAvg(), why
     if sizes.sum() == 0:
-        return Weights(np.zeros(0), none, fallback)
+        return Weights(fallback=fallback)
     where, kept = f"round {state.round}: ", state.of("weighting")
     given = Answered(shown(federation, members), sizes, mix, members.ids, kept, limit)
     with calling("weighting", weighting, "weigh", where):
         free = weights = checked_weights(weighting, weighting.weigh(given), members.ids, where)
         if limit is None:
-            return Weights(weights, none, fallback)
+            return Weights(weights, fallback=fallback)
         weights = limited(weights, limit, sizes)
         if components.has(weighting, "keeps_limit") and weights.max() >= limit * (1 - 1e-9):
             free = checked_weights(weighting, weighting.weigh(given._replace(limit=None)), members.ids, where)
-    return Weights(weights, free * (1 - 1e-9) > np.maximum(weights, limit), fallback)
+    return Weights(weights, members.ids[free * (1 - 1e-9) > np.maximum(weights, limit)].tolist(), fallback)
