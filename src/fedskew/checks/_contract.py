@@ -329,21 +329,25 @@ def _in_place(component: Any) -> None:
     if in_place is None:
         return
     for momentum in (0.0, 0.9):
-        start = torch.linspace(-1, 1, 8)
+        starts, ends, firsts = torch.linspace(-1, 1, 16).view(2, 8), [], []
 
         def gradient(at: Tensor) -> Tensor:
             return 2 * at + 1
 
-        settings = _settings(component, start, momentum)
-        parameters, carried = start, checked_carried(component, component.init(settings))
+        for start in starts:
+            settings = _settings(component, start, momentum)
+            parameters, carried = start, checked_carried(component, component.init(settings))
+            firsts.append(carried)
+            for _ in range(2):
+                parameters, carried = checked_step(
+                    component, component.step(parameters, gradient, carried, settings), parameters
+                )
+            ends.append(parameters)
+        written = starts.clone()  # clients that train together
+        stacked = {name: torch.stack([one[name] for one in firsts]) for name in firsts[0]}
         for _ in range(2):
-            parameters, carried = checked_step(
-                component, component.step(parameters, gradient, carried, settings), parameters
-            )
-        written, carried = start.clone(), checked_carried(component, component.init(settings))
-        for _ in range(2):
-            in_place.step_in_place(written, gradient, carried, settings)
-        apart = float((written - parameters).abs().max())
+            in_place.step_in_place(written, gradient, stacked, settings)
+        apart = float((written - torch.stack(ends)).abs().max())
         if not apart <= CLOSE:
             raise ComponentError(
                 f"step_in_place() and step() end up to {apart:.2g} apart after two steps with momentum {momentum:g}; "

@@ -69,7 +69,7 @@ class InPlace(Protocol):
         """Take the step that `step` takes, up to rounding, and write it to `parameters` and to what is carried.
 
         Args:
-            parameters: The model's own vector.
+            parameters: The model's own vector; where clients train together, one for each, `(clients, parameters)`.
             gradient: The gradient of this batch's objective at these parameters.
             carried: What `init` returned.
         """

@@ -280,6 +280,18 @@ class Chain:
         layers += [one.layer for stage in stages if isinstance(stage, Convolutions) for one in stage.convolutions]
         self.trained = sum(own.requires_grad for layer in layers for own in layer.parameters())
 
+    def linear(self) -> list[tuple[nn.Linear, bool]] | None:
+        """Return a chain's layers, trained and linear, and whether a ReLU follows each; None: it has others."""
+        layers: list[tuple[nn.Linear, bool]] = []
+        for stage in self.stages:
+            if isinstance(stage, Linear) and all(own.requires_grad for own in stage.layer.parameters()):
+                layers.append((stage.layer, False))
+            elif isinstance(stage, ReLU) and layers:
+                layers[-1] = layers[-1][0], True
+            else:
+                return None
+        return layers
+
     def takes(self, x: Tensor) -> bool:
         """Return whether the chain can compute a batch."""
         return x.shape[1:] == self.shape and x.dtype == torch.float32 and x.device.type == "cpu" and len(x) > 0

@@ -115,29 +115,12 @@ class CohortBackend(Backend):
     def is_faster(model: FlatModel, work: LocalWork, clients: int) -> bool:
         """Estimate from measurements whether a cohort trains faster in lock-step than one client after another.
 
-        On a CPU it does from 16 clients on, if the network has at most 60,000 parameters and no convolutions, or at
-        most 70,000 with convolutions and batches of at most 10. Nothing was measured on a GPU; the rule is two clients
-        or more and at most 2 million parameters. The answer is always no if a network, loss, step or hook is not this
-        package's own, since it may not support being mapped.
+        On a CPU it does from 8 clients on, if the network has at most 60,000 parameters and no convolutions. Nothing
+        was measured on a GPU; the rule is two clients or more and at most 2 million parameters. The answer is always no
+        if a network, loss, step or hook is not this package's own, since it may not support being mapped.
 
-        Mapping a step costs about 2 ms, independent of its size; large stacks, in addition, exceed the cache that one
-        client's parameters fit in. Measured: rounds of one epoch, SGD with momentum, on one thread of a Xeon with 2 MiB
-        of second-level cache. The table shows the time one after another divided by the time in lock-step, for 8
-        clients, 16 clients, and all 48 (24 with convolutions):
-
-        | network | parameters | batch | 8 clients | 16 clients | all |
-        | --- | ---: | ---: | ---: | ---: | ---: |
-        | logistic, 8 x 8 | 650 | 10 | 0.9 | - | 4.2 |
-        | mlp3, width 64, 8 x 8 | 9,000 | 10 | 1.0 | 1.7 | 3.4 |
-        | logistic, 28 x 28 | 7,850 | 10 | 0.9 | 1.6 | 2.9 |
-        | | | 64 | 1.0 | 1.5 | 2.2 |
-        | mlp3, width 64, 28 x 28 | 55,050 | 10 | 1.1 | 1.6 | 1.6 |
-        | | | 64 | 1.2 | 1.5 | - |
-        | mlp3, 28 x 28 | 199,210 | 10 | 1.0 | - | 1.1 |
-        | | | 64 | 1.0 | - | - |
-        | lenet5, 3 x 32 x 32 | 62,006 | 10 | 1.1 | - | 1.3 |
-        | | | 64 | 0.8 | - | - |
-        | cnn_w2, 3 x 32 x 32 | 1,626,442 | 10 | 0.4 (6 clients) | - | - |
+        In lock-step the start of each operation is shared; but large stacks exceed the cache that one client's
+        parameters fit in. docs/performance.md has the measurements.
 
         Args:
             model: The network, on the device that trains.
@@ -148,8 +131,8 @@ class CohortBackend(Backend):
         if model.vector.device.type != "cpu":
             return parameters <= 2_000_000
         if any(isinstance(layer, nn.Conv2d) for layer in model.module.modules()):
-            return clients >= 16 and parameters <= 70_000 and work.training.batch_size <= 10
-        return clients >= 16 and parameters <= 60_000
+            return False
+        return clients >= 8 and parameters <= 60_000
 
 
 class CohortRequest(NamedTuple):

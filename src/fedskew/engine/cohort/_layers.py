@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -31,6 +31,7 @@ class MappedNetwork:
         self._mask = _BatchMask()
         own = {id(tensor): tensor for tensor in chain(model.module.parameters(), model.module.buffers())}
         module = _swap_layers(copy.deepcopy(model.module, own), self._mask)
+        self._chain: tuple[LinearChain | None] | None = None
         self._keys = [_INSIDE + name for name in Dropout.keys_of(module)]
         views = model.buffer_views(model.buffers, model.read_state().integers)
         self._network = _Whole(module, list(views)).train(train)
@@ -60,6 +61,15 @@ class MappedNetwork:
         floating = [value.reshape(-1) for name, value in after.items() if name not in names]
         whole = [value.reshape(-1) for name, value in after.items() if name in names]
         return outputs, torch.cat(floating) if floating else buffers, torch.cat(whole) if whole else integers
+
+    def chain(self, x: Tensor) -> LinearChain | None:
+        """Return the chain of linear layers that the network is, for a batch of one client; None: it is another."""
+        if self._chain is None:
+            read = self._model.network.train().chain(x)
+            layers = None if read is None else read.linear()
+            trained = sum(len(list(layer.parameters())) for layer, _ in layers or [])
+            self._chain = (LinearChain(self._model, layers) if layers and trained == len(self._model.names) else None,)
+        return self._chain[0]
 
     def views(self, parameters: Tensor) -> dict[str, Tensor]:
         """Split a parameter vector, or a stack of them, `(clients, parameters)`, into named views, `(clients, ...)`."""
@@ -254,3 +264,38 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
     for name, buffer in old._buffers.items():
         new.register_buffer(name, buffer, persistent=name not in old._non_persistent_buffers_set)
     new.train(old.training)
+
+
+class LinearChain:
+    """Linear layers, with ReLU between them, of all clients of a stack: their products at once, without autograd."""
+
+    def __init__(self, model: FlatModel, layers: Sequence[tuple[nn.Linear, bool]]) -> None:
+        names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+        self._layers = [(names[id(one.weight)], names.get(id(one.bias)), relu) for one, relu in layers]
+        self._inputs: list[Tensor] = []
+
+    def outputs(self, views: Mapping[str, Tensor], x: Tensor) -> Outputs:
+        """Compute features and logits, `(clients, batch, ...)`, of batches `(clients, batch, values)`."""
+        self._inputs = []
+        for weight, bias, relu in self._layers:
+            self._inputs.append(x)
+            turned = views[weight].transpose(1, 2)
+            x = x @ turned if bias is None else torch.baddbmm(views[bias].unsqueeze(1), x, turned)
+            x = x.relu_() if relu else x
+        return Outputs(self._inputs[-1], x)
+
+    def backward(
+        self, views: Mapping[str, Tensor], to: Mapping[str, Tensor], features: Tensor | None, gradient: Tensor
+    ) -> None:
+        """Write the gradients of parameters, from those by features and logits of the last outputs."""
+        for number in reversed(range(len(self._layers))):
+            weight, bias, relu = self._layers[number]
+            if relu:
+                gradient = torch.ops.aten.threshold_backward(gradient, self._inputs[number + 1], 0)
+            torch.bmm(gradient.transpose(1, 2), self._inputs[number], out=to[weight])
+            if bias is not None:
+                torch.sum(gradient, 1, out=to[bias])
+            if number:
+                gradient = gradient @ views[weight]
+                if number == len(self._layers) - 1 and features is not None:
+                    gradient += features

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map
 from fedskew.data import Inputs
 from fedskew.engine._local_work import LocalWork, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
-from fedskew.engine.cohort._layers import MappedNetwork, on_stacks
+from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import checked_step
 from fedskew.hooks import Hooks, Named
-from fedskew.local_steps import StepSettings
+from fedskew.local_steps import StepSettings, steps_in_place
 from fedskew.models import ModelState, Outputs
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, mix, stream_key
@@ -148,8 +148,7 @@ class Stack:
         model, clients = self.own.sent, len(self.clients)
         if self.dims.sent is None:
             model = ModelState(*(part.expand(clients, -1) for part in model))
-        # Cloned, because a user's own layers may write to buffers in place.
-        model = model._replace(buffers=model.buffers.clone(), integers=model.integers.clone())
+        model = ModelState(*(part.clone(memory_format=torch.contiguous_format) for part in model))  # to be written to
         first = [carried_first(self.work, client.setup) for client in self.clients]
         return model, {name: torch.stack([one[name] for one in first]) for name in first[0]}
 
@@ -161,6 +160,11 @@ class Stack:
         settings = self.clients[0].setup.settings
         own, dims, smallest = self._batches(number, active, model)
         objective = _StackObjective(self, own, dims, smallest, model)
+
+        in_place = steps_in_place(self.work.local_step)
+        if in_place is not None and not isinstance(own.lr, Tensor):
+            in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
+            return objective, ModelState(model.parameters, objective.buffers, objective.integers), carried
 
         def one(parameters: Tensor, carried: Named, own: Own) -> tuple[Tensor, Named]:
             mine = StepSettings(
@@ -238,11 +242,13 @@ class _StackObjective:
 
     def gradient(self, parameters: Tensor) -> Tensor:
         """Compute one client's gradient, `(parameters,)`; called inside a mapped step."""
-        return on_stacks(self._gradients, parameters)
+        return on_stacks(self.gradients, parameters)
 
-    def _gradients(self, parameters: Tensor) -> Tensor:
+    def gradients(self, parameters: Tensor) -> Tensor:
         """Compute each client's gradient, `(clients, parameters)`."""
         views = self._network.views
+        if (chain := self._network.chain(self._own.x[0])) is not None:
+            return self._gradients_of_chain(chain, parameters)
         with torch.enable_grad():
             # Each tensor is a leaf of its own: the gradient of a slice of a vector would be a full vector of zeros.
             leaves = {name: view.detach().requires_grad_() for name, view in views(parameters).items()}
@@ -257,6 +263,25 @@ class _StackObjective:
         if not self._evaluated:
             self.values, self._evaluated = values.detach(), True
             self.batch = Batch(seen.features.detach(), seen.logits.detach(), self._own.y)
+        return gradients
+
+    def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor) -> Tensor:
+        own, views = self._own, self._network.views(parameters)
+        leaves = Outputs(*(part.detach().requires_grad_() for part in chain.outputs(views, own.x.flatten(2))))
+
+        def value(features: Tensor, logits: Tensor, own: Own) -> Tensor:
+            context = Context(own.counts, own.teacher, own.previous, own.broadcast)
+            return self._work.objective.value(Batch(features, logits, own.y, own.mask), context)
+
+        with torch.enable_grad():
+            values = vmap(value, in_dims=(0, 0, self._dims))(*leaves, own)
+            by_features, by_logits = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
+        gradients = torch.empty_like(parameters)
+        by_logits = torch.zeros_like(leaves.logits) if by_logits is None else by_logits
+        chain.backward(views, self._network.views(gradients), by_features, by_logits)
+        if not self._evaluated:
+            self.values, self._evaluated = values.detach(), True
+            self.batch = Batch(leaves.features.detach(), leaves.logits.detach(), own.y)
         return gradients
 
     def _value(self, parameters: Named, buffers: Tensor, integers: Tensor, own: Own) -> Any:
