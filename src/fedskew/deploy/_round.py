@@ -161,7 +161,7 @@ class DeployedRunner(RoundRunner):
         """
         counts = self._roster.counts
         if source == "held_out":
-            evaluations = self.sites.evaluate(round, model, counts).valid
+            evaluations = self.sites.evaluate(round, model).valid
             return {client: one.confusion.sum(axis=1).astype(np.float64) for client, one in evaluations.items()}
         if source == "training" and self._agreement.label_counts == "exact":
             return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
@@ -234,7 +234,7 @@ class DeployedRunner(RoundRunner):
     def _ask(self, round: int, model: ModelState) -> Evaluations:
         """Have a model evaluated at the sites."""
         is_due = self._estimation is not None and self._estimation.is_due(round)
-        self._evaluations = self.sites.evaluate(round, model, self._roster.counts, is_due)
+        self._evaluations = self.sites.evaluate(round, model, is_due)
         return self._evaluations
 
     def _ask_in_sums(self, round: int, model: ModelState) -> Together | None:
@@ -252,22 +252,22 @@ class DeployedRunner(RoundRunner):
         self, state: ServerState, record: RoundRecord, evaluations: Evaluations, reduced: tuple[int, float] | None
     ) -> ServerState:
         """Estimate the target's mix, and note it in the round's record."""
-        estimation, mix, target = self._estimation, EstimatedMix.of(state), self.sites.target
+        estimation, mix, target = self._estimation, EstimatedMix.of(state), self._agreement.target_site
         assert estimation is not None, "by the caller"
         assert mix is not None, "as the federation starts"
         assert target is not None, "checked with the config"
         tables = tables_of(evaluations.valid, reduced)
         if record.deployment is not None and "undone" in record.deployment:
             mix, note = estimation.skip(mix, "the round is undone")
-        elif evaluations.cells is None:
-            mix, note = estimation.skip(mix, evaluations.no_cells)
+        elif isinstance(evaluations.cells, str):
+            mix, note = estimation.skip(mix, evaluations.cells)
         elif not tables:
             mix, note = estimation.skip(mix, "no site told what the model makes of its test samples")
         else:
             mix, note = estimation.update(mix, record.round, tables, evaluations.cells)
         record.target = note
         level = LOG.warning if note["unused"] or note["mix"] is None or note["misfit"] else LOG.info
-        level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target.name))
+        level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target))
         return mix.within(state)
 
     def _judged_by_training(self, before: ServerState, state: ServerState, record: RoundRecord) -> ServerState:
