@@ -23,9 +23,8 @@ from fedskew.names import visible
 from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves  # noqa: F401  (the figures that they register)
 from fedskew.report._charts import figures
-from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._ranking import ranking
-from fedskew.report._runs import SeedRun, averaged_over, most_frequent
+from fedskew.report._runs import Group, SeedRun, alike, averaged_over, listed, most_frequent, same_data, same_test
 from fedskew.report._sites import SiteActivity, still_rounds, undone_rounds
 from fedskew.tables import Spread, flatten
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedskew.report._groups import listed
-from fedskew.report._runs import SeedRun
+from fedskew.report._runs import SeedRun, listed
 
 if TYPE_CHECKING:
     from fedskew.engine import RoundRecord
