@@ -16,10 +16,9 @@ from torch import Tensor
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, specs_of
 from fedskew.deploy._ask import Replies
-from fedskew.deploy._evaluations import limit
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._replies import arrays_of, bytes_needed, check_size
+from fedskew.deploy._replies import arrays_of, bytes_needed, check_size, limit
 from fedskew.deploy._sites import Sites
 from fedskew.deploy._watch import Watch
 from fedskew.engine import ServerState

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._evaluations import Together, in_words, tables_of, together
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._plausible import Sizes
+from fedskew.deploy._replies import Together, in_words, tables_of, together
 from fedskew.deploy._sites import Evaluations, Sites
 from fedskew.deploy._validator import no_notes
 from fedskew.deploy._watch import Decisions, Watch, remedy, ruined, to_leave_out

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import ArraySpec
 from fedskew.deploy._ask import Members
-from fedskew.deploy._evaluations import (
+from fedskew.deploy._log import LOG
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._replies import (
     SiteEvaluation,
     Together,
     check_cells,
@@ -24,8 +26,6 @@ from fedskew.deploy._evaluations import (
     check_plausible,
     mix_distance,
 )
-from fedskew.deploy._log import LOG
-from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
 from fedskew.deploy._validator import ReplyValidator
