@@ -31,9 +31,8 @@ from fedskew.engine import (
     Update,
 )
 from fedskew.engine.sums import FixedPoint
-from fedskew.engine.target import EstimatedMix, Estimation
-from fedskew.engine.totals import Collected
-from fedskew.engine.weights import Weights
+from fedskew.engine.target import EstimatedMix
+from fedskew.engine.totals import Collected, Weights
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.finish import Source
 from fedskew.models import ModelState
@@ -87,7 +86,7 @@ class DeployedRunner(RoundRunner):
         self._federation, self.sites, self._folder = federation, sites, folder
         self._agreement, self._roster = sites.plan.agreement, sites.roster
         self._rounds = sites.plan.config.training.rounds
-        self._estimation = federation.aim if isinstance(federation.aim, Estimation) else None
+        self._estimation = federation.aim
         self._evaluations: Evaluations | None = None
         self._summed: tuple[ModelState, Together] | None = None
         self._still: list[RoundRecord] = []  # the last rounds, if they moved nothing, since this server was started
