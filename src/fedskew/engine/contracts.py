@@ -130,15 +130,10 @@ def checked_choice(component: Any, chosen: object, clients: int, where: str = ""
 
 def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes: int, where: str = "") -> FloatArray:
     """Return the quotas in a selection's state, `(cohort, classes)`."""
-    amounts = _floats(quotas)
-    if (
-        amounts is None
-        or amounts.shape != (len(ids), classes)
-        or not 0 <= amounts.sum() < np.inf
-        or amounts.min(initial=0) < 0
-    ):
+    amounts, shape = _floats(quotas), (len(ids), classes)
+    if amounts is None or amounts.shape != shape or not 0 <= amounts.sum() < np.inf or amounts.min(initial=0) < 0:
         raise ComponentError(
-            f"{where}{name_in('selection', component)}: quotas must be amounts of shape {(len(ids), classes)}, "
+            f"{where}{name_in('selection', component)}: quotas must be amounts of shape {shape}, "
             f"(cohort, classes), not {_what(quotas)}"
         )
     return amounts
