@@ -198,9 +198,7 @@ def reproduce(
         out: Where run folders and the folder of the comparison go.
         changes: Dotted keys of every config to change, and their values.
         rounds: No run has more rounds than these.
-        processes: As in `run_sweep`.
-        fresh: As in `run_sweep`.
-        progress: As in `run_sweep`.
+        processes, fresh, progress: As in `run_sweep`.
         command: The command line to write into the comparison; by default that of the whole recipe.
 
     Raises:
