@@ -77,7 +77,7 @@ def status(run: Annotated[Path, RUN]) -> None:
     """
     from fedskew.deploy import expires_soon, target_line
     from fedskew.experiment import RunFolder
-    from fedskew.report import SiteActivity, still_rounds, undone_rounds
+    from fedskew.report import SiteActivity
 
     folder = _run_folder(run)
     (seed,) = RunFolder.read_runs(folder)
@@ -96,7 +96,7 @@ def status(run: Annotated[Path, RUN]) -> None:
     for site in sites:
         if site.trouble is not None:
             console.say(f"{site.name}: {site.trouble}")
-    for line in (*undone_rounds(seed), *still_rounds(seed)):
+    for line in (*SiteActivity.undone_rounds(seed), *SiteActivity.still_rounds(seed)):
         console.say(line, style="yellow")
     certificate = folder.parent.parent / "server.crt"
     if certificate.exists() and (said := expires_soon(certificate)):

@@ -36,7 +36,7 @@ from fedskew.engine.totals import Collected, Weights
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.finish import Source
 from fedskew.models import ModelState
-from fedskew.report import why_still
+from fedskew.report import SiteActivity
 
 STILL = 2
 """Rounds in a row that may leave the model as it was before the run is stopped."""
@@ -196,7 +196,7 @@ class DeployedRunner(RoundRunner):
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
         notes["began"], notes["ended"] = self._began, utc_now()
         self._evaluations = None
-        self._still = [*self._still, record] if why_still(record) is not None else []
+        self._still = [*self._still, record] if SiteActivity.why_still(record) is not None else []
         return watch.within(state)
 
     def check(self, state: ServerState) -> None:
@@ -215,7 +215,8 @@ class DeployedRunner(RoundRunner):
         if len(self._still) >= STILL and state.round < self._rounds:
             first, last = self._still[-STILL], self._still[-1]
             raise StandstillError(
-                f"rounds {first.round} and {last.round} left the model as it was: {why_still(last)}. To do: "
+                f"rounds {first.round} and {last.round} left the model as it was: {SiteActivity.why_still(last)}. "
+                "To do: "
                 f"{remedy(last.deployment or {}, self._folder)}; then start the run again, and it goes on after round "
                 f"{last.round}"
             )

@@ -143,6 +143,8 @@ class Reproduction:
         axes = [axis for axis in self.axes if len({line.labels.get(axis) for line in self.lines}) > 1]
         return axes or (["method"] if "method" in self.axes else self.axes[:1])
 
+    paired = staticmethod(paired)
+
     @staticmethod
     def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[Comparison]:
         """Compare the values of a recipe's runs, the finished ones of each row, with what the paper prints.
