@@ -16,18 +16,25 @@ BASE = task(12, beta=0.5, rounds=1)
 KNOWN = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
 
 
-def run(tables):
-    """A run of the base with what these tables say in place of its own keys."""
-    return fedskew.simulate({**BASE, **tables, **{key: BASE[key] | tables[key] for key in BASE.keys() & tables.keys()}})
+def beside(tables, changes):
+    """Tables with these changes; only the method's are in place of what is there."""
+    merged = {key: tables[key] | changes[key] for key in tables.keys() & changes.keys() - {"method"}}
+    return {**tables, **changes, **merged}
 
 
-@pytest.mark.parametrize(("kind", "refuse"), [("methods", expand), ("runs", run)])
+def run(known):
+    return fedskew.simulate(beside(beside(BASE, KNOWN["bases"].get(known.get("base"), {})), known["tables"]))
+
+
+@pytest.mark.parametrize(("kind", "refuse"), [("methods", lambda known: expand(known["tables"])), ("runs", run)])
 def test_what_makes_no_sense_is_refused_with_its_key_and_what_to_do(kind, refuse, subtests):
     for known in KNOWN[kind]:
         with subtests.test(says=known["says"], **known["tables"]):
+            if "privacy" in (known.get("base"), *known["tables"]):
+                pytest.importorskip("dp_accounting")
             error = getattr(errors, known.get("error", "ConfigError"))
             with pytest.raises(error, match=known["says"]) as found:
-                refuse(known["tables"])
+                refuse(known)
             assert "\n" not in str(found.value)
 
 

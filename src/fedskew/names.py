@@ -49,26 +49,19 @@ def visible(text: str, keep: str = "") -> str:
     )
 
 
-def look_alikes(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return groups of names that differ by case, spaces or how a letter is encoded (Unicode's NFC and NFD) only."""
+def warn_of_look_alikes(names: Iterable[str], what: str, where: object) -> None:
+    """Issue a DataWarning for names of `what` that differ by case, spaces or how a letter is encoded only."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         same = name if name.isascii() else unicodedata.normalize("NFKC", name)
         groups.setdefault("".join(same.casefold().split()), []).append(name)
-    return [tuple(group) for group in groups.values() if len(group) > 1]
-
-
-def warn_of_look_alikes(names: Iterable[str], what: str, where: object) -> None:
-    """Issue a DataWarning for each group of `look_alikes` among names of `what`, in the plural."""
-    for group in look_alikes(names):
-        listed = " and ".join(map(repr, group)) if _differ_when_read(group) else f"{group[0]!r} twice"
-        why = "" if _differ_when_read(group) else ", written with letters that are encoded in two ways (NFC and NFD)"
-        warnings.warn(
-            f"{where}: names {listed}{why}; they are counted as {len(group)} {what}: rename them if they are one",
-            DataWarning,
-            stacklevel=2,
-        )
-
-
-def _differ_when_read(group: tuple[str, ...]) -> bool:
-    return len({unicodedata.normalize("NFC", name) for name in group}) == len(group)
+    for group in groups.values():
+        listed = " and ".join(map(repr, group))
+        if len({unicodedata.normalize("NFC", name) for name in group}) < len(group):
+            listed = f"{group[0]!r} twice, written with letters that are encoded in two ways (NFC and NFD)"
+        if len(group) > 1:
+            warnings.warn(
+                f"{where}: names {listed}; they are counted as {len(group)} {what}: rename them if they are one",
+                DataWarning,
+                stacklevel=2,
+            )

@@ -24,6 +24,7 @@ from fedskew.cli import app
 from fedskew.data import Dataset, load
 from fedskew.deploy import Agreement, Terms, agree, make_deployed_loop, site_app
 from fedskew.deploy.keys import key_line, write_mask_key
+from fedskew.engine import RoundRecord
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
 from fedskew.models import FlatModel
@@ -254,6 +255,17 @@ class Federated:
         with suppress(KilledError):
             self.run(grid).run(resume=True, progress=after)
         return self.records()
+
+    def first_rounds(self, grid: LocalGrid | None = None, number: int = 1) -> tuple[list[Any], list[RoundRecord]]:
+        """The states before and after each of the first rounds, and their records; the server writes nothing down."""
+        loop = self.run(grid or self.grid())
+        runner = loop.runner
+        states, records = [runner.start(loop.untrained)], []
+        for _ in range(number):
+            state, record = runner.run_round(states[-1])
+            states.append(state)
+            records.append(record)
+        return states, records
 
     def records(self) -> list[dict[str, Any]]:
         """The records of the run so far, that of round 0 first."""

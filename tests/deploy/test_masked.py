@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, LocalGrid, federate, fedskew, tree
+from federated import Federated, LocalGrid, federate, fedskew, figures, on, silent_on, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
@@ -175,14 +175,12 @@ def test_no_answer_of_a_site_is_the_same_twice_and_none_holds_its_model(tmp_path
         federation = masked(tmp_path / place)
         grid, answers = federation.grid(), []
 
-        def look(question: Message, answer: Message, answers: list = answers) -> Message:
-            if question.metadata.message_type == "train":
-                assert set(answer.content) == {"sums", "commitments", "metrics"}
-                assert set(answer.content["metrics"]) == {"server-round", "fedskew-attempt", "fedskew-client"}
-                answers.append({name: array.numpy() for name, array in answer.content["sums"].items()})
-            return answer
+        def look(question: Message, answer: Message, answers: list = answers) -> None:
+            assert set(answer.content) == {"sums", "commitments", "metrics"}
+            assert set(answer.content["metrics"]) == {"server-round", "fedskew-attempt", "fedskew-client"}
+            answers.append({name: array.numpy() for name, array in answer.content["sums"].items()})
 
-        grid.tamper = dict.fromkeys(grid.apps, look)
+        grid.tamper = dict.fromkeys(grid.apps, on("train", look))
         federation.run(grid).run(resume=True)
         seen.append(answers)
     for first, second in zip(*seen, strict=True):
@@ -209,11 +207,7 @@ def test_without_a_site_that_does_not_answer_the_others_mask_anew(tmp_path: Path
 @pytest.mark.slow
 def test_with_fewer_than_three_sites_the_model_stays(tmp_path: Path) -> None:
     federation = masked(tmp_path)
-    grid = federation.grid()
-    grid.offline = {federation.node("ash")}
-    grid.tamper[federation.node("cedar")] = lambda question, answer: (
-        None if question.metadata.message_type == "train" else answer
-    )
+    grid = federation.grid({"cedar": silent_on("train")}, away={"ash"})
     loop = federation.run(grid)
     grid.offline = set()  # label counts were told by the others; now there are four, two of which don't train
     grid.tamper[federation.node("birch")] = grid.tamper[federation.node("cedar")]
@@ -239,39 +233,15 @@ def test_where_the_lost_ones_leave_too_much_to_one_site_it_is_weighed_anew(tmp_p
     assert grid.kinds("ash").count("query.again") == 1
 
 
-def tells(samples: int) -> Callable[[Message, Message], Message]:
-    def tamper(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "query":
-            counts = answer.content["metrics"]["label-counts"]
-            answer.content["metrics"]["label-counts"] = [samples] + [0] * (len(counts) - 1)
-        return answer
-
-    return tamper
-
-
 def test_a_sum_that_is_in_effect_over_two_sites_is_not_taken(tmp_path: Path) -> None:
     federation = masked(tmp_path, "fedavg")
-    grid = federation.grid()
-    grid.tamper = {federation.node(name): tells(number) for name, number in zip(FOUR, (500, 500, 5, 5), strict=True)}
-    loop = federation.run(grid)
+    told = {name: [samples] + [0] * 9 for name, samples in zip(FOUR, (500, 500, 5, 5), strict=True)}
+    lies = {name: on("query", figures(label_counts=counts)) for name, counts in told.items()}
 
-    _, record = loop.runner.run_round(loop.runner.start(loop.untrained))
+    _, (record,) = federation.first_rounds(federation.grid(lies))
 
     assert record.answered == []
     assert "in effect one over 2.04, and 2.50 are the least: lower training.weight_limit" in str(record.unmoved)
-
-
-def adds(part: str, amount: int) -> Callable[[Message, Message], Message]:
-    """A site that adds something to what it masked, whatever its weight."""
-
-    def tamper(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train":
-            arrays = {name: array.numpy().copy() for name, array in answer.content["sums"].items()}
-            arrays[part] += amount
-            answer.content["sums"] = ArrayRecord({name: Array(values) for name, values in arrays.items()})
-        return answer
-
-    return tamper
 
 
 @pytest.mark.slow
@@ -286,13 +256,13 @@ def adds(part: str, amount: int) -> Callable[[Message, Message], Message]:
 def test_a_sum_that_honest_sites_can_not_have_moves_nothing(
     tmp_path: Path, part: str, amount: int, reason: str
 ) -> None:
-    federation = masked(tmp_path)
-    grid = federation.grid()
-    grid.tamper[federation.node("cedar")] = adds(part, amount)
-    loop = federation.run(grid)
-    state = loop.runner.start(loop.untrained)
+    def add(question: Message, answer: Message) -> None:
+        arrays = {name: array.numpy().copy() for name, array in answer.content["sums"].items()}
+        arrays[part] += amount
+        answer.content["sums"] = ArrayRecord({name: Array(values) for name, values in arrays.items()})
 
-    following, record = loop.runner.run_round(state)
+    federation = masked(tmp_path)
+    (state, following), (record,) = federation.first_rounds(federation.grid({"cedar": on("train", add)}))
 
     assert re.search(f"the sum is refused: {reason}", str(record.unmoved))
     assert (record.answered, following.model) == ([], state.model)
@@ -300,14 +270,11 @@ def test_a_sum_that_honest_sites_can_not_have_moves_nothing(
 
 @pytest.mark.slow
 def test_a_site_that_masks_and_opens_something_else_is_skipped(tmp_path: Path) -> None:
-    def false(question: Message, answer: Message) -> Message:
-        config = question.content["config"]
-        if question.metadata.message_type == "query.unmask" and config["fedskew-purpose"] == "train":
-            answer.content["opening"] = ConfigRecord({"own": bytes(32)})
-        return answer
+    def false(question: Message, answer: Message) -> None:
+        answer.content["opening"] = ConfigRecord({"own": bytes(32)})
 
     federation = masked(tmp_path, training={"rounds": 2})
-    grid = federation.grid({"birch": false})
+    grid = federation.grid({"birch": on("query.unmask", false)})
 
     _, first, second = federation.run(grid).run(resume=True).rounds
 
@@ -317,14 +284,12 @@ def test_a_site_that_masks_and_opens_something_else_is_skipped(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_site_that_lies_about_one_other_takes_that_one_not_out_alone(tmp_path: Path) -> None:
-    def false(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train":
-            commitments = dict(answer.content["commitments"])
-            answer.content["commitments"] = ConfigRecord(commitments | {"ash": bytes(32)})
-        return answer
+    def false(question: Message, answer: Message) -> None:
+        commitments = dict(answer.content["commitments"])
+        answer.content["commitments"] = ConfigRecord(commitments | {"ash": bytes(32)})
 
     federation = masked(tmp_path, names=(*FOUR, "elm"))
-    grid = federation.grid({"dogwood": false})
+    grid = federation.grid({"dogwood": on("train", false)})
 
     first = federation.run(grid).run(resume=True).rounds[1]
 

@@ -225,9 +225,7 @@ def test_a_round_is_lost_with_a_site_that_masks_and_does_not_open(tmp_path: Path
 @pytest.mark.slow
 def test_a_server_that_was_killed_before_the_opening_plays_its_round_again(tmp_path: Path) -> None:
     federation = masked(tmp_path, "fedavg")
-    loop = federation.run(Deaf(federation.grid().apps))
-    state = loop.runner.start(loop.untrained)
-    loop.runner.run_round(state)
+    (state, _), _ = federation.first_rounds(Deaf(federation.grid().apps))
 
     _, record = federation.run(federation.grid()).runner.run_round(state)
 
@@ -237,9 +235,7 @@ def test_a_server_that_was_killed_before_the_opening_plays_its_round_again(tmp_p
 @pytest.mark.slow
 def test_a_server_that_was_killed_after_the_opening_goes_on_with_the_next_round(tmp_path: Path) -> None:
     federation = masked(tmp_path, training={"rounds": 3})
-    loop = federation.run(federation.grid())
-    state = loop.runner.start(loop.untrained)
-    loop.runner.run_round(state)  # and is killed before it writes that down
+    (state, _), _ = federation.first_rounds()  # and is killed before it writes that down
     grid = federation.grid()
 
     again = federation.run(grid).runner
@@ -349,9 +345,8 @@ def test_a_site_may_ask_for_larger_sums(tmp_path: Path) -> None:
     path.write_text(text.replace("sum_sites = 3", "sum_sites = 4"))
     grid = federation.grid()
     grid.tamper[federation.node("cedar")] = silent_at("train")
-    loop = federation.run(grid)
 
-    _, record = loop.runner.run_round(loop.runner.start(loop.untrained))
+    _, (record,) = federation.first_rounds(grid)
 
     assert record.unmoved == "a masked sum is over 3 sites at least, and 2 of 3 answered"
     assert agree(federation.data_of("ash"), federation.app).sum_sites == 4

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import Message
+from federated import Federated, federate, fedskew, on, tree
 from test_masked import FOUR, silent_at
 from test_one_opening import opened
 
 from fedskew.deploy import Agreement, Book, Disclosure, Terms, agree
-from fedskew.engine import RoundRecord
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.privacy import UpdateNoise, epsilon
@@ -46,17 +44,6 @@ def spending(federation: Federated, name: str) -> Book:
     return Book(federation.folder / name / "state")
 
 
-def played(federation: Federated, grid: LocalGrid, rounds: int = 1) -> tuple[list[Any], list[RoundRecord]]:
-    """The states before and after each round, and the rounds' records."""
-    loop = federation.run(grid)
-    states, records = [loop.runner.start(loop.untrained)], []
-    for _ in range(rounds):
-        state, record = loop.runner.run_round(states[-1])
-        states.append(state)
-        records.append(record)
-    return states, records
-
-
 def change(states: list[Any], at: int = 1) -> np.ndarray:
     return (states[at].model.parameters - states[at - 1].model.parameters).double().numpy()
 
@@ -66,11 +53,7 @@ def test_a_run_spends_what_the_simulation_says(tmp_path: Path) -> None:
     federation = private(tmp_path, config(rounds=2))
     grid, seen = federation.grid(), []
 
-    def look(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train":
-            seen.append(set(answer.content["sums"]))
-        return answer
-
+    look = on("train", lambda question, answer: seen.append(set(answer.content["sums"])))
     grid.tamper = dict.fromkeys(grid.apps, look)
     deployed = federation.run(grid).run(resume=True)
     simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
@@ -95,7 +78,7 @@ def test_the_sum_has_the_central_mechanism_s_noise_whoever_is_lost(tmp_path: Pat
     if lost != "nobody":
         grid.tamper[federation.node(lost)] = silent_at("train")
 
-    states, (record,) = played(federation, grid)
+    states, (record,) = federation.first_rounds(grid)
 
     assert len(record.answered) == (4 if lost == "nobody" else 3)
     assert change(states).std() == pytest.approx(DEVIATION, rel=5 / np.sqrt(2 * PARAMETERS))
@@ -108,7 +91,7 @@ def test_a_sum_that_one_does_not_open_is_paid_once_by_all_that_were_asked_to(tmp
     federation = private(tmp_path, config())
     grid = federation.grid({"birch": silent_at("query.unmask")})  # it opens, though nobody hears it
 
-    _, (record,) = played(federation, grid)
+    _, (record,) = federation.first_rounds(grid)
 
     assert record.unmoved == "the round's sum is lost, as birch masked and did not open it"
     assert {name: len(spending(federation, name).noises) for name in FOUR} == dict.fromkeys(FOUR, 1)
@@ -117,7 +100,7 @@ def test_a_sum_that_one_does_not_open_is_paid_once_by_all_that_were_asked_to(tmp
 
 def test_updates_are_clipped_at_the_site(tmp_path: Path) -> None:
     given = config(privacy={"noise": 0.01, "clip": 0.05, "epsilon": 1e6}, training={"lr": 0.5, "epochs": 5})
-    states, _ = played(federation := private(tmp_path, given), federation.grid())
+    states, _ = private(tmp_path, given).first_rounds()
     assert np.linalg.norm(change(states)) < 0.05 + 6 * 0.01 * 0.5 * 0.05 * np.sqrt(PARAMETERS)
 
 
@@ -133,7 +116,7 @@ def test_a_site_whose_budget_is_spent_refuses_and_the_others_go_on(
     grid = federation.grid()
 
     with caplog.at_level(logging.ERROR):
-        _, (first, second) = played(federation, grid, 2)
+        _, (first, second) = federation.first_rounds(grid, 2)
 
     assert sorted(first.answered) == [0, 1, 2, 3]
     assert sorted(second.answered) == [0, 1, 3]
@@ -148,7 +131,7 @@ def test_a_site_whose_budget_is_spent_refuses_and_the_others_go_on(
 
 def test_the_server_asks_nobody_whose_budget_is_spent(tmp_path: Path) -> None:
     federation = private(tmp_path, config(rounds=1, privacy={"epsilon": epsilon(4.0, 1, 1e-3) * 1.001}))
-    _, (_, second) = played(federation, federation.grid(), 2)
+    _, (_, second) = federation.first_rounds(number=2)
     assert sorted(second.privacy["declined"]) == [0, 1, 2, 3]
     assert second.answered == []
     assert second.privacy["rounds"] == 1
@@ -157,7 +140,7 @@ def test_the_server_asks_nobody_whose_budget_is_spent(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_budget_outlives_the_run_and_is_not_raised_by_agreeing_again(tmp_path: Path) -> None:
     federation = private(tmp_path, config())
-    played(federation, federation.grid())
+    federation.first_rounds()
     data, app = federation.data_of("ash"), federation.app
 
     assert agree(data, app).updates_epsilon == 8.0
@@ -170,7 +153,7 @@ def test_a_budget_outlives_the_run_and_is_not_raised_by_agreeing_again(tmp_path:
 @pytest.mark.slow
 def test_a_killed_server_counts_what_was_opened_before(tmp_path: Path) -> None:
     federation = private(tmp_path, config())
-    (state, _), _ = played(federation, federation.grid())
+    (state, _), _ = federation.first_rounds()
 
     _, record = federation.run(federation.grid()).runner.run_round(state)  # a new process plays the round again
 
@@ -181,7 +164,7 @@ def test_a_killed_server_counts_what_was_opened_before(tmp_path: Path) -> None:
 def test_a_damaged_ledger_lets_nothing_leave(tmp_path: Path) -> None:
     federation = private(tmp_path, config())
     grid = federation.grid()
-    played(federation, grid)
+    federation.first_rounds(grid)
     spending(federation, "ash").path.write_text('{"sums": [{"at": "x", "sum": "y", "noise": -1}]}')
     again = federation.refusal(grid.last("train"), "train", **{"server-round": 2})
     assert again == "failed: RunError in its own log"
@@ -191,7 +174,7 @@ def test_a_damaged_ledger_lets_nothing_leave(tmp_path: Path) -> None:
 def test_an_update_that_is_not_finite_is_told_to_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = private(tmp_path, config(training={"lr": 1e38}))
     with caplog.at_level(logging.WARNING):
-        states, (record,) = played(federation, federation.grid())
+        states, (record,) = federation.first_rounds()
     assert "takes part with noise alone" in caplog.text
     assert sorted(record.answered) == [0, 1, 2, 3]
     assert np.isfinite(change(states)).all()
@@ -203,7 +186,7 @@ def test_an_update_that_is_not_finite_is_told_to_nobody(tmp_path: Path, caplog: 
 def test_two_sums_of_one_model_are_paid_twice_and_differ_by_fresh_noise(tmp_path: Path) -> None:
     federation = private(tmp_path, config(training={"batch_size": 512, "lr": 1e-9}))
     grid = federation.grid()
-    states, _ = played(federation, grid)
+    states, _ = federation.first_rounds(grid)
 
     another = opened(federation, grid, "train", FOUR, {"server-round": 2})
 
@@ -217,15 +200,14 @@ def test_two_sums_of_one_model_are_paid_twice_and_differ_by_fresh_noise(tmp_path
 def test_fewer_sites_than_the_noise_is_made_for_open_nothing(tmp_path: Path) -> None:
     federation = private(tmp_path, config(rounds=2, privacy={"answers": 4}))
     grid = federation.grid()
-    _, (record,) = played(federation, grid)
+    _, (record,) = federation.first_rounds(grid)
     assert len(record.answered) == 4
 
     sent = grid.last("train")
     fewer = {"fedskew-members": list(FOUR[:3]), "fedskew-weights": [0.4, 0.3, 0.3], "server-round": 2}
     assert federation.refusal(sent, "train", **fewer) == "not agreed: members; its own log says more"
     grid.tamper[federation.node("dogwood")] = lambda question, answer: None
-    loop = federation.run(grid)
-    _, record = loop.runner.run_round(loop.runner.start(loop.untrained))
+    _, (record,) = federation.first_rounds(grid)
     assert "a masked sum is over 4 sites at least, and" in str(record.unmoved)
 
 

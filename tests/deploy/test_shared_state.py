@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from federated import Federated, LocalGrid
+from federated import Federated
 from flwr.app import Message
 from test_masked import FOUR, masked
-from test_private_sites import config, played, private, spending
+from test_private_sites import config, private, spending
 
 from fedskew.deploy import Terms, agree
-from fedskew.engine import RoundRecord
 from fedskew.experiment import resolve
 
 pytest.importorskip("dp_accounting")
@@ -47,19 +46,13 @@ def masked_in(federation: Federated) -> int:
         return len(db.execute("SELECT key FROM entry WHERE kind = 'masked'").fetchall())
 
 
-def a_round(federation: Federated) -> tuple[LocalGrid, RoundRecord]:
-    grid = federation.grid()
-    loop = federation.run(grid)
-    return grid, loop.runner.run_round(loop.runner.start(loop.untrained))[1]
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, Federated, Message]:
     """A federation with noise, after a round; one without, on the same state folders; a question of that round."""
     tmp_path = tmp_path_factory.mktemp("two")
     noisy = private(tmp_path / "noisy", config(rounds=2))
     grid = noisy.grid()
-    played(noisy, grid)
+    noisy.first_rounds(grid)
     plain = {key: value for key, value in config(rounds=2).items() if key != "privacy"}
     other = private(tmp_path / "other", plain)
     share_state(other, noisy)
@@ -89,9 +82,11 @@ def test_a_federation_on_the_same_state_makes_no_other_forget_what_it_opened(tmp
     first = masked(tmp_path / "first", "fedavg", training={"rounds": 2})
     second = masked(tmp_path / "second", "fedavg", training={"rounds": 2})
     share_state(second, first)
-    grid, _ = a_round(first)
+    grid = first.grid()
+    first.first_rounds(grid)
     question = grid.last("train")
-    refused = a_round(second)[1].deployment
+    _, (record,) = second.first_rounds()
+    refused = record.deployment
     assert refused is not None  # its sites have other keys, and the untrained model is the same
     assert refused["failed"] == dict.fromkeys(FOUR, "not agreed: members; its own log says more")
 
@@ -106,7 +101,7 @@ def test_to_agree_anew_deletes_what_was_kept(tmp_path: Path) -> None:
     """Else the last update with noise could be masked once more without, after no training at all."""
     federation = private(tmp_path, config(rounds=2))
     grid = federation.grid()
-    played(federation, grid)
+    federation.first_rounds(grid)
     question, kept = grid.last("train"), federation.kept("ash")
     assert federation.refusal(question, "train", **NEXT) == ""
     assert masked_in(federation) == 1

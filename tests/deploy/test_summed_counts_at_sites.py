@@ -99,8 +99,7 @@ def test_the_run_folder_and_the_messages_hold_no_site_s_counts_or_weight(played:
 @pytest.mark.slow
 def test_a_run_that_goes_on_asks_for_no_sum_again(tmp_path: Path) -> None:
     federation = summed(tmp_path, config(rounds=2))
-    loop = federation.run(federation.grid())
-    loop.runner.run_round(loop.runner.start(loop.untrained))
+    federation.first_rounds()
     grid = federation.grid()
     federation.run(grid).run(resume=True)
     assert "query.counts" not in grid.kinds("ash")
@@ -154,8 +153,7 @@ def test_several_questions_are_settled_by_ten_sites(tmp_path: Path) -> None:
     given["target"] = {"mix": [0.02] * 5 + [0.18] * 5}
     federation = summed(tmp_path, given, TEN, round_timeout=2.0)
     grid = federation.grid()
-    loop = federation.run(grid)
-    _, record = loop.runner.run_round(loop.runner.start(loop.untrained))
+    _, (record,) = federation.first_rounds(grid)
     assert len(record.answered) == 5
     assert 3 <= grid.kinds("site-0").count("query.counts") <= 40
 
@@ -222,8 +220,7 @@ def test_a_site_takes_one_announcement_and_keeps_its_part_while_its_data_grow(tm
     """Else a server could ask by announcements, and weights would no longer sum to 1, so that no round counts."""
     federation = summed(tmp_path, config(rounds=3))
     grid = federation.grid()
-    loop = federation.run(grid)
-    loop.runner.run_round(loop.runner.start(loop.untrained))
+    federation.first_rounds(grid)
 
     asked = grid.last("train")
     arrays = asked.content["broadcast"]

@@ -247,11 +247,11 @@ def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) ->
     federation.play()
     for record in federation.records():
         began, ended = record["deployment"]["began"], record["deployment"]["ended"]
-        assert began.endswith("+00:00")
+        assert began.endswith("Z")
         assert began <= ended
         sites = record["deployment"]["evaluations"]
         assert set(sites) == {"ash", "birch", "cedar"}
         right = sum(site["accuracy"] * site["samples"] for site in sites.values())
         assert accuracy(record) == pytest.approx(right / sum(site["samples"] for site in sites.values()))
     kept = json.loads((federation.run_folder / "deployment.json").read_text())
-    assert kept["sites"]["ash"]["at"].endswith("+00:00")
+    assert kept["sites"]["ash"]["at"].endswith("Z")

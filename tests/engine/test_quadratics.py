@@ -27,13 +27,8 @@ from fedskew.server_updates import INDEX as UPDATES
 from fedskew.server_updates import Plain
 from fedskew.weighting import FedAvg, Uniform
 
-FedDyn = STEPS["feddyn"]
-FedGF = STEPS["fedgf"]
-FedProx = STEPS["fedprox"]
-Scaffold = STEPS["scaffold"]
-FedACG = UPDATES["fedacg"]
-FedNova = UPDATES["fednova"]
-FedDynServer = UPDATES["feddyn"]
+FedDyn, FedGF, FedProx, Scaffold = (STEPS[name] for name in ("feddyn", "fedgf", "fedprox", "scaffold"))
+FedACG, FedNova, FedDynServer = (UPDATES[name] for name in ("fedacg", "fednova", "feddyn"))
 
 A = np.array([[[1.0, 0.0], [0.0, 0.5]], [[2.0, 0.5], [0.5, 1.0]], [[0.3, 0.0], [0.0, 3.0]]])
 B = np.array([[3.0, -1.0], [-2.0, 4.0], [1.0, 2.0]])
@@ -81,12 +76,8 @@ def at_rest(
     counts = np.array(steps, dtype=np.float64)[:, None]
     method = Method(AnyClients(), Objective(HalfSquare()), local_step, weighting, server_update)
     model = FlatModel(Point())
-    data = PartitionedData(
-        inputs=torch.tensor(rows, dtype=torch.float32),
-        targets=torch.zeros(len(rows), dtype=torch.int64),
-        rows=np.split(np.arange(len(rows)), np.cumsum(steps)[:-1]),
-        counts=counts,
-    )
+    inputs, targets = torch.tensor(rows, dtype=torch.float32), torch.zeros(len(rows), dtype=torch.int64)
+    data = PartitionedData(inputs, targets, np.split(np.arange(len(rows)), np.cumsum(steps)[:-1]), counts)
     training = LocalTraining(batch_size=1, lr=lr, momentum=momentum)
     work = LocalWork(data, method.objective, local_step, training, seed=0, hooks=hooked(method))
     backend = SequentialBackend(model, work)
@@ -144,39 +135,31 @@ def test_fedavg_comes_to_rest_beside_the_common_optimum(training):
     assert np.linalg.norm(found - optimum()) > 0.15
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "participation", "training", "rounds"),
-    [
-        pytest.param("one", 1.0, PLAIN, 25, marks=pytest.mark.whole_product),
-        ("two", 0.67, PLAIN, 35),
-        pytest.param("one", 0.67, WITH_MOMENTUM, 50, marks=pytest.mark.whole_product),
-        ("one", 1.0, WITH_MOMENTUM, 50),
-        pytest.param("two", 1.0, WITH_MOMENTUM, 50, marks=pytest.mark.whole_product),
-    ],
-)
-def test_scaffold_reaches_it_with_all_clients_and_with_two_at_a_time(option, participation, training, rounds):
-    found = at_rest(Scaffold(option), rounds, participation=participation, epochs=5, **training)
-    np.testing.assert_allclose(found, optimum(), atol=1e-5)
+def only_all(*way) -> object:
+    return pytest.param(*way, marks=pytest.mark.whole_product)
+
+
+ALL, TWO_OF_THREE, ONE_OF_THREE = {}, {"participation": 0.67}, {"participation": 0.34}
+UNEVEN = {"steps": (1, 2, 5), "epochs": 2}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("training", "rounds"),
+    ("option", "who", "training", "rounds"),
     [
-        pytest.param(PLAIN, 65, marks=pytest.mark.whole_product, id="plain"),
-        pytest.param(WITH_MOMENTUM, 90, id="momentum"),
+        only_all("one", ALL, PLAIN, 25),
+        ("one", ALL, WITH_MOMENTUM, 50),
+        only_all("two", ALL, WITH_MOMENTUM, 50),
+        ("two", TWO_OF_THREE, PLAIN, 35),
+        only_all("one", TWO_OF_THREE, WITH_MOMENTUM, 50),
+        only_all("two", ONE_OF_THREE, PLAIN, 65),
+        ("two", ONE_OF_THREE, WITH_MOMENTUM, 90),
+        only_all("two", UNEVEN, PLAIN, 60),
+        ("two", UNEVEN, WITH_MOMENTUM, 60),
     ],
 )
-def test_scaffold_reaches_it_with_one_client_at_a_time(training, rounds):
-    found = at_rest(Scaffold(), rounds, participation=0.34, epochs=5, **training)
-    np.testing.assert_allclose(found, optimum(), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("training", [pytest.param(PLAIN, marks=pytest.mark.whole_product), WITH_MOMENTUM])
-def test_scaffold_reaches_it_whatever_steps_the_clients_take(training):
-    found = at_rest(Scaffold(), 60, steps=(1, 2, 5), epochs=2, **training)
+def test_scaffold_reaches_it_whoever_takes_part_and_whatever_steps_they_take(option, who, training, rounds):
+    found = at_rest(Scaffold(option), rounds, **{"epochs": 5, **who, **training})
     np.testing.assert_allclose(found, optimum(), atol=1e-5)
 
 
@@ -202,15 +185,8 @@ def test_feddyn_with_exact_local_minima_goes_the_paper_s_way():
 @pytest.mark.slow
 @pytest.mark.parametrize(("participation", "rounds"), [(1.0, 15), (0.67, 35)])
 def test_feddyn_reaches_it_with_all_clients_and_with_some_whatever_their_steps(participation, rounds):
-    found = at_rest(
-        FedDyn(alpha=1.0),
-        rounds,
-        steps=(1, 2, 5),
-        participation=participation,
-        epochs=4,
-        lr=0.15,
-        server_update=FedDynServer(),
-    )
+    ways = {"steps": (1, 2, 5), "participation": participation, "epochs": 4, "lr": 0.15}
+    found = at_rest(FedDyn(alpha=1.0), rounds, server_update=FedDynServer(), **ways)
     np.testing.assert_allclose(found, optimum(), atol=1e-3)
 
 

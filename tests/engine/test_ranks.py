@@ -87,11 +87,15 @@ def assert_said_once(stderr: str) -> None:
     assert "with --resume, on any number of ranks" in told[0]
 
 
+def of_rank(rank: int, ranks: int, port: int = 0) -> dict[str, str]:
+    """What torchrun says to a rank by its environment."""
+    said = {"TORCHELASTIC_RUN_ID": "a job", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+    return {name: str(value) for name, value in (said | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items()}
+
+
 def play(folder: Path, rank: int, port: int) -> None:
     """What one of two ranks does, in a process that torchrun has not started but which has its environment."""
-    given = {"TORCHELASTIC_RUN_ID": "a job", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}
-    for name, value in (given | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).items():
-        os.environ[name] = str(value)
+    os.environ.update(of_rank(rank, 2, port))
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     sys.argv = ["fedskew", "run", "task.toml"]
@@ -103,10 +107,9 @@ def play(folder: Path, rank: int, port: int) -> None:
 @contextmanager
 def only_rank() -> Iterator[None]:
     """Inside, this process is the only rank of a job: the environment is what torchrun gives it."""
-    given = {"TORCHELASTIC_RUN_ID": "a job", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in (given | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}).items():
+        for name, value in of_rank(0, 1).items():
             environment.setenv(name, value)
         try:
             yield
@@ -160,22 +163,16 @@ def test_a_run_whose_rank_is_killed_ends_and_goes_on_over_another_number_with_th
 def test_torchrun_ends_a_run_whose_rank_is_killed(tmp_path):
     set_up(tmp_path)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    killed = subprocess.run(
-        [*launcher, "-m", "fedskew", "run", "task.toml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    command, environment = [*launcher, "-m", "fedskew", "run", "task.toml"], {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment)
     assert killed.returncode != 0
     assert_said_once(killed.stderr)
 
 
 def assigned_to(ranks: int, work: list[int]) -> list[list[int]]:
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TORCHELASTIC_RUN_ID", "a job")
-        environment.setenv("WORLD_SIZE", str(ranks))
+        for name, value in of_rank(0, ranks).items():
+            environment.setenv(name, value)
         return torchrun.assign(work)
 
 

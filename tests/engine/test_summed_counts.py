@@ -11,7 +11,6 @@ import fedskew
 from by_hand import task, under_masks
 from fedskew.engine import Federation
 from fedskew.engine.sums import answers_in_sum, encode_answer
-from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.sums import fixed_point
 from fedskew.weighting import INDEX, FedAvg, Uniform, fedla, fedpals
@@ -115,10 +114,3 @@ def test_the_weight_limit_lowers_a_share() -> None:
     lowered = np.minimum([share[client] for client in record["answered"]], 0.1)
     assert record["weights"] == pytest.approx(lowered / lowered.sum(), abs=1e-9)
     assert set(record["limited"]) == {client for client, one in share.items() if one > 0.1}
-
-
-def test_noise_on_updates_does_not_go_with_summed_counts() -> None:
-    pytest.importorskip("dp_accounting")
-    privacy = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0}
-    with pytest.raises(ConfigError, match="each client would send its own weight, without noise"):
-        fedskew.simulate(TASK, privacy=privacy, training={**TASK["training"], "weight_limit": 0.2})

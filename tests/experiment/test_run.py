@@ -321,16 +321,8 @@ def test_a_network_that_is_none_is_refused():
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ({"target": {"mix": [0.5, 0.5]}}, "one share for each class"),
-        ({"target": {"mix": "client"}}, "target client"),
-        ({"target": {"mix": "data"}}, "defines no target"),
         ({"partition": {"rule": "natural"}}, "defines no clients"),
-        ({"model": {"name": "mlp3", "widht": 5}}, "model.widht: .* .did you mean 'width'"),
-        ({"model": {"name": "logistic", "num_classes": 5}}, "model.num_classes: not an option"),
-        ({"model": {"name": "lenet5"}}, "model: in_shape: lenet5 takes images, .* of at least 16 x 16"),
         ({"partition": {"rule": "quantity", "labels_per_client": 2}}, "partition.clients"),
-        ({"method": "fedpals", "target": {}}, "target"),
-        ({"output": {"trackers": ["tensorboard"]}}, "folder"),
     ],
 )
 def test_what_cannot_run_is_refused_before_training(tables, says):

@@ -11,7 +11,7 @@ from example_runs import example_run
 
 from fedskew.cli.operate import sites_table
 from fedskew.cli.page import Console
-from fedskew.report import SeedRun, SiteActivity, undone_rounds, write_report
+from fedskew.report import SeedRun, SiteActivity, write_report
 
 TOKYO, HOSTILE = "東京 Köln", "\x1b[2Jnorth\u202egpj"
 NOTES = {
@@ -51,7 +51,9 @@ def test_each_sites_rounds_are_counted_by_what_came_of_them(run: SeedRun) -> Non
     troubles = {site.name: str(site.trouble) for site in SiteActivity.of(run)}
     assert troubles[TOKYO].endswith("out of line: 12.5 times as large as is likely")
     assert troubles["south"].startswith("round 4, 2026-11-22T10:04:00+00:00: left out, as the round was undone")
-    assert undone_rounds(run)[0].startswith("Round 4, 2026-11-22T10:04:00+00:00, was undone: the model's loss is 9.")
+    assert SiteActivity.undone_rounds(run)[0].startswith(
+        "Round 4, 2026-11-22T10:04:00+00:00, was undone: the model's loss is 9."
+    )
 
 
 def test_page_and_terminal_show_what_sites_call_themselves_as_it_is(run: SeedRun, tmp_path: Path) -> None:

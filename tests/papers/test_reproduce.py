@@ -12,7 +12,7 @@ from scipy.stats import ttest_rel
 
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ConfigError, DataError
-from fedskew.papers import Recipe, RecipeRow, Reproduction, estimate, paired, reproduce
+from fedskew.papers import Recipe, RecipeRow, Reproduction, estimate, reproduce
 from fedskew.report import SeedRun
 from fedskew.tables import duration
 
@@ -190,7 +190,7 @@ def test_a_difference_is_of_the_same_task_and_seed_with_students_interval():
         ({"dataset": "A", "method": "FedLA"}, ours),
         ({"dataset": "B", "method": "FedLA"}, ours),
     ]
-    (found,) = paired(lines)  # B has no FedAvg
+    (found,) = Reproduction.paired(lines)  # B has no FedAvg
     assert found.labels == {"dataset": "A", "method": "FedLA"}
     assert found.differences == (1.0, 2.0, -1.0)
     assert found.ahead == 2
@@ -202,7 +202,7 @@ def test_seeds_of_one_federation_count_once():
     def line(federation: str, method: str, values: dict[int, float]):
         return {"method": method, "federation": federation}, values
 
-    (found,) = paired(
+    (found,) = Reproduction.paired(
         [
             line("0", "FedAvg", {0: 1.0, 1: 3.0}),
             line("1", "FedAvg", {0: 5.0}),
@@ -216,7 +216,7 @@ def test_seeds_of_one_federation_count_once():
 
 def test_seeds_of_the_only_federation_count_each():
     one = {"dataset": "A", "federation": "0"}
-    (found,) = paired(
+    (found,) = Reproduction.paired(
         [({**one, "method": "FedAvg"}, {0: 1.0, 1: 3.0}), ({**one, "method": "FedVLS"}, {0: 2.0, 1: 7.0})]
     )
     assert found.differences == (1.0, 4.0)
@@ -224,5 +224,5 @@ def test_seeds_of_the_only_federation_count_each():
 
 
 def test_a_single_difference_has_no_interval():
-    (found,) = paired([({"method": "FedAvg"}, {0: 1.0}), ({"method": "FedVLS"}, {0: 1.5})])
+    (found,) = Reproduction.paired([({"method": "FedAvg"}, {0: 1.0}), ({"method": "FedVLS"}, {0: 1.5})])
     assert (found.mean, found.interval) == (0.5, None)

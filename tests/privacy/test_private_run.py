@@ -140,34 +140,6 @@ def test_a_round_whose_model_is_not_finite_is_charged() -> None:
     assert result.rounds[-1]["privacy"]["rounds"] == 1  # what was opened was seen
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"engine": {"updates": "plain"}}, 'set engine.updates = "masked"'),
-        ({"training": {**TRAINING, "weight_limit": None}}, "set training.weight_limit"),
-        ({"training": {**TRAINING, "weight_limit": 0.2}}, "0.2 can't hold for 4 clients in a round"),
-        ({"method": "scaffold"}, "scaffold returns something beside the update"),
-        ({"method": "fednova"}, "fednova needs a number of each client"),
-        ({"method": "afl"}, "engine.updates: afl reads what each client returned"),
-        ({"model": {"name": "test_private_run:Normalised"}}, "Normalised has buffers"),
-        ({"method": {"preset": "fedavg", "finish": {"name": "ccvr"}}}, "ccvr asks clients for sums without noise"),
-        (
-            {"training": {**TRAINING, "participation": 1.0, "rounds": 500}},
-            r"privacy.epsilon: 8 pays for 69 rounds .* takes part in 500; set noise = 10.8",
-        ),
-        ({"privacy": {**PRIVACY, "epsilon": 0.01}}, "privacy.epsilon: 0.01 pays for 0 rounds"),
-        ({"privacy": {**PRIVACY, "answers": 5}}, "privacy.answers: 5 are more than the 4"),
-        ({"privacy": {**PRIVACY, "clip": 9.0}}, "privacy.clip"),
-        ({"privacy": {**PRIVACY, "delta": 0.125}}, r"privacy.delta: 0.125 has to be below 1 / 8, one divided by the"),
-        (
-            {"privacy": {**PRIVACY, "clip": 1e-6, "noise": 0.2, "epsilon": 1e4}},
-            r"privacy.noise: the share of one of 4 clients is 2.11 units of 2\*\*-24, and 10 are the least",
-        ),
-    ],
-)
-def test_what_would_send_anything_without_noise_is_refused(change: dict[str, Any], why: str) -> None:
-    task = {**TASK, **change}
-    task["training"] = {key: value for key, value in task["training"].items() if value is not None}
-    with pytest.raises(ConfigError, match=why) as found:
-        fedskew.simulate(task)
-    assert "\n" not in str(found.value)
+def test_a_network_with_buffers_is_refused_as_they_would_be_sent_without_noise() -> None:
+    with pytest.raises(ConfigError, match="Normalised has buffers"):
+        fedskew.simulate(TASK, model={"name": "test_private_run:Normalised"})

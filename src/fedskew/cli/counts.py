@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from fedskew.cli.options import DataRoot, config_file, named, several
 from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SourcePath = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         metavar="SOURCE",
         help="Label counts in a table (a column client and one for each class, or client,class,count); or what to "
         "count: a folder of images, an .npz file, a CSV file of samples, a folder of Hugging Face, a config, a run.",
@@ -29,24 +29,24 @@ SourcePath = Annotated[
     ),
 ]
 ClientColumn = Annotated[
-    str | None, typer.Option("--client", metavar="COLUMN", help="The column of clients.  [default: as it is called]")
+    str | None, Option("--client", metavar="COLUMN", help="The column of clients.  [default: as it is called]")
 ]
 LabelColumn = Annotated[
     str | None,
-    typer.Option("--label", metavar="COLUMN", help="The column of labels, where each row is one sample."),
+    Option("--label", metavar="COLUMN", help="The column of labels, where each row is one sample."),
 ]
 DecimalSign = Annotated[
     Literal[".", ","] | None,
-    typer.Option("--decimal", help="The decimal sign of the table's numbers.  [default: as they show]"),
+    Option("--decimal", help="The decimal sign of the table's numbers.  [default: as they show]"),
 ]
 TotalsAre = Annotated[
     Literal["drop", "keep"] | None,
-    typer.Option("--totals", help="Drop or keep rows and columns that sum up the others.  [default: drop if they fit]"),
+    Option("--totals", help="Drop or keep rows and columns that sum up the others.  [default: drop if they fit]"),
 ]
 
 TargetPath = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--target",
         metavar="TARGET.CSV",
         help="The label mix that the model will serve: columns class,share, or class names over one row of shares.  "
@@ -55,20 +55,18 @@ TargetPath = Annotated[
 ]
 Participation = Annotated[
     float | None,
-    typer.Option(
+    Option(
         help="For advice: share of the clients that takes part in a round.  [default: that of a config or run, or 1]",
         show_default=False,
     ),
 ]
 Epochs = Annotated[
     float | None,
-    typer.Option(
-        help="For advice: local epochs of a round.  [default: those of a config or run, or 1]", show_default=False
-    ),
+    Option(help="For advice: local epochs of a round.  [default: those of a config or run, or 1]", show_default=False),
 ]
 TablePath = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--table",
         metavar="EVIDENCE.CSV.GZ",
         help="A table of your own, evidence.csv.gz of `fedskew arena`.  [default: the one that comes with fedskew]",
@@ -92,9 +90,9 @@ def counts(
     decimal: DecimalSign = None,
     totals: TotalsAre = None,
     form: Annotated[
-        Literal["wide", "long"], typer.Option("--form", help="A row for each client, or for each client and class.")
+        Literal["wide", "long"], Option("--form", help="A row for each client, or for each client and class.")
     ] = "wide",
-    out: Annotated[Path | None, typer.Option("--out", help="The file to write.  [default: print]")] = None,
+    out: Annotated[Path | None, Option("--out", help="The file to write.  [default: print]")] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Count who holds which labels, and print the table that `fedskew describe` and `fedskew weights` read.
@@ -187,7 +185,7 @@ def advise(
     participation: Participation = None,
     epochs: Epochs = None,
     without: Annotated[
-        str | None, typer.Option("--without", help="Methods that can't be used, such as fedentopt,ccvr.")
+        str | None, Option("--without", help="Methods that can't be used, such as fedentopt,ccvr.")
     ] = None,
     table: TablePath = None,
     client: ClientColumn = None,

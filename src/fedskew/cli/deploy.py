@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedskew.cli.options import Changes, DataRoot, TrustCode, changed_keys, config_file, named, several
 from fedskew.cli.page import Console
@@ -25,60 +26,54 @@ if TYPE_CHECKING:
 
 LabelCounts = Annotated[
     str,
-    typer.Option(
+    Option(
         help="What sites report of their label counts: exact, noisy, withheld, or summed "
         "(only in masked sums over all)."
     ),
 ]
 Epsilon = Annotated[
     float | None,
-    typer.Option(
-        help="Privacy parameter of label counts with noise: --label-counts noisy, or summed.", show_default=False
-    ),
+    Option(help="Privacy parameter of label counts with noise: --label-counts noisy, or summed.", show_default=False),
 ]
 Updates = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="plain: the server sees each site's update; masked: it sees sums over sites only, three at least. "
         "Default: as the config's engine.updates says, plain.",
         show_default=False,
     ),
 ]
-Federation = Annotated[Path, typer.Argument(help="The federation's folder.", show_default=False)]
+Federation = Annotated[Path, Argument(help="The federation's folder.", show_default=False)]
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the federation.", show_default=False)],
-    config: Annotated[
-        Path, typer.Option("--config", help="The config that was simulated, a TOML file.", show_default=False)
-    ],
-    sites: Annotated[str, typer.Option(help="The sites' names, such as north,south,west.", show_default=False)],
-    address: Annotated[
-        str, typer.Option(help="The address by which sites reach the server, HOST:PORT.")
-    ] = "localhost:9092",
+    folder: Annotated[Path, Argument(help="A new folder for the federation.", show_default=False)],
+    config: Annotated[Path, Option("--config", help="The config that was simulated, a TOML file.", show_default=False)],
+    sites: Annotated[str, Option(help="The sites' names, such as north,south,west.", show_default=False)],
+    address: Annotated[str, Option(help="The address by which sites reach the server, HOST:PORT.")] = "localhost:9092",
     label_counts: LabelCounts = "exact",
     epsilon: Epsilon = None,
     updates: Updates = None,
     target: Annotated[
-        Path | None, typer.Option(help="A CSV file with the target mix; it stays at the server.", show_default=False)
+        Path | None, Option(help="A CSV file with the target mix; it stays at the server.", show_default=False)
     ] = None,
     target_site: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="With target.mix = 'estimate': the site whose samples without labels the target mix is estimated "
             "from. Name it in --sites too if it trains.",
             show_default=False,
         ),
     ] = None,
     classes: Annotated[
-        str | None, typer.Option(help="Class names, such as cat,dog, where the config's data is not on this machine.")
+        str | None, Option(help="Class names, such as cat,dog, where the config's data is not on this machine.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Shape of one sample, such as 3,32,32, where the data is not on this machine.")
+        str | None, Option(help="Shape of one sample, such as 3,32,32, where the data is not on this machine.")
     ] = None,
     wheel: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="A wheel of this version of fedskew, for sites whose package index has none: it is put into each "
             "folder. pip wheel --no-deps makes it of the source.",
             show_default=False,
@@ -167,12 +162,12 @@ def check(folder: Federation, trust_code: TrustCode = False) -> None:
 
 
 def local(
-    folder: Annotated[Path, typer.Argument(help="A new folder for the federation and its run.", show_default=False)],
+    folder: Annotated[Path, Argument(help="A new folder for the federation and its run.", show_default=False)],
     config: Annotated[
-        Path, typer.Option("--config", help="A TOML file whose data is divided among the sites; @local: digits.")
+        Path, Option("--config", help="A TOML file whose data is divided among the sites; @local: digits.")
     ] = Path("@local"),
     sites: Annotated[
-        int | None, typer.Option(min=1, help="Number of sites; default: as many as the config has clients.")
+        int | None, Option(min=1, help="Number of sites; default: as many as the config has clients.")
     ] = None,
     label_counts: LabelCounts = "exact",
     epsilon: Epsilon = None,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from rich.text import Text
+from typer import Option
 
 from fedskew.cli.counts import (
     ClientColumn,
@@ -51,7 +51,7 @@ def describe(
     data_root: DataRoot = None,
     picture: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--picture",
             help=f"The page that shows who holds what (.html).  [default: {DEFAULT_FIGURE}; none with --json]",
         ),
@@ -99,7 +99,7 @@ def weights(
     path: SourcePath,
     method: Annotated[
         str,
-        typer.Option("--method", help=f"A weighting: {', '.join(INDEX)}, or module:Class of your own."),
+        Option("--method", help=f"A weighting: {', '.join(INDEX)}, or module:Class of your own."),
     ],
     target: TargetPath = None,
     client: ClientColumn = None,
@@ -109,18 +109,18 @@ def weights(
     data_root: DataRoot = None,
     strength: Annotated[
         float | None,
-        typer.Option("--strength", help="FedPALS's lambda: 0 fits the target best, inf is FedAvg.  [default: 0]"),
+        Option("--strength", help="FedPALS's lambda: 0 fits the target best, inf is FedAvg.  [default: 0]"),
     ] = None,
     ess: Annotated[
         float | None,
-        typer.Option("--ess", help="Find FedPALS's lambda: the least share of effective samples to keep, from 0 to 1."),
+        Option("--ess", help="Find FedPALS's lambda: the least share of effective samples to keep, from 0 to 1."),
     ] = None,
     parameters: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the weighting; may be repeated."),
+        Option("--set", metavar="NAME=VALUE", help="A parameter of the weighting; may be repeated."),
     ] = None,
     as_json: AsJson = False,
-    csv_path: Annotated[Path | None, typer.Option("--csv", help="Write every client's weight to this file.")] = None,
+    csv_path: Annotated[Path | None, Option("--csv", help="Write every client's weight to this file.")] = None,
 ) -> None:
     """Weigh clients by a method, and show what it costs and which label mix results.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedskew.cli.options import Changes
 from fedskew.cli.page import Console
@@ -45,25 +46,25 @@ OFF = ("tune", "privacy")
 
 
 def new(
-    path: Annotated[Path, typer.Argument(help="The file to write.", show_default=False)],
-    data: Annotated[str | None, typer.Option(help="The data set: `fedskew list data`.  [default: digits]")] = None,
-    root: Annotated[Path | None, typer.Option(help="Your folder or file, for folder, npz, csv, huggingface.")] = None,
+    path: Annotated[Path, Argument(help="The file to write.", show_default=False)],
+    data: Annotated[str | None, Option(help="The data set: `fedskew list data`.  [default: digits]")] = None,
+    root: Annotated[Path | None, Option(help="Your folder or file, for folder, npz, csv, huggingface.")] = None,
     rule: Annotated[
-        str | None, typer.Option(help="Who holds what: `fedskew list partitions`.  [default: dirichlet_by_class]")
+        str | None, Option(help="Who holds what: `fedskew list partitions`.  [default: dirichlet_by_class]")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Number of clients.  [default: 10; fewer where there are few samples]")
+        int | None, Option(help="Number of clients.  [default: 10; fewer where there are few samples]")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="The network: `fedskew list models`.  [default: mlp3; fasttext for texts]")
+        str | None, Option(help="The network: `fedskew list models`.  [default: mlp3; fasttext for texts]")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="The method: `fedskew methods`.  [default: fedavg]")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.  [default: as the data need]")] = None,
+    method: Annotated[str | None, Option(help="The method: `fedskew methods`.  [default: fedavg]")] = None,
+    rounds: Annotated[int | None, Option(help="Number of rounds.  [default: as the data need]")] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help=f"Also write {SCHEMA}, by which editors complete and check the file.")
+        bool, Option("--schema", help=f"Also write {SCHEMA}, by which editors complete and check the file.")
     ] = False,
     changes: Changes = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write a config with every key, its default and what it means, ready to run.
 

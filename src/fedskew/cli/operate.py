@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.cells import cell_len
 from rich.table import Table
+from typer import Argument, Option
 
 from fedskew.cli.deploy import Federation
 from fedskew.cli.page import Console, table_of
@@ -20,7 +21,7 @@ from fedskew.names import visible
 if TYPE_CHECKING:
     from fedskew.report import SiteActivity
 
-RUN = typer.Argument(
+RUN = Argument(
     help="The federation's folder: its newest run; or a run folder, server/runs/NAME-....", show_default=False
 )
 
@@ -76,7 +77,7 @@ def status(run: Annotated[Path, RUN]) -> None:
     """
     from fedskew.deploy import expires_soon, target_line
     from fedskew.experiment import RunFolder
-    from fedskew.report import SiteActivity, still_rounds, undone_rounds
+    from fedskew.report import SiteActivity
 
     folder = _run_folder(run)
     (seed,) = RunFolder.read_runs(folder)
@@ -95,7 +96,7 @@ def status(run: Annotated[Path, RUN]) -> None:
     for site in sites:
         if site.trouble is not None:
             console.say(f"{site.name}: {site.trouble}")
-    for line in (*undone_rounds(seed), *still_rounds(seed)):
+    for line in (*SiteActivity.undone_rounds(seed), *SiteActivity.still_rounds(seed)):
         console.say(line, style="yellow")
     certificate = folder.parent.parent / "server.crt"
     if certificate.exists() and (said := expires_soon(certificate)):
@@ -106,8 +107,8 @@ def status(run: Annotated[Path, RUN]) -> None:
 
 def readmit(
     run: Annotated[Path, RUN],
-    sites: Annotated[list[str] | None, typer.Argument(help="Sites that may take part again.")] = None,
-    nobody: Annotated[bool, typer.Option("--nobody", help="All sites that are left out stay so.")] = False,
+    sites: Annotated[list[str] | None, Argument(help="Sites that may take part again.")] = None,
+    nobody: Annotated[bool, Option("--nobody", help="All sites that are left out stay so.")] = False,
 ) -> None:
     """Readmit sites that were left out because a round was undone: look at them first. A run that stopped may then go
     on; the command may also be given while the run goes on.
@@ -144,8 +145,7 @@ def readmit(
 
 def superlink(
     context: typer.Context,
-    max_reply: Annotated[int, typer.Option(min=1, help="Most bytes that a site may send in reply to one message.")] = 2
-    ** 30,
+    max_reply: Annotated[int, Option(min=1, help="Most bytes that a site may send in reply to one message.")] = 2**30,
 ) -> None:
     """Run Flower's flower-superlink with its options, but accept commands (register a node, run an app) from this
     machine only, and from others no more bytes than they need. Flower's own accepts both from anybody who reaches its
@@ -177,7 +177,7 @@ def register(folder: Federation) -> None:
 
 def revoke(
     folder: Federation,
-    name: Annotated[str, typer.Argument(help="The site.", show_default=False)],
+    name: Annotated[str, Argument(help="The site.", show_default=False)],
 ) -> None:
     """Remove a site's key from the server that runs on this machine: the site is out, and can't join with it again.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from fedskew.cli.page import Console, table_of
 from fedskew.errors import ArgumentError, ConfigError
@@ -19,30 +20,30 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 ConfigFile = Annotated[
     Path,
-    typer.Argument(
+    Argument(
         help="The TOML file; or @NAME, one that comes with fedskew (`fedskew recipes` lists them).", show_default=False
     ),
 ]
 Estimate = Annotated[
-    bool, typer.Option("--estimate", help="Only estimate how long it takes here, from a few measured steps.")
+    bool, Option("--estimate", help="Only estimate how long it takes here, from a few measured steps.")
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set", metavar="KEY=VALUE", help="Change one key of the config, such as training.lr=0.05; may be repeated."
     ),
 ]
-Seeds = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.")]
+Seeds = Annotated[str | None, Option(help="Seeds, such as 0,1,2.")]
 Quick = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--quick", help="Apply the [quick] table of the file: few rounds, to see that all works. It proves nothing."
     ),
 ]
-Out = Annotated[Path, typer.Option(help="The folder to write run folders, tables and reports to.")]
+Out = Annotated[Path, Option(help="The folder to write run folders, tables and reports to.")]
 Fresh = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--fresh",
         help="Train anew what was made by other code, of other data or by another fedskew; the old run folders are "
         "moved to earlier/.",
@@ -50,13 +51,11 @@ Fresh = Annotated[
 ]
 Processes = Annotated[
     int | None,
-    typer.Option(
-        help="How many runs to train at a time.  [default: cores / engine.threads; 1 on a GPU]", show_default=False
-    ),
+    Option(help="How many runs to train at a time.  [default: cores / engine.threads; 1 on a GPU]", show_default=False),
 ]
 On = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--on",
         metavar="ADDRESS",
         help="Train on the workers of a Dask scheduler, such as tcp://10.0.0.1:8786 (pip install 'fedskew[dask]').",
@@ -65,12 +64,10 @@ On = Annotated[
 ]
 TrustCode = Annotated[
     bool,
-    typer.Option(
-        "--trust-code", help="Import the code that came with the folder, which then runs as you. Read it before."
-    ),
+    Option("--trust-code", help="Import the code that came with the folder, which then runs as you. Read it before."),
 ]
-Device = Annotated[str | None, typer.Option(help="Where to train: auto, cpu or cuda.")]
-DataRoot = Annotated[Path | None, typer.Option(help="The folder of the data sets (otherwise FEDSKEW_DATA).")]
+Device = Annotated[str | None, Option(help="Where to train: auto, cpu or cuda.")]
+DataRoot = Annotated[Path | None, Option(help="The folder of the data sets (otherwise FEDSKEW_DATA).")]
 
 _A_MINUTE = 60
 

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from fedskew.errors import ArgumentError
 from fedskew.files import write_text, writing
@@ -27,8 +28,8 @@ BOXED: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
 RULED: dict[str, Any] = BOXED | {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 BARE: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 1), "header_style": "dim"}
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a page.")]
-NoPicture = Annotated[bool, typer.Option("--no-picture", help="Draw nothing.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a page.")]
+NoPicture = Annotated[bool, Option("--no-picture", help="Draw nothing.")]
 
 
 class Console(rich.console.Console):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, config_file, finish
 from fedskew.cli.page import Console, table_of
@@ -37,14 +38,12 @@ READING = (
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="A recipe, to see its rows.", show_default=False)] = None,
-    rows: Annotated[str | None, typer.Option(help="Only rows with these labels.", metavar="LABELS")] = None,
-    config: Annotated[
-        bool, typer.Option("--config", help="Print the config of the first row, for `fedskew run`.")
-    ] = False,
+    name: Annotated[str | None, Argument(help="A recipe, to see its rows.", show_default=False)] = None,
+    rows: Annotated[str | None, Option(help="Only rows with these labels.", metavar="LABELS")] = None,
+    config: Annotated[bool, Option("--config", help="Print the config of the first row, for `fedskew run`.")] = False,
     estimate: Annotated[
         bool,
-        typer.Option("--estimate", help="Time a few steps, for some seconds a recipe, and estimate its time here."),
+        Option("--estimate", help="Time a few steps, for some seconds a recipe, and estimate its time here."),
     ] = False,
     data_root: DataRoot = None,
 ) -> None:
@@ -142,15 +141,13 @@ def _time(rows: Iterable[RecipeRow]) -> str:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="A recipe, such as fedentopt-table1; `fedskew recipes` lists them.")],
+    name: Annotated[str, Argument(help="A recipe, such as fedentopt-table1; `fedskew recipes` lists them.")],
     rows: Annotated[
         str | None,
-        typer.Option(help="Only rows with these labels, such as 'cifar10,dir0.1,fedavg,fedentopt'.", metavar="LABELS"),
+        Option(help="Only rows with these labels, such as 'cifar10,dir0.1,fedavg,fedentopt'.", metavar="LABELS"),
     ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, such as 0,1,2.  [default: as many as the paper has]")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Run at most this many rounds, for a quick look.")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, such as 0,1,2.  [default: as many as the paper has]")] = None,
+    rounds: Annotated[int | None, Option(help="Run at most this many rounds, for a quick look.")] = None,
     changes: Changes = None,
     out: Out = Path("runs"),
     fresh: Fresh = False,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from fedskew.cli.options import TrustCode
 from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of, write_csv
@@ -25,30 +25,30 @@ CLASSES_NAMED = 6
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The run folder.", show_default=False)],
+    run: Annotated[Path, Argument(help="The run folder.", show_default=False)],
     images: Annotated[
         list[Path] | None,
-        typer.Argument(
+        Argument(
             metavar="[IMAGES]...",
             help="Images, folders of images (at any depth), or .npz files with an array x.",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed whose model is used.  [default: the first]")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Use the model that was best on validation samples.")] = False,
-    finished: Annotated[bool, typer.Option("--finished", help="Use the model that the method's finish made.")] = False,
+    seed: Annotated[int | None, Option(help="The seed whose model is used.  [default: the first]")] = None,
+    best: Annotated[bool, Option("--best", help="Use the model that was best on validation samples.")] = False,
+    finished: Annotated[bool, Option("--finished", help="Use the model that the method's finish made.")] = False,
     adapted: Annotated[
-        bool, typer.Option("--adapted", help="Use the model that `fedskew adapt` moved to a target's label mix.")
+        bool, Option("--adapted", help="Use the model that `fedskew adapt` moved to a target's label mix.")
     ] = False,
     csv_path: Annotated[
-        Path | None, typer.Option("--csv", help="Write the probability of every class for every file.")
+        Path | None, Option("--csv", help="Write the probability of every class for every file.")
     ] = None,
     as_json: AsJson = False,
     export: Annotated[
-        str | None, typer.Option("--export", help="Write the model for other programs: onnx or torchscript.")
+        str | None, Option("--export", help="Write the model for other programs: onnx or torchscript.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where to export to.  [default: model.onnx or .pt in the run folder]")
+        Path | None, Option("--out", help="Where to export to.  [default: model.onnx or .pt in the run folder]")
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:

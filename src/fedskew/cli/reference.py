@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from fedskew.cli.page import AsJson, Console, print_json, table_of
 from fedskew.errors import ConfigError, nearest
@@ -31,9 +32,9 @@ What = Literal["data", "partitions", "models", "augmentations", "trackers", "key
 
 
 def listing(
-    what: Annotated[What, typer.Argument(help="What to list; `fedskew methods` lists methods.", show_default=False)],
+    what: Annotated[What, Argument(help="What to list; `fedskew methods` lists methods.", show_default=False)],
     name: Annotated[
-        str | None, typer.Argument(help="One of them, to see its own keys; or a table, with keys.", show_default=False)
+        str | None, Argument(help="One of them, to see its own keys; or a table, with keys.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -91,7 +92,7 @@ def _written(key: Key) -> str:
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="A preset, presets joined by +, or a component of a slot.", show_default=False),
+        Argument(help="A preset, presets joined by +, or a component of a slot.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,10 +118,10 @@ def methods(
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="The Python file that defines them.", show_default=False)],
+    file: Annotated[Path, Argument(help="The Python file that defines them.", show_default=False)],
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="CLASS.PARAMETER=VALUE", help="A component's parameter; may be repeated."),
+        Option("--set", metavar="CLASS.PARAMETER=VALUE", help="A component's parameter; may be repeated."),
     ] = None,
 ) -> None:
     """Test your own components, of any slot, before you train with them.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from fedskew.cli.options import (
     Changes,
@@ -37,17 +38,15 @@ if TYPE_CHECKING:
 def run(
     config: ConfigFile,
     changes: Changes = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="Use this preset, not the file's method; may be repeated.")
-    ] = None,
+    method: Annotated[list[str] | None, Option(help="Use this preset, not the file's method; may be repeated.")] = None,
     seeds: Seeds = None,
     quick: Quick = False,
     estimate: Estimate = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was stopped; refused where there is none.")
+        bool, Option("--resume", help="Continue a run that was stopped; refused where there is none.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; a run that is there is moved to earlier/ beside it.")
+        bool, Option("--fresh", help="Start over; a run that is there is moved to earlier/ beside it.")
     ] = False,
     out: Out = Path("runs"),
     device: Device = None,
@@ -170,14 +169,12 @@ def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> lis
 
 
 def report(
-    folders: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.", show_default=False)
-    ],
+    folders: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.", show_default=False)],
     label: Annotated[
-        list[str] | None, typer.Option(help="What a run is called on the page; once for each run, in their order.")
+        list[str] | None, Option(help="What a run is called on the page; once for each run, in their order.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Title of the page.")] = "Comparison of runs",
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
+    title: Annotated[str, Option(help="Title of the page.")] = "Comparison of runs",
 ) -> None:
     """Write one self-contained page that compares runs: figures first, then tables. Takes seconds.
 

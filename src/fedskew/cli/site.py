@@ -10,6 +10,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from fedskew.cli.page import BOXED, Console, table_of
 from fedskew.own_code import away_from_current_folder
@@ -23,16 +24,16 @@ BAR = 24
 
 @away_from_current_folder()
 def site(
-    check: Annotated[Path, typer.Option(help="The site's data.toml.", show_default=False)],
+    check: Annotated[Path, Option(help="The site's data.toml.", show_default=False)],
     agreement: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="The federation's app folder; default: the app that the server sent last, or the one that came with "
             "the site's folder."
         ),
     ] = None,
     agree: Annotated[
-        bool, typer.Option("--agree", help="Agree to what is shown, without being asked; writes agreed.toml.")
+        bool, Option("--agree", help="Agree to what is shown, without being asked; writes agreed.toml.")
     ] = False,
 ) -> None:
     """Check before a site joins that its data fits the federation, list everything that will leave the site, and agree.
@@ -80,9 +81,7 @@ def site(
 
 def supernode(
     context: typer.Context,
-    data: Annotated[
-        Path, typer.Argument(help="The site's data.toml, with ca.crt and key beside it.", show_default=False)
-    ],
+    data: Annotated[Path, Argument(help="The site's data.toml, with ca.crt and key beside it.", show_default=False)],
 ) -> None:
     """Join the federation with Flower's flower-supernode, whose further options it takes.
 

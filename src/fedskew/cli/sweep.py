@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from fedskew.cli.options import (
     Changes,
@@ -113,7 +113,7 @@ def arena(
     changes: Changes = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--only",
             metavar="AXIS=LABEL",
             help='A part of it, such as task=digits or "method=fedavg|fedla"; may be repeated.',
@@ -121,10 +121,8 @@ def arena(
     ] = None,
     seeds: Seeds = None,
     quick: Quick = False,
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Only estimate how long the missing runs take here.")
-    ] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Train nothing; write the tables so far.")] = False,
+    estimate: Annotated[bool, Option("--estimate", help="Only estimate how long the missing runs take here.")] = False,
+    tables: Annotated[bool, Option("--tables", help="Train nothing; write the tables so far.")] = False,
     out: Out = Path("runs"),
     processes: Processes = None,
     on: On = None,

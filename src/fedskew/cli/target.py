@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from fedskew.cli.counts import DecimalSign
 from fedskew.cli.options import TrustCode, several
@@ -29,7 +29,7 @@ DEFAULT_FIGURE = Path("target-mix.png")
 def target(
     predictions: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="PREDICTIONS.CSV",
             help="A model's predictions on the target's unlabelled samples, a row each: its probability of every class "
             "in columns named by the classes; or columns predicted and confidence.",
@@ -38,7 +38,7 @@ def target(
     ],
     tables: Annotated[
         Path,
-        typer.Option(
+        Option(
             "--tables",
             metavar="TABLES.CSV",
             help="Its predictions on labelled samples that it was not trained on: the same columns and label; or "
@@ -47,18 +47,18 @@ def target(
         ),
     ],
     method: Annotated[
-        str, typer.Option("--method", help="gls, em-cells, bbse or em (which needs all probabilities).")
+        str, Option("--method", help="gls, em-cells, bbse or em (which needs all probabilities).")
     ] = "gls",
     bins: Annotated[
-        str, typer.Option("--bins", help="Where the samples of a predicted class are divided by their confidence.")
+        str, Option("--bins", help="Where the samples of a predicted class are divided by their confidence.")
     ] = "0.5,0.8,0.95",
     decimal: DecimalSign = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="TARGET.CSV", help="Write the mix, for --target of other commands.")
+        Path | None, Option("--out", metavar="TARGET.CSV", help="Write the mix, for --target of other commands.")
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--picture", help=f"Where to draw it (.png, .svg, .pdf).  [default: {DEFAULT_FIGURE}; none with --json]"
         ),
     ] = None,
@@ -172,10 +172,10 @@ def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def adapt(
-    run: Annotated[Path, typer.Argument(help="The run folder.", show_default=False)],
+    run: Annotated[Path, Argument(help="The run folder.", show_default=False)],
     target_data: Annotated[
         list[Path],
-        typer.Option(
+        Option(
             "--target-data",
             metavar="IMAGES",
             help="Unlabelled samples of the target: images, folders of images, .npz files with an array x. May be "
@@ -185,27 +185,25 @@ def adapt(
     ],
     held_out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Labelled samples that the model was not trained on: a folder with a folder for each class, or an "
             ".npz file of x and y.  [default: the run's own, of data.held_out or data.validation]",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The seed whose model is moved.  [default: the first]")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Move the model that was best on validation samples.")] = False,
-    finished: Annotated[bool, typer.Option("--finished", help="Move the model that the method's finish made.")] = False,
-    method: Annotated[
-        str, typer.Option("--method", help="How the mix is estimated: gls, em-cells, bbse or em.")
-    ] = "gls",
+    seed: Annotated[int | None, Option(help="The seed whose model is moved.  [default: the first]")] = None,
+    best: Annotated[bool, Option("--best", help="Move the model that was best on validation samples.")] = False,
+    finished: Annotated[bool, Option("--finished", help="Move the model that the method's finish made.")] = False,
+    method: Annotated[str, Option("--method", help="How the mix is estimated: gls, em-cells, bbse or em.")] = "gls",
     on_misfit: Annotated[
         Literal["stop", "warn"],
-        typer.Option("--on-misfit", help="What to do where the target's samples are no mix of the held-out classes."),
+        Option("--on-misfit", help="What to do where the target's samples are no mix of the held-out classes."),
     ] = "stop",
     trust_code: TrustCode = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Write the moved model even from few samples, or if it is expected to lose.")
+        bool, Option("--force", help="Write the moved model even from few samples, or if it is expected to lose.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Make it anew; a moved model that is there goes to earlier/ beside it.")
+        bool, Option("--fresh", help="Make it anew; a moved model that is there goes to earlier/ beside it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -157,15 +157,35 @@ class Dataset:
     validation: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        for part in ("", "test_"):
-            self._check_part(f"{part}inputs", f"{part}targets")
+        for name, inputs in (("inputs", self.inputs), ("test_inputs", self.test_inputs)):
+            _check_inputs(name, inputs)
         if self.test_inputs.shape[1:] != self.inputs.shape[1:]:
             raise ArgumentError(
                 f"test_inputs: samples are {tuple(self.test_inputs.shape[1:])}, but those of inputs {self.in_shape}"
             )
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.inputs.shape[1]):
             raise ArgumentError(f"mean, std: expected {self.inputs.shape[1]} values each, or none")
-        self._check_sources()
+        if (self.domains is None) != (self.test_domains is None):
+            raise ArgumentError("domains, test_domains: expected both, or none")
+        for one, names, owned in (
+            ("client", self.client_names, self.clients),
+            ("domain", self.domain_names, self.domains),
+        ):
+            if owned is not None and not names:
+                raise ArgumentError(f"{one}_names: there is none, but {one}s has ids; give the name of every {one}")
+        train, test, aside = len(self.inputs), len(self.test_inputs), self.validation
+        _check_ids("validation", aside, 0 if aside is None else len(aside), train)
+        if aside is not None and len(np.unique(aside)) != len(aside):
+            raise ArgumentError("validation: names a row twice")
+        clients = self.clients
+        if aside is not None and clients is not None and clients.shape == (train,):
+            clients = clients.copy()
+            clients[aside] = np.maximum(clients[aside], 0)  # -1: no client
+        _check_ids("targets", self.targets, train, self.num_classes)
+        _check_ids("test_targets", self.test_targets, test, self.num_classes)
+        _check_ids("clients", clients, train, len(self.client_names))
+        _check_ids("domains", self.domains, train, len(self.domain_names))
+        _check_ids("test_domains", self.test_domains, test, len(self.domain_names))
         if self.target is not None and (
             self.target.shape != (self.num_classes,)
             or not (self.target >= 0).all()
@@ -183,61 +203,31 @@ class Dataset:
         """Shape of one sample."""
         return tuple(self.inputs.shape[1:])
 
-    def _check_part(self, inputs_name: str, targets_name: str) -> None:
-        inputs, targets = getattr(self, inputs_name), getattr(self, targets_name)
-        if isinstance(inputs, Tensor):
-            _check_tensor(inputs_name, inputs)
-        elif len(inputs.shape) < 2 or not len(inputs):
-            raise ArgumentError(f"{inputs_name}: expected samples, (samples, ...), at least one; got {inputs.shape}")
-        _check_ids(targets_name, targets, len(inputs), self.num_classes)
 
-    def _check_sources(self) -> None:
-        """Check clients, domains and the validation rows."""
-        samples, clients = len(self.targets), self.clients
-        if self.validation is not None:
-            rows = torch.as_tensor(self.validation)
-            _check_ids("validation", rows, len(rows), samples)
-            if len(np.unique(self.validation)) != len(rows):
-                raise ArgumentError("validation: names a row twice")
-            if clients is not None and clients.shape == (samples,):
-                clients = clients.copy()
-                clients[self.validation] = np.maximum(clients[self.validation], 0)  # -1: no client
-        if (self.domains is None) != (self.test_domains is None):
-            raise ArgumentError("domains, test_domains: expected both, or none")
-        for name, ids, size, names in (
-            ("clients", clients, samples, self.client_names),
-            ("domains", self.domains, samples, self.domain_names),
-            ("test_domains", self.test_domains, len(self.test_targets), self.domain_names),
-        ):
-            if ids is not None and not names:
-                one = "client" if name == "clients" else "domain"
-                raise ArgumentError(f"{one}_names: there is none, but {name} has ids; give the name of every {one}")
-            if ids is not None:
-                _check_ids(name, torch.as_tensor(ids), size, len(names))
-
-
-def _check_tensor(name: str, inputs: Tensor) -> None:
-    if inputs.dtype not in (torch.float32, torch.int64) or inputs.dim() < 2 or not inputs.numel():
-        raise ArgumentError(
-            f"{name}: expected float32 samples, or int64 token ids, (samples, ...), at least one; "
-            f"got {tuple(inputs.shape)} {inputs.dtype}"
-        )
+def _check_inputs(name: str, inputs: Inputs) -> None:
+    expected = f"{name}: expected float32 samples, or int64 token ids, (samples, ...), at least one"
+    if len(inputs.shape) < 2 or not len(inputs):
+        raise ArgumentError(f"{expected}; got {tuple(inputs.shape)}")
+    if not isinstance(inputs, Tensor):
+        return
+    if inputs.dtype not in (torch.float32, torch.int64) or not inputs.numel():
+        raise ArgumentError(f"{expected}; got {tuple(inputs.shape)} {inputs.dtype}")
     low, high = inputs.aminmax()
-    if inputs.dtype == torch.int64:
-        if low < 0:
-            raise ArgumentError(f"{name}: token ids must not be negative; found {int(low)}")
-    elif not (low.isfinite() and high.isfinite()):
+    if inputs.dtype == torch.int64 and low < 0:
+        raise ArgumentError(f"{name}: token ids must not be negative; found {int(low)}")
+    if not (low.isfinite() and high.isfinite()):
         raise ArgumentError(f"{name}: has a value that is NaN or infinite")
 
 
-def _check_ids(name: str, ids: Tensor, samples: int, known: int) -> None:
+def _check_ids(name: str, values: Tensor | NDArray[np.int64] | None, samples: int, known: int) -> None:
+    if values is None:
+        return
+    ids = torch.as_tensor(values)
     if ids.dtype != torch.int64 or ids.shape != (samples,):
         raise ArgumentError(f"{name}: expected int64, ({samples},); got {tuple(ids.shape)} {ids.dtype}")
-    if not samples:
-        return
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= known:
-        raise ArgumentError(f"{name}: ids must lie in 0 to {known - 1}; found {low if low < 0 else high}")
+    if samples and (int(ids.min()) < 0 or int(ids.max()) >= known):
+        wrong = int(ids.min() if ids.min() < 0 else ids.max())
+        raise ArgumentError(f"{name}: ids must lie in 0 to {known - 1}; found {wrong}")
 
 
 Reads = TypeVar("Reads", bound=Callable[..., Dataset])

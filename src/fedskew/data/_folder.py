@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +36,11 @@ class Tree(NamedTuple):
     classes: set[str]
     clients: set[str]
 
+    @property
+    def owners(self) -> list[str] | None:
+        """The client of each image; None: the folders name none."""
+        return [image.client or "" for image in self.images] if self.clients else None
+
 
 @names_clients
 def folder(
@@ -62,35 +66,38 @@ def folder(
     """
     if not root.is_dir():
         raise DataError(f"{root}: is no folder")
-    split, names = (root / "train").is_dir(), classes or {}
-    train = _renamed(tree(root / "train" if split else root, client_level), names)
-    test = _renamed(tree(root / "test", client_level), names) if split and (root / "test").is_dir() else None
-    parts = [train, test] if test else [train]
+    split = (root / "train").is_dir()
+    tops = [root / "train" if split else root, *([root / "test"] if split and (root / "test").is_dir() else [])]
+    parts = [tree(top, client_level, classes or {}) for top in tops]
     inputs = read_pictures([[(str(path), partial(opened, path)) for path, *_ in part.images] for part in parts], size)
-    samples = [
-        RawSamples(values, [image.label for image in part.images], [image.client or "" for image in part.images])
+    train, *test = (
+        RawSamples(values, [image.label for image in part.images], part.owners)
         for values, part in zip(inputs, parts, strict=True)
-    ]
+    )
     return make(
         "folder",
-        samples[0] if client_level else replace(samples[0], clients=None),
-        samples[1] if test else None,
+        train,
+        test[0] if test else None,
         test_share,
         rng,
-        classes=train.classes | (test.classes if test else set()),
-        clients=train.clients,
+        classes=set().union(*(part.classes for part in parts)),
+        clients=parts[0].clients,
     )
 
 
-def tree(top: Path, client_level: bool) -> Tree:
-    """List the images below a folder of class folders; a DataWarning says what is left out."""
+def tree(top: Path, client_level: bool, names: Mapping[str, str]) -> Tree:
+    """List the images below a folder of class folders; a DataWarning says what is left out.
+
+    `names` has the class of a folder by the folder's name, where that is another.
+    """
     found = Tree([], set(), set())
     skipped: Counter[str] = Counter()
     for client in _folders(top, skipped) if client_level else [None]:
         if client is not None:
             found.clients.add(client.name)
         for label in _folders(client or top, skipped):
-            found.classes.add(label.name)
+            name = names.get(label.name, label.name)
+            found.classes.add(name)
             files = sorted(path for path in label.iterdir() if not path.name.startswith("."))
             images = [path for path in files if is_image(path)]
             if not images and any(path.is_dir() for path in files):
@@ -99,18 +106,12 @@ def tree(top: Path, client_level: bool) -> Tree:
                 )
             skipped.update(_kind(path) for path in files if not is_image(path))
             owner = None if client is None else client.name
-            found.images.extend(_Image(path, label.name, owner) for path in images)
+            found.images.extend(_Image(path, name, owner) for path in images)
     _warn(top, skipped)
     if not found.images:
         level = "CLIENT/CLASS" if client_level else "CLASS"
         raise DataError(f"{top}: found no images in {level} folders below it")
     return found
-
-
-def _renamed(found: Tree, names: Mapping[str, str]) -> Tree:
-    """Return the images with the classes that folders stand for."""
-    images = [image._replace(label=names.get(image.label, image.label)) for image in found.images]
-    return found._replace(images=images, classes={names.get(name, name) for name in found.classes})
 
 
 def is_image(path: Path) -> bool:

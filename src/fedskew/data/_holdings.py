@@ -69,9 +69,9 @@ def _of_images(path: Path) -> Counted:
     top = path / "train" if (path / "train").is_dir() else path
     folders = [folder for folder in top.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
     client_level = not any(is_image(file) for folder in folders for file in folder.iterdir())
-    found = tree(top, client_level)
-    clients = [image.client or "" for image in found.images] if client_level else None
-    return _counted(path, [image.label for image in found.images], clients, ordered(found.classes), found.clients)
+    found = tree(top, client_level, {})
+    labels = [image.label for image in found.images]
+    return _counted(path, labels, found.owners, ordered(found.classes), found.clients)
 
 
 def _of_arrays(path: Path) -> Counted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,36 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data.published import IMAGENET, ImageFiles, Source
+from fedskew.data.published import IMAGENET, ImageFiles, Rows, Source
 from fedskew.errors import ArgumentError
 
 _WILD_TABLE = "metadata.csv"
 
 
-@dataclass
-class _Part:
-    """Images with their labels and their sources: domains, or cameras."""
-
-    names: list[str] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-
-    def add(self, name: str, label: int, source: int = 0) -> None:
-        self.names.append(name)
-        self.labels.append(label)
-        self.sources.append(source)
-
-    def label_mix(self, classes: int) -> NDArray[np.float64]:
-        """Return the share of each class, `(classes,)`."""
-        counts = np.bincount(self.labels, minlength=classes).astype(np.float64)
-        mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
-        return mix
-
-
 def _dataset(
     name: str,
     files: ImageFiles,
-    parts: tuple[_Part, _Part, _Part],
+    parts: tuple[Rows, Rows, Rows],
     classes: tuple[str, ...],
     packed: tuple[str, str] | None,
     **more: Any,
@@ -52,19 +32,26 @@ def _dataset(
     They lie and are normalised as `files` says; `packed` names two files into which they are decoded once.
     """
     train, held, test = parts
-    inputs, test_inputs = (replace(files, names=tuple(names)) for names in (train.names + held.names, test.names))
+    inputs, test_inputs = (replace(files, names=tuple(name for name, *_ in rows)) for rows in (train + held, test))
     return Dataset(
         name,
         inputs.pack(packed[0]) if packed else inputs,
-        torch.tensor(train.labels + held.labels),
+        torch.tensor([label for _, label, _ in train + held]),
         test_inputs.pack(packed[1]) if packed else test_inputs,
-        torch.tensor(test.labels),
+        torch.tensor([label for _, label, _ in test]),
         classes,
         files.mean,
         files.std,
-        validation=np.arange(len(train.names), len(train.names + held.names)) if held.names else None,
+        validation=np.arange(len(train), len(train + held)) if held else None,
         **more,
     )
+
+
+def _label_mix(rows: Rows, classes: int) -> NDArray[np.float64]:
+    """Return the share of each class, `(classes,)`."""
+    counts = np.bincount([label for _, label, _ in rows], minlength=classes).astype(np.float64)
+    mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
+    return mix
 
 
 def cinic10(
@@ -84,11 +71,11 @@ def cinic10(
     """
     source = Source.of("cinic10", root, verify)
 
-    def part(name: str) -> _Part:
-        return _Part(*source.class_folders([f"{name}/{label}" for label in source.classes], source.facts["each"]))
+    def part(name: str) -> Rows:
+        return source.class_folders([f"{name}/{label}" for label in source.classes], source.facts["each"])
 
     train, test = part("train"), part("test")
-    held = part("valid") if valid != "unused" else _Part()
+    held = part("valid") if valid != "unused" else []
     whole = _dataset(
         "cinic10",
         ImageFiles(source, (), (32, 32), *source.moments),
@@ -116,18 +103,18 @@ def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Datas
     ids = sorted(" ".join(source.lines("wnids.txt")).split())
     if verify and len(ids) != facts["number_of_classes"]:
         raise source.damaged("wnids.txt", f"it names {len(ids)} classes, expected {facts['number_of_classes']}")
-    train, test = _Part(*source.class_folders([f"train/{wnid}/images" for wnid in ids], facts["each"])), _Part()
+    train, test = source.class_folders([f"train/{wnid}/images" for wnid in ids], facts["each"]), Rows()
     number = {wnid: index for index, wnid in enumerate(ids)}
     for line, row in enumerate(source.lines(annotations), start=1):
         file, wnid, *_ = [*row.split("\t"), ""]  # and a box
         if wnid not in number:
             raise source.damaged(annotations, f"line {line} names no image and class")
-        test.add(f"val/images/{file}", number[wnid])
-    source.check_count("val", len(test.names), facts["test"])
+        test.append((f"val/images/{file}", number[wnid], 0))
+    source.check_count("val", len(test), facts["test"])
     words = dict(row.split("\t", 1) for row in source.lines("words.txt") if "\t" in row)
     classes = tuple(words.get(wnid, wnid).split(",")[0] for wnid in ids)
     files = ImageFiles(source, (), (64, 64), *IMAGENET)
-    return _dataset("tiny_imagenet", files, (train, _Part(), test), classes, ("train", "val") if packed else None)
+    return _dataset("tiny_imagenet", files, (train, [], test), classes, ("train", "val") if packed else None)
 
 
 def pacs(
@@ -170,7 +157,7 @@ def pacs(
         raise ArgumentError(f"leave_out: got {unknown.pop()!r}, expected class names among {', '.join(classes)}")
     if size < 1:
         raise ArgumentError(f"size: got {size}, expected a side in pixels")
-    trained, held = _domains(source, train, "train" if kfold else None), _Part()
+    trained, held = _domains(source, train, "train" if kfold else None), Rows()
     if validation_domain is not None:
         held = _domains(source, [validation_domain], None, leave_out)
     elif kfold:
@@ -182,38 +169,36 @@ def pacs(
         (trained, held, tested),
         classes,
         ("train", "test") if packed else None,
-        target=tested.label_mix(len(classes)),
-        domains=np.array(trained.sources + held.sources),
-        test_domains=np.array(tested.sources),
+        target=_label_mix(tested, len(classes)),
+        domains=np.array([domain for *_, domain in trained + held]),
+        test_domains=np.array([domain for *_, domain in tested]),
         domain_names=domains,
     )
 
 
-def _domains(source: Source, domains: Sequence[str], fold: str | None, leave_out: Sequence[str] = ()) -> _Part:
+def _domains(source: Source, domains: Sequence[str], fold: str | None, leave_out: Sequence[str] = ()) -> Rows:
     """Return all images of some domains, or the images that one of the domains' fold files lists."""
-    part, numbers = _Part(), source.facts["domains"]
+    found, numbers = Rows(), source.facts["domains"]
     for domain in domains:
+        number = list(numbers).index(domain)
         if fold is None:
-            names, labels = source.class_folders([f"{domain}/{name}" for name in source.classes])
-            source.check_count(domain, len(names), numbers[domain])
+            rows = source.class_folders([f"{domain}/{name}" for name in source.classes], source=number)
+            source.check_count(domain, len(rows), numbers[domain])
         else:
-            names, labels = _fold(source, f"{domain}_{fold}_kfold.txt")
-        for name, label in zip(names, labels, strict=True):
-            if source.classes[label] not in leave_out:
-                part.add(name, label, list(numbers).index(domain))
-    return part
+            rows = _fold(source, f"{domain}_{fold}_kfold.txt", number)
+        found += [row for row in rows if source.classes[row[1]] not in leave_out]
+    return found
 
 
-def _fold(source: Source, file: str) -> tuple[list[str], list[int]]:
+def _fold(source: Source, file: str, domain: int) -> Rows:
     """Read a fold file: a line is a path below the folder and a label from 1."""
-    names, labels = [], []
+    rows = Rows()
     for line, row in enumerate(source.lines(file), start=1):
         name, _, label = row.strip().rpartition(" ")
         if label not in tuple("1234567") or not name:
             raise source.damaged(file, f"line {line} is no image and label from 1 to 7")
-        names.append(name)
-        labels.append(int(label) - 1)
-    return names, labels
+        rows.append((name, int(label) - 1, domain))
+    return rows
 
 
 @names_clients
@@ -245,13 +230,13 @@ def iwildcam(
     source = Source.of("iwildcam", root, verify)
     splits, expected_classes = _splits(source), source.facts["number_of_classes"]
     for split, expected in source.facts["splits"].items():
-        source.check_count("", len(splits[split].names), expected)
+        source.check_count("", len(splits[split]), expected)
     trained, tested = splits["train"], splits[test]
-    held = _Part() if validation_split is None else splits[validation_split]
-    if not trained.names or not tested.names:
+    held = [] if validation_split is None else splits[validation_split]
+    if not trained or not tested:
         raise source.damaged(_WILD_TABLE, "it has no row of split train, or none of the test split")
-    cameras, owners = np.unique(trained.sources, return_inverse=True)
-    classes = max(max(part.labels, default=0) for part in splits.values()) + 1
+    cameras, owners = np.unique([camera for *_, camera in trained], return_inverse=True)
+    classes = max(label for rows in splits.values() for _, label, _ in rows) + 1
     if verify and classes != expected_classes:
         raise source.damaged(_WILD_TABLE, f"it has {classes} classes, expected {expected_classes}")
     rows = _table(source, "categories.csv") if (source.folder / "categories.csv").exists() else []
@@ -262,15 +247,15 @@ def iwildcam(
         (trained, held, tested),
         tuple(names.get(str(label)) or str(label) for label in range(classes)),
         ("train", test) if packed else None,
-        clients=np.append(owners, [-1] * len(held.names)).astype(np.int64),
+        clients=np.append(owners, [-1] * len(held)).astype(np.int64),
         client_names=tuple(f"camera {camera}" for camera in cameras.tolist()),
-        target=tested.label_mix(classes),
+        target=_label_mix(tested, classes),
     )
 
 
-def _splits(source: Source) -> dict[str, _Part]:
+def _splits(source: Source) -> dict[str, Rows]:
     """Return the images of each split, with their cameras."""
-    splits = {split: _Part() for split in source.facts["splits"]}
+    splits = {split: Rows() for split in source.facts["splits"]}
     for line, row in enumerate(_table(source, _WILD_TABLE), start=2):
         try:
             split, camera, label, file = row["split"], int(row["location_remapped"]), int(row["y"]), row["filename"]
@@ -279,7 +264,7 @@ def _splits(source: Source) -> dict[str, _Part]:
             raise source.damaged(_WILD_TABLE, f"line {line} lacks one of {columns}, or holds no number") from None
         if label < 0 or not file:
             raise source.damaged(_WILD_TABLE, f"line {line} has label {label} and file {file!r}")
-        splits.setdefault(split, _Part()).add(f"train/{file}", label, camera)
+        splits.setdefault(split, Rows()).append((f"train/{file}", label, camera))
     return splits
 
 

@@ -31,6 +31,9 @@ Moments = tuple[tuple[float, ...], tuple[float, ...]]
 IMAGENET: Moments = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DIGITS = tuple("0123456789")
 
+Rows = list[tuple[str, int, int]]
+"""Images by name, class id and source: a domain, or a camera."""
+
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 _ROWS_AT_ONCE = 1000
 _CPU = torch.device("cpu")
@@ -108,10 +111,9 @@ class Source:
         """Read a text file."""
         return self.read(name, "a text file").decode("utf-8", "replace").splitlines()
 
-    def class_folders(self, folders: Sequence[str], each: int | None = None) -> tuple[list[str], list[int]]:
-        """Return the image files of class folders and their class ids; `each` is how many a folder must hold."""
-        names: list[str] = []
-        labels: list[int] = []
+    def class_folders(self, folders: Sequence[str], each: int | None = None, source: int = 0) -> Rows:
+        """Return the image files of class folders; `each` is how many a folder must hold."""
+        rows = Rows()
         for label, folder in enumerate(folders):
             path = self.folder / folder
             if not path.is_dir():
@@ -120,9 +122,8 @@ class Source:
                 found = sorted(entry.name for entry in entries if entry.name.lower().endswith(_SUFFIXES))
             if each is not None:
                 self.check_count(folder, len(found), each)
-            names += [f"{folder}/{name}" for name in found]
-            labels += [label] * len(found)
-        return names, labels
+            rows += [(f"{folder}/{name}", label, source) for name in found]
+        return rows
 
     def check_count(self, name: str, found: int, expected: int) -> None:
         """Refuse a part of a data set that is not as large as published."""

@@ -8,7 +8,6 @@ from ._client import site_app as site_app
 from ._defaults import Draft as Draft
 from ._disclosures import Disclosure as Disclosure
 from ._ending import Ending as Ending
-from ._evaluations import target_line as target_line
 from ._folder import Address as Address
 from ._folder import asked_of_site as asked_of_site
 from ._folder import other_code as other_code
@@ -21,6 +20,7 @@ from ._proposal import NOT_YET as NOT_YET
 from ._proposal import Look as Look
 from ._proposal import agree as agree
 from ._rehearsal import check_folder as check_folder
+from ._replies import target_line as target_line
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import server_app as server_app
 from ._site_data import SiteData as SiteData

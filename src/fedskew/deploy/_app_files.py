@@ -20,6 +20,7 @@ from typing import Any
 
 from fedskew.errors import ConfigError
 from fedskew.own_code import importable
+from fedskew.tables import flatten
 
 PROJECT = "pyproject.toml"
 APP, OFFERED = "app", "offered"
@@ -97,10 +98,11 @@ def app_changes(before: AppFiles, after: AppFiles) -> list[str]:
         if name not in after or name not in before:
             lines.append(f"{name}: {'is new' if name in after else 'is gone'}")
         elif before[name] != after[name]:
-            old, new = _keys(before[name]), _keys(after[name])
-            if not name.endswith(".toml") or old is None or new is None:
+            trees = _toml(before[name]), _toml(after[name])
+            if not name.endswith(".toml") or trees[0] is None or trees[1] is None:
                 lines.append(f"{name}: is another")
                 continue
+            old, new = flatten(trees[0]), flatten(trees[1])
             changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
             lines += [f"{name}: {key}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}" for key in changed]
     return lines
@@ -157,22 +159,6 @@ def _toml(held: bytes) -> dict[str, Any] | None:
         return tomllib.loads(held.decode())
     except (ValueError, RecursionError):
         return None
-
-
-def _keys(held: bytes) -> dict[str, object] | None:
-    """Return a TOML file's values by dotted key; None if it is not TOML."""
-    tree = _toml(held)
-    if tree is None:
-        return None
-    found: dict[str, object] = {}
-    tables: list[tuple[str, dict[str, object]]] = [("", tree)]
-    for prefix, table in tables:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                tables.append((f"{prefix}{key}.", value))
-            else:
-                found[f"{prefix}{key}"] = value
-    return found
 
 
 def _is_aside(name: str) -> bool:

@@ -33,9 +33,7 @@ class Arrivals(NamedTuple):
     failed: dict[int, str]
     silent: tuple[int, ...] = ()
 
-    def read(
-        self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str], log: bool = True
-    ) -> Replies[T]:
+    def read(self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str]) -> Replies[T]:
         """Read each reply; `read` raises RefusedError where it can't be used. Log whose are missing, and why."""
         replies: Replies[T] = Replies({}, self.failed, {}, set(self.silent))
         for client, content in self.contents.items():
@@ -43,7 +41,7 @@ class Arrivals(NamedTuple):
                 replies.valid[client] = read(content, client)
             except RefusedError as error:
                 replies.refused[client] = str(error)
-        for client, reason in replies.missing.items() if log else ():
+        for client, reason in replies.missing.items():
             LOG.warning("%s: no answer of %s: %s", about, names[client], reason)
         return replies
 
@@ -146,12 +144,9 @@ class Members:
 
 
 def _with(content: RecordDict, refusal: str | None) -> RecordDict:
-    """Return a message that also says for what reason the client's last reply was refused."""
-    if refusal is None:
-        return content
-    config = content.get(wire.CONFIG)
-    entries = config if isinstance(config, ConfigRecord) else {}
-    return RecordDict({**content, wire.CONFIG: ConfigRecord({**entries, wire.REFUSED: refusal})})
+    """Return a message that says the server's version, and for what reason the client's last reply was refused."""
+    more = {wire.VERSION: __version__} | ({} if refusal is None else {wire.REFUSED: refusal})
+    return RecordDict({**content, wire.CONFIG: ConfigRecord({**wire.config_of(content), **more})})
 
 
 def exchange(
@@ -170,10 +165,6 @@ def exchange(
     does not send, for which Flower waits minutes, is left to its thread at the deadline. Messages expire some time
     after the timeout, and later replies are never used.
     """
-    for content in questions.values():
-        config = content.get(wire.CONFIG)
-        if isinstance(config, ConfigRecord):
-            config[wire.VERSION] = __version__
     messages = [
         Message(content, nodes[client], message_type, ttl=timeout + LEEWAY, group_id=group)
         for client, content in questions.items()

@@ -16,10 +16,9 @@ from torch import Tensor
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, specs_of
 from fedskew.deploy._ask import Replies
-from fedskew.deploy._evaluations import limit
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._replies import arrays_of, bytes_needed, check_size
+from fedskew.deploy._replies import arrays_of, bytes_needed, check_size, limit
 from fedskew.deploy._sites import Sites
 from fedskew.deploy._watch import Watch
 from fedskew.engine import ServerState
@@ -147,13 +146,12 @@ class _Asking:
 
     def _of_target(self, question: Tensors) -> dict[str, Tensor]:
         """Ask the target site about its samples without labels."""
-        sites, target = self.finisher.sites, self.finisher.sites.target
-        assert target is not None, "only such a site has these samples"
-        there = {target.place} & sites.members.connected().keys() - self.out
-        answer = self._ask("target", question, there, None).valid.get(target.place)
+        sites, place = self.finisher.sites, self.finisher.plan.target_place
+        there = {place} & sites.members.connected().keys() - self.out
+        answer = self._ask("target", question, there, None).valid.get(place)
         if answer:
             return answer
-        away = f"the target site {target.name} does not answer"
+        away = f"the target site {sites.members.names[place]} does not answer"
         if not self.knows_mix:
             raise _KeptError(away)
         self.is_away = True

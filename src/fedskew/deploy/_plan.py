@@ -93,6 +93,13 @@ class Plan:
         return self.agreement.updates == "masked"
 
     @property
+    def target_place(self) -> int:
+        """The client index of the target site, where the target's mix is estimated; after the others' if it has no
+        labels."""
+        members = self.agreement.members
+        return members.index(self.agreement.target_site) if self.agreement.target_site is not None else -1
+
+    @property
     def fewest(self) -> int:
         """Fewest sites that a masked sum may be over."""
         return max(self.agreement.sum_sites, (self.protection and self.protection.noise.answers) or 0)

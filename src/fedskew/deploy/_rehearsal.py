@@ -17,7 +17,6 @@ from fedskew import methods
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._disclosures import noise_in_words
-from fedskew.deploy._evaluations import target_site_in_words
 from fedskew.deploy._plan import FloatArray, Plan
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update
 from fedskew.engine.contracts import shortage
@@ -143,6 +142,21 @@ def check_folder(folder: Path) -> list[str]:
         else "directions: not compared, as that takes exact label counts and updates that are not masked",
         *noise_in_words(config),
         *target_site_in_words(config, agreement),
+    ]
+
+
+def target_site_in_words(config: Config, agreement: Agreement) -> list[str]:
+    """Say who the target site is, what it sends, and what bounds it if it lies; nothing where there is none."""
+    name, section = agreement.target_site, config.target
+    if name is None or not section.is_estimated:
+        return []
+    cells = len(agreement.classes) * section.bins
+    labels = "it trains, too" if name in agreement.sites else "it does not train, and sends no model"
+    return [
+        f"target_site = {name}: after round {section.warmup} and every {section.every} rounds it sends how many of "
+        f"its samples without labels are in each of {cells} cells (class and confidence of the model); {labels}",
+        f"what {name} sends decides towards which label mix sites are weighed; training.weight_limit, the weighting's "
+        f"effective_clients, and target.on_misfit = {section.on_misfit} bound that (docs/threats.md of fedskew)",
     ]
 
 

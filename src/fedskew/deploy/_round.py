@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._evaluations import Together, in_words, tables_of, together
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._plausible import Sizes
+from fedskew.deploy._replies import Together, in_words, tables_of, together
 from fedskew.deploy._sites import Evaluations, Sites
 from fedskew.deploy._validator import no_notes
 from fedskew.deploy._watch import Decisions, Watch, remedy, ruined, to_leave_out
@@ -31,13 +31,12 @@ from fedskew.engine import (
     Update,
 )
 from fedskew.engine.sums import FixedPoint
-from fedskew.engine.target import EstimatedMix, Estimation
-from fedskew.engine.totals import Collected
-from fedskew.engine.weights import Weights
+from fedskew.engine.target import EstimatedMix
+from fedskew.engine.totals import Collected, Weights
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
 from fedskew.finish import Source
 from fedskew.models import ModelState
-from fedskew.report import why_still
+from fedskew.report import SiteActivity
 
 STILL = 2
 """Rounds in a row that may leave the model as it was before the run is stopped."""
@@ -87,7 +86,7 @@ class DeployedRunner(RoundRunner):
         self._federation, self.sites, self._folder = federation, sites, folder
         self._agreement, self._roster = sites.plan.agreement, sites.roster
         self._rounds = sites.plan.config.training.rounds
-        self._estimation = federation.aim if isinstance(federation.aim, Estimation) else None
+        self._estimation = federation.aim
         self._evaluations: Evaluations | None = None
         self._summed: tuple[ModelState, Together] | None = None
         self._still: list[RoundRecord] = []  # the last rounds, if they moved nothing, since this server was started
@@ -161,7 +160,7 @@ class DeployedRunner(RoundRunner):
         """
         counts = self._roster.counts
         if source == "held_out":
-            evaluations = self.sites.evaluate(round, model, counts).valid
+            evaluations = self.sites.evaluate(round, model).valid
             return {client: one.confusion.sum(axis=1).astype(np.float64) for client, one in evaluations.items()}
         if source == "training" and self._agreement.label_counts == "exact":
             return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
@@ -197,7 +196,7 @@ class DeployedRunner(RoundRunner):
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
         notes["began"], notes["ended"] = self._began, utc_now()
         self._evaluations = None
-        self._still = [*self._still, record] if why_still(record) is not None else []
+        self._still = [*self._still, record] if SiteActivity.why_still(record) is not None else []
         return watch.within(state)
 
     def check(self, state: ServerState) -> None:
@@ -216,7 +215,8 @@ class DeployedRunner(RoundRunner):
         if len(self._still) >= STILL and state.round < self._rounds:
             first, last = self._still[-STILL], self._still[-1]
             raise StandstillError(
-                f"rounds {first.round} and {last.round} left the model as it was: {why_still(last)}. To do: "
+                f"rounds {first.round} and {last.round} left the model as it was: {SiteActivity.why_still(last)}. "
+                "To do: "
                 f"{remedy(last.deployment or {}, self._folder)}; then start the run again, and it goes on after round "
                 f"{last.round}"
             )
@@ -234,7 +234,7 @@ class DeployedRunner(RoundRunner):
     def _ask(self, round: int, model: ModelState) -> Evaluations:
         """Have a model evaluated at the sites."""
         is_due = self._estimation is not None and self._estimation.is_due(round)
-        self._evaluations = self.sites.evaluate(round, model, self._roster.counts, is_due)
+        self._evaluations = self.sites.evaluate(round, model, is_due)
         return self._evaluations
 
     def _ask_in_sums(self, round: int, model: ModelState) -> Together | None:
@@ -252,22 +252,22 @@ class DeployedRunner(RoundRunner):
         self, state: ServerState, record: RoundRecord, evaluations: Evaluations, reduced: tuple[int, float] | None
     ) -> ServerState:
         """Estimate the target's mix, and note it in the round's record."""
-        estimation, mix, target = self._estimation, EstimatedMix.of(state), self.sites.target
+        estimation, mix, target = self._estimation, EstimatedMix.of(state), self._agreement.target_site
         assert estimation is not None, "by the caller"
         assert mix is not None, "as the federation starts"
         assert target is not None, "checked with the config"
         tables = tables_of(evaluations.valid, reduced)
         if record.deployment is not None and "undone" in record.deployment:
             mix, note = estimation.skip(mix, "the round is undone")
-        elif evaluations.cells is None:
-            mix, note = estimation.skip(mix, evaluations.no_cells)
+        elif isinstance(evaluations.cells, str):
+            mix, note = estimation.skip(mix, evaluations.cells)
         elif not tables:
             mix, note = estimation.skip(mix, "no site told what the model makes of its test samples")
         else:
             mix, note = estimation.update(mix, record.round, tables, evaluations.cells)
         record.target = note
         level = LOG.warning if note["unused"] or note["mix"] is None or note["misfit"] else LOG.info
-        level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target.name))
+        level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target))
         return mix.within(state)
 
     def _judged_by_training(self, before: ServerState, state: ServerState, record: RoundRecord) -> ServerState:

@@ -32,7 +32,7 @@ from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
 from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, read
 from fedskew.files import locked
-from fedskew.report import SeedRun, still_rounds
+from fedskew.report import SeedRun, SiteActivity
 from fedskew.weighting import BySums
 
 ANNOUNCED_FILE = "announced.json"
@@ -62,7 +62,7 @@ def server_app(folder: str | Path) -> ServerApp:
         with recording_ending(Path(ended) if ended else None) as still:
             config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
             place = Path(target) if target else None
-            still += still_rounds(serve(grid, config, agreement, Path(out or "runs"), place))
+            still += SiteActivity.still_rounds(serve(grid, config, agreement, Path(out or "runs"), place))
 
     return app
 

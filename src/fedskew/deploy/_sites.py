@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import ArraySpec
 from fedskew.deploy._ask import Members
-from fedskew.deploy._evaluations import (
+from fedskew.deploy._log import LOG
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._replies import (
     SiteEvaluation,
     Together,
     check_cells,
@@ -24,8 +26,6 @@ from fedskew.deploy._evaluations import (
     check_plausible,
     mix_distance,
 )
-from fedskew.deploy._log import LOG
-from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
 from fedskew.deploy._validator import ReplyValidator
@@ -38,29 +38,15 @@ ROUNDING = 1e-6
 FloatArray = NDArray[np.float64]
 
 
-class TargetSite(NamedTuple):
-    """The site whose samples without labels the target's mix is estimated from.
-
-    `place` is its client index, one more than the last if it does not train; `bins` the number of outcome cells of a
-    predicted class.
-    """
-
-    name: str
-    place: int
-    bins: int
-
-
 class Evaluations(NamedTuple):
     """The valid evaluations at the sites, and why others are missing, by client index.
 
-    `cells` are the target site's samples by outcome cell, `(classes * bins,)`, where they were asked for and came;
-    `no_cells` says why not.
+    `cells` are the target site's samples by outcome cell, `(classes * bins,)`, or why there are none.
     """
 
     valid: dict[int, SiteEvaluation]
     missing: dict[int, str]
-    cells: NDArray[np.int64] | None = None
-    no_cells: str = ""
+    cells: NDArray[np.int64] | str = ""
 
 
 @dataclass
@@ -87,14 +73,6 @@ class Sites(Backend):
     def members(self) -> Members:
         """The sites' nodes."""
         return self.roster.members
-
-    @property
-    def target(self) -> TargetSite | None:
-        """The target site, where the target's mix is estimated."""
-        name, estimation = self.plan.agreement.target_site, self.plan.estimation
-        if name is None or estimation is None:
-            return None
-        return TargetSite(name, self.plan.agreement.members.index(name), estimation.bins)
 
     def begin(self, accepted: Mapping[str, FloatArray], left_out: frozenset[int], skipped: frozenset[int]) -> None:
         """Begin a round: who is not asked, and which sizes of updates were accepted before."""
@@ -172,59 +150,50 @@ class Sites(Backend):
             if task.client in online
         }
 
-    def evaluate(self, round: int, model: ModelState, counts: FloatArray, estimates: bool = False) -> Evaluations:
+    def evaluate(self, round: int, model: ModelState, estimates: bool = False) -> Evaluations:
         """Evaluate a model on the test samples of all connected sites that answered in this round.
 
-        `counts` are those that the sites reported, `(sites, classes)`. Where the target's mix is estimated from the
-        answers, sites send tables of outcomes, and the target site its cells.
+        Where the target's mix is estimated from the answers, sites send tables of outcomes, and the target site its
+        cells.
         """
-        target = self.target if estimates else None
-        place, bins, classes = (-1, 0, counts.shape[1]) if target is None else (*target[1:], counts.shape[1])
-        online = self.members.online() if target is None else self.members.connected()
-        unasked = self._unasked()
+        counts, estimation = self.roster.counts, self.plan.estimation if estimates else None
+        sites, classes = counts.shape
+        place, bins = (-1, 0) if estimation is None else (self.plan.target_place, estimation.bins)
+        online = self.members.online() if estimation is None else self.members.connected()
+        table, contents = {wire.OUTCOMES: bins} if bins else {wire.CONFUSION: 1}, {}
         arrays = self.validator.layout.to_record(model)
-
-        def question(client: int) -> RecordDict:
-            asked: dict[str, int | str] = {wire.ROUND: round}
-            if client < len(counts):
-                asked |= {wire.OUTCOMES: bins} if bins else {wire.CONFUSION: 1}
-            if client == place:
-                asked[wire.CELLS] = bins
-            return RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord(dict(asked))})
+        for client in sorted(online.keys() - self._unasked()):
+            asked = (table if client < sites else {}) | ({wire.CELLS: bins} if client == place else {})
+            contents[client] = _question(round, arrays, asked)
 
         def read(reply: RecordDict, client: int) -> tuple[SiteEvaluation | None, NDArray[np.int64] | None]:
             cells = check_cells(reply, classes, bins, round) if client == place else None
-            if client >= len(counts):
+            if client >= sites:
                 return None, cells
             evaluation = check_outcomes(reply, classes, bins, round)
             check_plausible(evaluation, float(counts[client].sum()) + self.validator.slack(client))
             return evaluation, cells
 
-        contents = {client: question(client) for client in online if client not in unasked}
         replies = self.members.ask(MessageType.EVALUATE, contents, read, f"evaluation of round {round}")
         valid = {client: one for client, (one, _) in replies.valid.items() if one is not None}
         for client, one in valid.items():
             self._compare_mixes(client, one, counts[client])
-        missing = {client: reason for client, reason in replies.missing.items() if client < len(counts)}
-        _, cells = replies.valid.get(place, (None, None))
-        if target is None or cells is not None:
-            return Evaluations(valid, missing, cells)
+        missing = {client: reason for client, reason in replies.missing.items() if client < sites}
+        _, found = replies.valid.get(place, (None, None))
+        if found is not None:
+            return Evaluations(valid, missing, found)
         reason = replies.missing.get(place, "not connected")
         if place in self.left_out:
             reason = "left out, as a round that it took part in was undone"
-        elif place in unasked:
+        elif place in self._unasked() and place not in replies.missing:
             reason = "not asked, as no reply came before"
-        return Evaluations(valid, missing, None, f"{target.name}: {reason}")
+        return Evaluations(valid, missing, f"{self.plan.agreement.target_site}: {reason}")
 
     def evaluate_in_sums(self, round: int, model: ModelState, classes: int) -> tuple[Together | None, dict[int, str]]:
         """Open the sum of the sites' confusion matrices; return what it tells, if anything, and who is missing."""
         assert self.masked is not None, "as sites are asked for sums"
-        arrays, unasked = self.validator.layout.to_record(model), self._unasked()
-        contents = {
-            client: RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord({wire.ROUND: round, wire.CONFUSION: 1})})
-            for client in self.members.online()
-            if client not in unasked
-        }
+        arrays, asked = self.validator.layout.to_record(model), self.members.online().keys() - self._unasked()
+        contents = {client: _question(round, arrays, {wire.CONFUSION: 1}) for client in sorted(asked)}
         specs = {"counts": ArraySpec((classes * classes,), "int64"), "losses": ArraySpec((1,), "int64")}
         taken = self.masked.take(wire.EVALUATE, round, contents, specs)
         missing = taken.replies.missing
@@ -254,3 +223,8 @@ class Sites(Backend):
                 self.validator.names[client],
                 100 * distance,
             )
+
+
+def _question(round: int, arrays: ArrayRecord, asked: Mapping[str, int]) -> RecordDict:
+    """Return a message that asks for an evaluation."""
+    return RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord({wire.ROUND: round, **asked})})

@@ -1,8 +1,20 @@
 """Rounds of federated learning: the algorithm, written once, and the backends that train a cohort."""
 
-from fedskew.engine._backend import Assignment, Backend, Conditions, LocalTraining, Observer, Sent, Update, cohort_size
+from fedskew.engine._backend import (
+    Assignment,
+    Backend,
+    ClientData,
+    ClientSamples,
+    Conditions,
+    LocalTraining,
+    LocalWork,
+    Observer,
+    PartitionedData,
+    Sent,
+    Update,
+    cohort_size,
+)
 from fedskew.engine._faults import stilled
-from fedskew.engine._local_work import ClientData, ClientSamples, LocalWork, PartitionedData
 from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundRecord, RoundRunner, plain, predict
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import Assignment, Sent, Update
-from fedskew.engine._local_work import LocalWork
+from fedskew.engine._backend import Assignment, LocalWork, Sent, Update
 from fedskew.engine.contracts import is_own, name_in
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named

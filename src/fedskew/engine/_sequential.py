@@ -11,9 +11,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update, reuse_freed_memory
+from fedskew.engine._backend import (
+    Assignment,
+    Backend,
+    ClientSamples,
+    LocalWork,
+    Observer,
+    Schedule,
+    Sent,
+    Update,
+    reuse_freed_memory,
+    training_failed,
+)
 from fedskew.engine._faults import has_own_parts, watched
-from fedskew.engine._local_work import ClientSamples, LocalWork, Schedule, training_failed
 from fedskew.engine.contracts import calling, checked_carried, checked_step
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named

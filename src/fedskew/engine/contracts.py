@@ -108,38 +108,32 @@ def calling(slot: str, component: Any, function: str, where: str = "") -> Iterat
 
 def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
     """Return the cohort and the state that a selection returned."""
-    name = f"{where}{name_in('selection', component)}"
+    name = f"{where}{name_in('selection', component)}: select()"
     if not isinstance(chosen, tuple) or len(chosen) != 2:
-        raise ComponentError(f"{name}: select() must return (client ids, next state), not {_what(chosen)}")
+        raise ComponentError(f"{name} must return (client ids, next state), not {_what(chosen)}")
     try:
         ids = np.asarray(chosen[0])
     except (TypeError, ValueError):  # such as a ragged list
         ids = np.zeros(0)
     if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
         raise ComponentError(
-            f"{name}: select() must return client ids first, whole numbers and one at least, not {_what(chosen[0])}"
+            f"{name} must return client ids first, whole numbers and one at least, not {_what(chosen[0])}"
         )
     ordered = np.sort(ids)
-    low, high = ordered[0], ordered[-1]
-    if low < 0 or high >= clients:
-        raise ComponentError(
-            f"{name}: select() chose client {low if low < 0 else high}, and there are clients 0 to {clients - 1}"
-        )
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    out, twice = ordered[(ordered < 0) | (ordered >= clients)], ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(out):
+        raise ComponentError(f"{name} chose client {out[0]}, and there are clients 0 to {clients - 1}")
     if len(twice):
-        raise ComponentError(f"{name}: select() chose client {twice[0]} twice; a cohort has a client once")
+        raise ComponentError(f"{name} chose client {twice[0]} twice; a cohort has a client once")
     return ids.astype(np.int64, copy=False), chosen[1]
 
 
 def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes: int, where: str = "") -> FloatArray:
     """Return the quotas in a selection's state, `(cohort, classes)`."""
-    try:
-        amounts = np.asarray(quotas, dtype=np.float64)
-    except (TypeError, ValueError):
-        amounts = np.zeros(0)
-    if amounts.shape != (len(ids), classes) or not 0 <= amounts.sum() < np.inf or amounts.min(initial=0) < 0:
+    amounts, shape = _floats(quotas), (len(ids), classes)
+    if amounts is None or amounts.shape != shape or not 0 <= amounts.sum() < np.inf or amounts.min(initial=0) < 0:
         raise ComponentError(
-            f"{where}{name_in('selection', component)}: quotas must be amounts of shape {(len(ids), classes)}, "
+            f"{where}{name_in('selection', component)}: quotas must be amounts of shape {shape}, "
             f"(cohort, classes), not {_what(quotas)}"
         )
     return amounts
@@ -147,19 +141,14 @@ def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes:
 
 def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], where: str = "") -> FloatArray:
     """Return the weights that a weighting returned, `(answered,)`."""
-    try:
-        found = np.asarray(weights, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):  # the last: a tensor that requires a gradient
-        found = None
-    if found is not None and found.shape == answered.shape:
-        total = found.sum()
-        if abs(total - 1) <= TOLERANCE and found.min() >= 0:  # neither holds for NaN
-            return found
-    name = f"{where}{name_in('weighting', component)}: weigh()"
+    found, name = _floats(weights), f"{where}{name_in('weighting', component)}: weigh()"
     if found is None or found.shape != answered.shape:
         raise ComponentError(
             f"{name} must return one weight for each of the {len(answered)} clients that replied, not {_what(weights)}"
         )
+    total = found.sum()
+    if abs(total - 1) <= TOLERANCE and found.min() >= 0:  # neither holds for NaN
+        return found
     wrong = np.flatnonzero(~np.isfinite(found) | (found < 0))
     if len(wrong):
         raise ComponentError(
@@ -265,11 +254,12 @@ def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:
     """Add up what holders of samples answered to a question of a finish, in their order, in float64."""
     name = f"{name_in('finish', component)}: statistics()"
     total: dict[str, Tensor] = {}
+    first: dict[str, tuple[int, ...]] = {}
     for answer in answers:
-        if not isinstance(answer, Mapping) or not all(isinstance(part, Tensor) for part in answer.values()):
+        if answer is None or not _is_named(answer):
             raise ComponentError(f"{name} must return tensors by name, not {_what(answer)}")
         shapes = {key: tuple(part.shape) for key, part in answer.items()}
-        first = {key: tuple(part.shape) for key, part in total.items()} if total else shapes
+        first = first or shapes
         if shapes != first:
             raise ComponentError(
                 f"{name} must return the same names and shapes at every client, and returned {shapes} beside {first}"
@@ -297,6 +287,14 @@ def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
     if not all(part.isfinite().all() for part in finished.head):
         raise ComponentError(f"{name} returned a layer with NaN or infinity")
     return finished
+
+
+def _floats(value: Any) -> FloatArray | None:
+    """Return numbers as an array; None for what is none."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):  # the last: a tensor that requires a gradient
+        return None
 
 
 def _is_pair(value: Any, like: Tensor) -> bool:

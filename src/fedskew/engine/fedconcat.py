@@ -15,8 +15,7 @@ from fedskew.engine._backend import Backend
 from fedskew.engine._records import Cohort, RoundRecord
 from fedskew.engine._states import ServerState
 from fedskew.engine.round import Federation
-from fedskew.engine.totals import Collected
-from fedskew.engine.weights import Weights
+from fedskew.engine.totals import Collected, Weights
 from fedskew.models import Concatenated, FlatModel, ModelState
 from fedskew.pipelines import FedConcat
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import tensor_bytes
-from fedskew.engine._local_work import ClientSamples
+from fedskew.engine._backend import ClientSamples, tensor_bytes
 from fedskew.engine.contracts import calling, checked_finished, checked_sums, name_in
 from fedskew.errors import ArgumentError, FinishError, RunError
 from fedskew.finish import Finish, Head, Known, Observed, Source

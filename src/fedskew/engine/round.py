@@ -27,8 +27,8 @@ from fedskew.engine.contracts import (
     hooked,
 )
 from fedskew.engine.sums import Floats
+from fedskew.engine.target import Estimation
 from fedskew.engine.totals import Collected
-from fedskew.engine.weights import Aim
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts
 from fedskew.methods import Method
@@ -72,7 +72,7 @@ class Federation:
     weighed: FloatArray | None = None
     clients: ClientStates = field(default_factory=ClientStates)
     weight_limit: float | None = None
-    aim: Aim | None = None
+    aim: Estimation | None = None
     codec: Floats = field(default_factory=Floats)
     constant_bytes: int = 0
 

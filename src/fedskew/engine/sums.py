@@ -35,8 +35,7 @@ from fedskew.engine._faults import finite, stilled
 from fedskew.engine._records import Cohort, FloatArray
 from fedskew.engine._states import Named, ServerState
 from fedskew.engine.contracts import shortage
-from fedskew.engine.totals import Collected, Total, collect_each, shared, total_of
-from fedskew.engine.weights import Weights, shown, weigh
+from fedskew.engine.totals import Collected, Total, Weights, collect_each, shared, shown, total_of, weigh
 from fedskew.errors import ArgumentError
 from fedskew.methods import Method, masks_refused, sums_suffice
 from fedskew.models import ModelState

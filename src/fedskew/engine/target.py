@@ -102,11 +102,11 @@ class Estimation:
         return EstimatedMix(-1, none, none.copy(), f"the first estimate is made after round {self.warmup}", False)
 
     def start(self) -> dict[str, Tensor]:
-        """See `Aim.start`."""
+        """Return what the server keeps of it before the first round."""
         return packed(self.unknown, "target")
 
     def mix(self, kept: Named) -> tuple[FloatArray | None, str | None]:
-        """See `Aim.mix`."""
+        """Return the mix, or None, and why there is none."""
         known = _read(kept)
         return known.used, known.unused or None
 

@@ -1,4 +1,4 @@
-"""What plain updates are together: added up by any aggregation once all are there, or one by one as they come."""
+"""A round's weights, and what plain updates are together: added up once all are there, or one by one as they come."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew import metrics
+from fedskew import components, metrics
 from fedskew.aggregation import Mean
 from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
 from fedskew.engine._faults import finite
 from fedskew.engine._records import Cohort, FloatArray, RoundRecord
 from fedskew.engine._states import Named, ServerState
-from fedskew.engine.contracts import calling, checked_aggregate, checked_share, hooked
-from fedskew.engine.weights import Weights
+from fedskew.engine.contracts import calling, checked_aggregate, checked_share, checked_weights, hooked
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
+from fedskew.mixing import limited
 from fedskew.server_updates import weighted_sum
+from fedskew.weighting import Answered, FedAvg
+
+Federation = Any
+"""That of `round`, which imports this file."""
 
 
 class Total(NamedTuple):
@@ -44,6 +48,21 @@ class Total(NamedTuple):
     loss: float | None = None
     steps: int | None = None
     drift: float | None = None
+
+
+class Weights(NamedTuple):
+    """The weights of some clients.
+
+    Attributes:
+        values: One for each client, sum 1; empty if nobody holds a sample, or if each knows its own alone, and where
+            the model stays as it was.
+        limited: The clients whose weight `training.weight_limit` lowered.
+        fallback: Why they are FedAvg's in place of the method's; None if they are the method's.
+    """
+
+    values: FloatArray = np.zeros(0)
+    limited: Sequence[int] = ()
+    fallback: str | None = None
 
 
 class Collected(NamedTuple):
@@ -136,6 +155,34 @@ class Collected(NamedTuple):
         )
 
 
+def shown(federation: Federation, members: Cohort) -> FloatArray:
+    """Return the label counts of some clients that the weighting sees."""
+    seen: FloatArray | None = federation.weighed
+    return members.counts if members.quotas or seen is None else seen[members.ids]
+
+
+def weigh(federation: Federation, state: ServerState, members: Cohort) -> Weights:
+    """Weigh clients; by FedAvg where the method's weighting needs a target mix that there is not yet."""
+    weighting, limit, fallback, mix = federation.method.weighting, federation.weight_limit, None, federation.target
+    sizes = members.counts.sum(axis=1)
+    if federation.aim is not None:
+        mix, why = federation.aim.mix(state.of("target"))
+        if why is not None and components.has(weighting, "needs_target"):
+            weighting, fallback = FedAvg(), why
+    if sizes.sum() == 0:
+        return Weights(fallback=fallback)
+    where, kept = f"round {state.round}: ", state.of("weighting")
+    given = Answered(shown(federation, members), sizes, mix, members.ids, kept, limit)
+    with calling("weighting", weighting, "weigh", where):
+        free = weights = checked_weights(weighting, weighting.weigh(given), members.ids, where)
+        if limit is None:
+            return Weights(weights, fallback=fallback)
+        weights = limited(weights, limit, sizes)
+        if components.has(weighting, "keeps_limit") and weights.max() >= limit * (1 - 1e-9):
+            free = checked_weights(weighting, weighting.weigh(given._replace(limit=None)), members.ids, where)
+    return Weights(weights, members.ids[free * (1 - 1e-9) > np.maximum(weights, limit)].tolist(), fallback)
+
+
 class RunningTotal:
     """Adds up updates as they come, in the order of the cohort: in memory there are four vectors of the model's size.
 
@@ -185,7 +232,7 @@ class RunningTotal:
 
 
 def collect_each(
-    federation: Any, codec: Any, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
+    federation: Federation, codec: Any, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
 ) -> tuple[Collected, list[Update]]:
     """Add up updates as they come. Where some are not finite, the others are trained again, as all weights change."""
     replies, bytes_up = dict[int, Update](), 0

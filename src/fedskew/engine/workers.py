@@ -32,8 +32,7 @@ from torch.utils._pytree import tree_map_only
 from fedskew import torchrun
 from fedskew.children import Child, Died, Pool, Reply
 from fedskew.data import Inputs
-from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
-from fedskew.engine._local_work import LocalWork
+from fedskew.engine._backend import Assignment, Backend, LocalWork, Observer, Sent, Update, reuse_freed_memory
 from fedskew.engine._records import BATCH, batches, predict_batch, predicted
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.errors import ArgumentError, ComponentError, RunError
@@ -78,10 +77,12 @@ class ProcessBackend(Backend):
 
     def open(self) -> None:
         """Start the processes if they are not running. They need some seconds; the call returns at once."""
+        reuse_freed_memory(True)
         self._pool.open()
 
     def close(self) -> None:
         """End the processes."""
+        reuse_freed_memory(False)
         self._pool.kill()
 
     def train(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[Update]:

@@ -60,7 +60,7 @@ class TargetWatch:
 
     @property
     def _estimation(self) -> Estimation:
-        assert isinstance(self.federation.aim, Estimation), "the mix is estimated"
+        assert self.federation.aim is not None, "the mix is estimated"
         return self.federation.aim
 
     def review(self, server: engine.ServerState, record: engine.RoundRecord) -> engine.ServerState:

@@ -4,7 +4,6 @@ from fedskew.papers._estimate import estimate
 from fedskew.papers._published import PrintedCounts
 from fedskew.papers._recipe import Recipe, RecipeRow, config_file, config_names, names
 from fedskew.papers._reproduce import Reproduction, reproduce
-from fedskew.papers._values import paired
 
 __all__ = [
     "PrintedCounts",
@@ -15,6 +14,5 @@ __all__ = [
     "config_names",
     "estimate",
     "names",
-    "paired",
     "reproduce",
 ]

@@ -49,11 +49,7 @@ def _facts() -> dict[str, DatasetFacts]:
 
 
 def facts_of(table: Mapping[str, Any]) -> DatasetFacts:
-    """Return the facts of the data set that the `[data]` table of a config names.
-
-    Raises:
-        KeyError: It is none of the papers'.
-    """
+    """Return the facts of the data set that the `[data]` table of a config names; KeyError if it is none of theirs."""
     return _facts()[f"{table['name']} subset" if table.get("subset") else table["name"]]
 
 

@@ -54,11 +54,7 @@ def _tables() -> dict[str, Any]:
 
 
 def published(name: str) -> PublishedTable:
-    """Return a printed table.
-
-    Raises:
-        ConfigError: No table has this name.
-    """
+    """Return a printed table."""
     tables = {name: table for name, table in _tables().items() if "rows" in table}
     if name not in tables:
         raise ConfigError(f"published: no table is called {name!r}{nearest(name, tables)}")

@@ -86,11 +86,7 @@ class RecipeRow:
         return facts_of(self.tree["data"]).title
 
     def missing(self, root: str | os.PathLike[str] | None = None) -> str | None:
-        """Return the first file or folder of its data set that is missing; None where all are present.
-
-        Args:
-            root: Folder of the data sets, see `fedskew.data.load`; by default the environment variable FEDSKEW_DATA.
-        """
+        """Return the first file or folder of its data set that is missing below a root; None where all are present."""
         place = root or os.environ.get("FEDSKEW_DATA")
         folder = Path(place).expanduser() if place else None
         for file in facts_of(self.tree["data"]).places:
@@ -106,11 +102,7 @@ class RecipeRow:
         return float(found[0])
 
     def config(self, changes: Mapping[str, Any] | None = None, rounds: int | None = None) -> Config:
-        """Return its config, with other values for some dotted keys, and no more rounds than these, checked.
-
-        Raises:
-            ConfigError: The config makes no sense; the message names the row.
-        """
+        """Return its config, with other values for some dotted keys, and no more rounds than these, checked."""
         if rounds is not None and rounds < 1:
             raise ConfigError(f"rounds: must be at least 1, not {rounds}")
         tree = copy.deepcopy(self.tree)
@@ -146,7 +138,6 @@ class FigurePart(pydantic.BaseModel):
             - "confusion": a client's confusion matrix, rows truth;
             - "weights": the weight of each client against FedAvg's;
             - "mixes": label mixes of clients and target.
-        title: Its heading.
         value: What is read, as in `_values.value_of`; for "curves" a key of a record, such as "entropy" or
             "evaluation.accuracy".
         x: What it is drawn against, an axis or a value.
@@ -180,11 +171,8 @@ class Recipe:
 
     Attributes:
         name: "<paper>-<item>".
-        paper: Title of the paper.
-        title: Title of the item.
         measure: What is read from a run.
         published: Name of the table with the paper's own values, where it prints any.
-        rows: The rows, in the order of the file.
         relative: For a label of `method`, the label from which its value is the change.
         readings: Axes for which one run gives several values, with their labels.
         parts: The parts of the figure, where it is one.
@@ -209,11 +197,7 @@ class Recipe:
 
     @property
     def printed(self) -> PublishedTable | None:
-        """The table with the paper's own values; None where it prints none.
-
-        Raises:
-            ConfigError: No table has that name.
-        """
+        """The table with the paper's own values; None where it prints none."""
         return None if self.published is None else published(self.published)
 
     def deviating(self, rows: Iterable[RecipeRow]) -> list[str]:
@@ -224,14 +208,8 @@ class Recipe:
     def choose(self, words: str) -> tuple[RecipeRow, ...]:
         """Return the rows that have these labels.
 
-        Case, spaces and signs are ignored: "cifar10" is "CIFAR-10", "dir0.1" is "Dir(0.1)". A row from which another
-        is the change comes with it.
-
-        Args:
-            words: Labels, separated by commas; labels of one axis are alternatives.
-
-        Raises:
-            ConfigError: A word is no label, or no row has all of them.
+        The words are labels, separated by commas; labels of one axis are alternatives. Case, spaces and signs are
+        ignored: "cifar10" is "CIFAR-10", "dir0.1" is "Dir(0.1)". A row from which another is the change comes with it.
         """
         pairs = [(axis, row.labels[axis]) for axis in self.axes for row in self.rows if axis in row.labels]
         known = {_plain(label): (axis, label) for axis, label in pairs}
@@ -252,11 +230,7 @@ class Recipe:
 
     @staticmethod
     def read(name: str) -> Recipe:
-        """Read a recipe; `names` has the names.
-
-        Raises:
-            ConfigError: No recipe has this name, or its file is damaged.
-        """
+        """Read a recipe; `names` has the names."""
         if name not in names():
             raise ConfigError(f"no recipe is called {name!r}{nearest(name, names())}")
         paper, _, item = name.partition("-")
@@ -300,11 +274,7 @@ def config_names() -> tuple[str, ...]:
 
 
 def config_file(name: str) -> Path:
-    """Return the file of a config or sweep that comes with fedskew; `config_names` has the names.
-
-    Raises:
-        ConfigError: None has this name.
-    """
+    """Return the file of a config or sweep that comes with fedskew; `config_names` has the names."""
     if name in names():
         raise ConfigError(f"@{name}: is a table or figure of a paper; use: fedskew reproduce {name}")
     if name not in config_names():

@@ -143,6 +143,8 @@ class Reproduction:
         axes = [axis for axis in self.axes if len({line.labels.get(axis) for line in self.lines}) > 1]
         return axes or (["method"] if "method" in self.axes else self.axes[:1])
 
+    paired = staticmethod(paired)
+
     @staticmethod
     def compare(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]]) -> list[Comparison]:
         """Compare the values of a recipe's runs, the finished ones of each row, with what the paper prints.
@@ -198,9 +200,7 @@ def reproduce(
         out: Where run folders and the folder of the comparison go.
         changes: Dotted keys of every config to change, and their values.
         rounds: No run has more rounds than these.
-        processes: As in `run_sweep`.
-        fresh: As in `run_sweep`.
-        progress: As in `run_sweep`.
+        processes, fresh, progress: As in `run_sweep`.
         command: The command line to write into the comparison; by default that of the whole recipe.
 
     Raises:

@@ -161,14 +161,7 @@ class PairedDifference:
 
 
 def paired(lines: Sequence[tuple[Labels, Mapping[int, float]]]) -> list[PairedDifference]:
-    """Compare every method of a task with FedAvg, where both have values of the same seeds.
-
-    Args:
-        lines: Labels and the value of each seed.
-
-    Returns:
-        A difference for each method of each task.
-    """
+    """Compare every method of a task with FedAvg, where both have values (in `lines`, by labels) of the same seeds."""
 
     def task(labels: Labels) -> tuple[tuple[str, str], ...]:
         return tuple((axis, label) for axis, label in labels.items() if axis != "method")

@@ -5,6 +5,3 @@ from ._runs import LAST as LAST
 from ._runs import SeedRun as SeedRun
 from ._runs import label_shares as label_shares
 from ._sites import SiteActivity as SiteActivity
-from ._sites import still_rounds as still_rounds
-from ._sites import undone_rounds as undone_rounds
-from ._sites import why_still as why_still

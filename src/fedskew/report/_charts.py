@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.names import visible
-from fedskew.report._groups import Group, alike, listed
+from fedskew.report._runs import Group, alike, listed
 from fedskew.report.drawing import Curve, FloatArray
 
 GOOD, CLASSES, DATA, ROUND, LOCAL = (
@@ -49,40 +49,20 @@ DOWN = CATEGORY | {"autorange": "reversed"}
 Trace = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What is the same of a figure on every page.
+FIGURES: list[tuple[Callable[[Figure], None], Callable[[Group], Hashable], dict[str, Any]]] = []
+"""Every figure, in the order of the page within its section: what draws it, runs that share one, its settings."""
 
-    Attributes:
-        section: Heading under which it stands.
-        title: Its own heading.
-        caption: How to read it.
-        draw: Draws it; a figure without traces is left out.
-        alike: Runs for which this is equal share a figure.
-        one_seed: Whether it shows the lowest seed of each run, not all.
-        by_run: Whether runs are shown one at a time, by a menu.
-        wide: Whether it takes the page's whole width.
+
+def figure(
+    section: str, title: str, caption: str, alike: Callable[[Group], Hashable] = lambda group: "", **settings: bool
+) -> Callable[[Callable[[Figure], None]], Callable[[Figure], None]]:
+    """Make a function that draws a figure part of every page.
+
+    Runs for which `alike` is equal share a figure; one without traces is left out. For `settings` see `Figure`.
     """
 
-    section: str
-    title: str
-    caption: str
-    draw: Callable[[Figure], None]
-    alike: Callable[[Group], Hashable] = lambda group: ""
-    one_seed: bool = False
-    by_run: bool = False
-    wide: bool = False
-
-
-FIGURES: list[Kind] = []
-"""Every figure, in the order of the page within its section."""
-
-
-def figure(section: str, title: str, caption: str, **settings: Any) -> Callable[[Callable[[Figure], None]], Any]:
-    """Make a function that draws a figure part of every page; `settings` are those of `Kind`."""
-
     def register(draw: Callable[[Figure], None]) -> Callable[[Figure], None]:
-        FIGURES.append(Kind(section, title, caption, draw, **settings))
+        FIGURES.append((draw, alike, {"section": section, "title": title, "caption": caption, **settings}))
         return draw
 
     return register
@@ -92,19 +72,24 @@ def figure(section: str, title: str, caption: str, **settings: Any) -> Callable[
 class Figure:
     """A figure with the words around it, which the function that draws it completes.
 
+    It stands under the heading `section`; the `caption` says how to read it. It shows the lowest seed of each run
+    (`one_seed`) or all, all runs or one at a time, by a menu (`by_run`), and may take the page's whole width (`wide`).
     `members` of the page's `groups` may be shown; `add` says which are, and with how many seeds. `axis` ("x" or "y")
     has categories that can be put in the `orders`, each from left to right or from the top; `picks` are shown one at a
     time, by a `menu`. `findings` are sentences on what is seen, `description` is for readers who see nothing.
     """
 
-    kind: Kind
     groups: list[Group]
     members: list[Group]
+    section: str
+    title: str
+    caption: str
+    one_seed: bool = False
+    by_run: bool = False
+    wide: bool = False
     traces: list[Trace] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
     height: int = 280
-    title: str = ""
-    caption: str = ""
     findings: list[str] = field(default_factory=list)
     description: list[str] = field(default_factory=list)
     shown: list[tuple[Group, int]] = field(default_factory=list)
@@ -114,13 +99,12 @@ class Figure:
     picks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        labels = "; ".join(group.label for group in self.members)
-        self.title = self.kind.title + (f": {labels}" if len(self.members) < len(self.groups) else "")
-        self.caption = self.kind.caption
+        if len(self.members) < len(self.groups):
+            self.title += f": {'; '.join(group.label for group in self.members)}"
 
     def add(self, group: Group, *traces: Trace, seeds: int = 1, name: str = "") -> None:
         """Add what shows a run, or several by one name."""
-        if self.kind.by_run:
+        if self.by_run:
             for trace in traces:
                 trace["meta"] = trace.get("meta", {}) | {"pick": len(self.shown)}
             self.picks.append(name or group.label)
@@ -216,7 +200,7 @@ class Figure:
     def basis(self) -> str:
         """How many seeds it rests on."""
         counts = {count for _, count in self.shown}
-        if self.kind.one_seed:
+        if self.one_seed:
             seeds = {group.first.seed for group, _ in self.shown}
             most = max(len(group.seeds) for group, _ in self.shown)
             which = f"seed {seeds.pop()}" if len(seeds) == 1 else "the lowest of each run"
@@ -235,14 +219,14 @@ class Figure:
 def figures(groups: list[Group]) -> list[tuple[str, list[Figure]]]:
     """Draw every figure that these runs have the records for, under its heading."""
     sections: dict[str, list[Figure]] = {section: [] for section in (GOOD, CLASSES, DATA, ROUND, LOCAL)}
-    for kind in FIGURES:
-        for members in alike(groups, kind.alike):
-            drawn = Figure(kind, groups, members)
-            kind.draw(drawn)
+    for draw, key, settings in FIGURES:
+        for members in alike(groups, key):
+            drawn = Figure(groups, members, **settings)
+            draw(drawn)
             if len(drawn.picks) < 2:
                 drawn.picks = []
             if drawn.traces:
-                sections[kind.section].append(drawn)
+                sections[drawn.section].append(drawn)
     return [(heading, drawn) for heading, drawn in sections.items() if drawn]
 
 

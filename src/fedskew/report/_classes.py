@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedskew.report import _charts as charts
-from fedskew.report._groups import Group, same_classes
-from fedskew.report._runs import SeedRun, label_shares
+from fedskew.report._runs import Group, SeedRun, label_shares, same_classes
 from fedskew.report.drawing import FloatArray
 
 _CELLS = 300_000  # of all heat maps of classes by rounds together; a page stays small and quick with so many

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedskew.labels import ClassPairs
 from fedskew.report import _charts as charts
-from fedskew.report._groups import Group, alike, listed, same_cohorts, same_data, together
-from fedskew.report._runs import label_shares
+from fedskew.report._runs import Group, alike, label_shares, listed, same_cohorts, same_data, together
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import counted
 

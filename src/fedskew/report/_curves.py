@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.report import _charts as charts
-from fedskew.report._groups import Group, listed, together
-from fedskew.report._runs import SeedRun, most_frequent
+from fedskew.report._runs import Group, SeedRun, listed, most_frequent, together
 from fedskew.report.drawing import Curve, FloatArray
 from fedskew.tables import counted
 
@@ -25,30 +24,18 @@ _ODD = 0.01
 Estimates = list[tuple[int, dict[str, Any]]]
 
 
-@dataclass(frozen=True)
-class CurvePanel:
-    """An entry of `curves.toml`, which says what its keys mean."""
-
-    section: str
-    title: str
-    caption: str
-    value: str
-    unit: str = ""
-    points: int = 200
-    even: bool = False
-    uneven: bool = False
-
-
-def _draw(panel: CurvePanel, drawn: charts.Figure) -> None:
-    if panel.uneven and most_frequent(run for group in drawn.groups for run in group.seeds) is None:
+def _draw(
+    drawn: charts.Figure, value: str, unit: str = "", points: int = 200, even: bool = False, uneven: bool = False
+) -> None:
+    """Draw an entry of `curves.toml`, which says what its keys mean."""
+    if uneven and most_frequent(run for group in drawn.groups for run in group.seeds) is None:
         return
-    unit = panel.unit
     lines: list[tuple[Curve, list[Group]]] = []  # groups that have the same line share it
     for group in drawn.groups:
-        series = [found for run in group.seeds if (found := run.series(panel.value, 100 if unit == "%" else 1))]
+        series = [found for run in group.seeds if (found := run.series(value, 100 if unit == "%" else 1))]
         if not series:
             continue
-        line = Curve.over_seeds(group.style, series, panel.points)
+        line = Curve.over_seeds(group.style, series, points)
         drawn.add(group, seeds=len(series))
         same = next((owners for other, owners in lines if _equal(line, other)), None)
         if same is None:
@@ -59,7 +46,7 @@ def _draw(panel: CurvePanel, drawn: charts.Figure) -> None:
         return
     levels = []
     classes = {len(group.first.class_names) for group in drawn.groups}
-    if panel.even and len(classes) == 1:
+    if even and len(classes) == 1:
         levels = [math.log2(min(classes))]
         drawn.caption += " The dashed line is a perfectly even mix, the most there can be."
     if any(line.std is not None for line, _ in lines):
@@ -79,12 +66,9 @@ def _draw(panel: CurvePanel, drawn: charts.Figure) -> None:
             drawn.findings.append(f"The same line: {labels}.")
 
 
-CURVES = [
-    CurvePanel(**entry)
-    for entry in tomllib.loads(resources.files("fedskew.report").joinpath("curves.toml").read_text("utf-8"))["curve"]
-]
-for _panel in CURVES:
-    charts.figure(_panel.section, _panel.title, _panel.caption)(partial(_draw, _panel))
+_words = resources.files("fedskew.report").joinpath("curves.toml").read_text("utf-8")
+for _entry in tomllib.loads(_words)["curve"]:
+    charts.figure(_entry.pop("section"), _entry.pop("title"), _entry.pop("caption"))(partial(_draw, **_entry))
 
 
 @charts.figure(

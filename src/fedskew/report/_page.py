@@ -23,10 +23,9 @@ from fedskew.names import visible
 from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves  # noqa: F401  (the figures that they register)
 from fedskew.report._charts import figures
-from fedskew.report._groups import Group, alike, listed, same_data, same_test
 from fedskew.report._ranking import ranking
-from fedskew.report._runs import SeedRun, averaged_over, most_frequent
-from fedskew.report._sites import SiteActivity, still_rounds, undone_rounds
+from fedskew.report._runs import Group, SeedRun, alike, averaged_over, listed, most_frequent, same_data, same_test
+from fedskew.report._sites import SiteActivity
 from fedskew.tables import Spread, flatten
 
 _NOTHING = "\u2013"
@@ -223,7 +222,7 @@ def _split(group: Group) -> str:
 
 def _site_notes(run: SeedRun) -> list[str]:
     """Return what happened in a run of real sites, beside the table of what each did."""
-    notes, sites = [*undone_rounds(run), *still_rounds(run)], SiteActivity.of(run)
+    notes, sites = [*SiteActivity.undone_rounds(run), *SiteActivity.still_rounds(run)], SiteActivity.of(run)
     if own := [site.accuracy for site in sites if site.accuracy is not None and site.quarantine is None]:
         notes.append(
             f"Median over sites of the accuracy on their own test samples: {100 * np.median(own):.1f} %, from "

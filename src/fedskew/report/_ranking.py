@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.report._groups import Group, same_split, same_target
-from fedskew.report._runs import most_frequent
+from fedskew.report._runs import Group, most_frequent, same_split, same_target
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import Spread
 

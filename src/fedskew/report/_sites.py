@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedskew.report._groups import listed
-from fedskew.report._runs import SeedRun
+from fedskew.report._runs import SeedRun, listed
 
 if TYPE_CHECKING:
     from fedskew.engine import RoundRecord
@@ -103,45 +102,45 @@ class SiteActivity:
             rows.append([site.name, f"{site.counted} of {site.asked}", ", ".join(problems) or "\u2013", last, own])
         return headings, rows
 
+    @staticmethod
+    def undone_rounds(run: SeedRun) -> list[str]:
+        """Return a line for each round that was undone."""
+        lines = []
+        for record in run.rounds:
+            notes = record.deployment or {}
+            if undone := notes.get("undone"):
+                when = f", {notes['ended']}" if "ended" in notes else ""
+                lines.append(
+                    f"Round {record.round}{when}, was undone: {undone['reason']}. The model went back to that of round "
+                    f"{undone['back_to']}; left out: {', '.join(undone['left_out']) or 'nobody'}."
+                )
+        return lines
 
-def undone_rounds(run: SeedRun) -> list[str]:
-    """Return a line for each round that was undone."""
-    lines = []
-    for record in run.rounds:
-        notes = record.deployment or {}
-        if undone := notes.get("undone"):
-            when = f", {notes['ended']}" if "ended" in notes else ""
-            lines.append(
-                f"Round {record.round}{when}, was undone: {undone['reason']}. The model went back to that of round "
-                f"{undone['back_to']}; left out: {', '.join(undone['left_out']) or 'nobody'}."
-            )
-    return lines
+    @staticmethod
+    def why_still(record: RoundRecord) -> str | None:
+        """Say why a round of real sites left the model as it was, and what is the matter with each site.
 
+        None where it moved the model or was undone, and in a simulation.
+        """
+        notes = record.deployment
+        if not record.round or notes is None or "undone" in notes or record.answered:
+            return None
+        matters = dict.fromkeys(notes.get("skipped", ()), "skipped, as it did not answer before")
+        matters |= dict.fromkeys(notes.get("left_out", ()), "left out") | dict(_troubles(notes))
+        sites = ", ".join(f"{name} ({what})" for name, what in sorted(matters.items()))
+        return "; ".join(filter(None, (record.unmoved, sites))) or "no update counted"
 
-def why_still(record: RoundRecord) -> str | None:
-    """Say why a round of real sites left the model as it was, and what is the matter with each site.
-
-    None where it moved the model or was undone, and in a simulation.
-    """
-    notes = record.deployment
-    if not record.round or notes is None or "undone" in notes or record.answered:
-        return None
-    matters = dict.fromkeys(notes.get("skipped", ()), "skipped, as it did not answer before")
-    matters |= dict.fromkeys(notes.get("left_out", ()), "left out") | dict(_troubles(notes))
-    sites = ", ".join(f"{name} ({what})" for name, what in sorted(matters.items()))
-    return "; ".join(filter(None, (record.unmoved, sites))) or "no update counted"
-
-
-def still_rounds(run: SeedRun) -> list[str]:
-    """Return a line for the rounds that left the model as it was, one for all with the same reason."""
-    rounds: dict[str, list[int]] = {}
-    for record in run.rounds:
-        if (why := why_still(record)) is not None:
-            rounds.setdefault(why, []).append(record.round)
-    return [
-        f"Round{'' if len(alike) == 1 else 's'} {listed(alike)} left the model as it was: {why}"
-        for why, alike in rounds.items()
-    ]
+    @staticmethod
+    def still_rounds(run: SeedRun) -> list[str]:
+        """Return a line for the rounds that left the model as it was, one for all with the same reason."""
+        rounds: dict[str, list[int]] = {}
+        for record in run.rounds:
+            if (why := SiteActivity.why_still(record)) is not None:
+                rounds.setdefault(why, []).append(record.round)
+        return [
+            f"Round{'' if len(alike) == 1 else 's'} {listed(alike)} left the model as it was: {why}"
+            for why, alike in rounds.items()
+        ]
 
 
 def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -59,16 +59,10 @@ _RC = {
 
 @dataclass(frozen=True)
 class Curve:
-    """The line of one series.
+    """The line of one series: its number (of colour, dashes and marker), its points, its name in the legend.
 
-    Attributes:
-        style: Number of the series: its colour, dashes and marker.
-        x: Where the points are, shape `(points,)`.
-        mean: Mean over seeds, shape `(points,)`.
-        std: Standard deviation over seeds, NaN where it is unknown; None for a single seed.
-        complete: Whether every seed has a value there; elsewhere the line is thin.
-        label: Name in the legend.
-        block: How many recorded rounds one point is the mean of.
+    `std` is NaN where it is unknown, and None for a single seed. Where not every seed has a value (`complete`) the line
+    is thin. A point is the mean of a `block` of recorded rounds.
     """
 
     style: int
@@ -113,9 +107,6 @@ def figure(*paths: Path, width: float = 6.4, height: float = 4.8) -> Iterator[Fi
 
     It has the style of all figures, whatever the user has set in matplotlib. Warnings about glyphs that the font lacks
     are silenced.
-
-    Raises:
-        ArgumentError: A suffix is unknown (.png, .svg and .pdf are known), or a file can't be written.
     """
     import matplotlib.style
     from matplotlib.figure import Figure

@@ -18,9 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedskew.engine._backend import Assignment, Backend, Observer, Sent, Update
+from fedskew.engine._backend import Assignment, Backend, LocalWork, Observer, Sent, Update
 from fedskew.engine._faults import find_fault
-from fedskew.engine._local_work import LocalWork
 from fedskew.engine._records import RoundRecord
 from fedskew.engine._sequential import ClientResult, SequentialBackend
 from fedskew.engine._states import ServerState

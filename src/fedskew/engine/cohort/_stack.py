@@ -14,7 +14,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedskew.data import Inputs
-from fedskew.engine._local_work import LocalWork, training_failed
+from fedskew.engine._backend import LocalWork, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import checked_step
