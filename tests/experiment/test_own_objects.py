@@ -294,7 +294,23 @@ def convolutional(kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
     )
 
 
+class Viewed(nn.Module):
+    """As tutorials write it; with batch norm, so that it is computed as it was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Linear(216, 10)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).relu().view(-1, 216))
+
+
 PICTURES = {"training": TASK["training"] | {"batch_size": 32, "momentum": 0.9}}
+
+
+def test_a_network_that_takes_views_of_convolutions_trains():
+    result = fedskew.simulate(TASK, model=Viewed(), training=TASK["training"] | {"smallest_batch": 2})
+    assert list(result.summary["backend"]["network"]) == ["as_written"]
 
 
 @pytest.mark.parametrize(

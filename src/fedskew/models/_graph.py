@@ -126,6 +126,15 @@ def _value(held: Any) -> Any:
     return held if isinstance(held, bool | int | float | complex | str | bytes | None) else type(held)
 
 
+def takes_views(module: nn.Module) -> bool:
+    """Return whether a network calls `view`, which needs values in the usual order; so does one that can't be read."""
+    try:
+        nodes = read_graph(module).graph.nodes
+    except UnreadableError:
+        return True
+    return any(node.op == "call_method" and node.target == "view" for node in nodes)
+
+
 def read_chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     """Read the chain of layers that a network is, for samples of a shape; raise UnreadableError where it is none."""
     layers = list(_layers(read_graph(module)))
