@@ -158,12 +158,12 @@ def results_table(results: Sequence[Result]) -> Table:
 
 def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> list[str]:
     """Return where an earlier run was moved, and in what a replay differs from the run in its file's folder."""
-    from fedskew.experiment import Present
+    from fedskew.experiment import RunFolder
 
     earlier = list((folder.parent / "earlier").glob(f"{folder.name}.*")) if fresh else []
     newest = max(earlier, key=lambda path: int(path.suffix[1:]), default=None)
     lines = [] if newest is None else [f"the earlier run is now in {newest}"]
-    if config.origin is not None and folder != source and (changes := Present().changes(source, config)):
+    if config.origin is not None and folder != source and (changes := RunFolder.changes_since(source, config)):
         lines.append(f"not a repetition: since the run in {source}, {' and '.join(changes)}")
     return lines
 
