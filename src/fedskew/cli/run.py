@@ -61,17 +61,11 @@ def run(
     Examples:
 
         fedskew run @fedvls-mnist-dir0.05 --quick --data-root DATA
-
         fedskew run my.toml --set training.lr=0.05 --seeds 0,1,2
-
         fedskew run my.toml --resume             (go on; it says so where code or data have changed since)
-
         fedskew run runs/my-1a2b3c4d/config.toml --out again      (the same run again, from any folder)
-
         fedskew run my.toml --estimate      (how long it would take; said of every run of minutes anyway)
-
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
-
         torchrun --nproc-per-node 4 -m fedskew run my.toml      (each cohort over four processes, or GPUs)
     """
     from fedskew import experiment, methods, models, simulate, torchrun
@@ -184,7 +178,6 @@ def report(
     Examples:
 
         fedskew report runs/digits-fedavg-* runs/digits-fedvls-* --out comparison.html
-
         fedskew report small=runs/digits-1a2b3c4d large=runs/digits-5e6f7a8b
     """
     from fedskew.experiment import read_compared
