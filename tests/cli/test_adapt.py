@@ -14,15 +14,14 @@ from PIL import Image
 from scipy.special import softmax
 
 import fedskew
+from by_hand import task
 from fedskew import experiment
 from fedskew.data import load
 from fedskew.errors import ArgumentError, DataError, RunError
 
-TASK = {
-    "data": {"name": "digits", "validation": 0.25},
-    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 2},
+TASK = task(10, labels=2, rounds=20, lr=0.05, momentum=0.5, participation=0.5, batch_size=16) | {
     "model": {"name": "mlp3"},
-    "training": {"rounds": 20, "lr": 0.05, "momentum": 0.5, "participation": 0.5, "batch_size": 16},
+    "data": {"name": "digits", "validation": 0.25},
     "seeds": [0],
 }
 DIGITS = load("digits")

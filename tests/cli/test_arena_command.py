@@ -23,9 +23,6 @@ methods = ["fedavg", "fedla"]
 [sweep.grid]
 training.participation = [0.4, 1.0]
 [arena]
-[quick]
-"training.rounds" = 1
-"seeds" = [0]
 """
 
 

@@ -6,22 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from tests.cli.conftest import DIGITS
 
 from fedskew.data import OWN as OWN_DATA
 
-CONFIG = """\
-name = "my"
-[data]
-name = "digits"
-[partition]
-rule = "dirichlet_by_class"
-clients = 10
-beta = 0.3
-[model]
-name = "logistic"
-[training]
-rounds = 1
-"""
+CONFIG = DIGITS.replace('rule = "iid"', 'rule = "dirichlet_by_class", beta = 0.3')
 
 OWN = """\
 from dataclasses import dataclass
@@ -120,12 +109,7 @@ SETS = [  # a changed key of the config, and words of the answer
     ("training.rounds", ["--set 'training.rounds'", "key=value"]),
 ]
 
-ARENA = """
-name = "small"
-data = {name = "digits", rows = 200}
-partition = {rule = "iid", clients = 3}
-model = {name = "logistic"}
-training = {rounds = 2}
+ARENA = f"""{DIGITS}
 [sweep]
 methods = ["fedavg", "fedla"]
 [sweep.grid]

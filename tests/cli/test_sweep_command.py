@@ -14,22 +14,11 @@ import pytest
 from fedskew.experiment import Sweep, run_sweep
 
 CONFIG = """\
-schema = 1
 name = "small"
-seeds = [0]
-[data]
-name = "digits"
-[partition]
-rule = "quantity"
-clients = 10
-labels_per_client = 3
-[model]
-name = "mlp3"
-[training]
-rounds = 40
-participation = 0.5
-batch_size = 16
-momentum = 0.9
+data = {name = "digits"}
+partition = {rule = "quantity", clients = 10, labels_per_client = 3}
+model = {name = "mlp3"}
+training = {rounds = 40, participation = 0.5, batch_size = 16, momentum = 0.9}
 [sweep]
 accuracy = 0.8
 methods = [{label = "short", preset = "fedla", set = {training.rounds = 4}}, "fedentopt+fedprox"]
@@ -37,10 +26,10 @@ methods = [{label = "short", preset = "fedla", set = {training.rounds = 4}}, "fe
 OWN = """\
 from dataclasses import dataclass
 
+
 @dataclass(frozen=True)
 class Lost:
     needs_target = False
-
     def weigh(self, answered):
         raise KeyError("way")
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -66,8 +67,16 @@ def arrays_of(tensors: Mapping[str, Any]) -> ArrayRecord:
     return ArrayRecord({name: Array(tensor.detach().numpy().copy()) for name, tensor in tensors.items()})
 
 
-def silent_on(kind: str) -> Tamper:
-    return lambda question, answer: None if question.metadata.message_type == kind else answer
+def silent_on(kind: str, first: int = 0, last: int = 10**6, purpose: str | None = None) -> Tamper:
+    """Does not answer questions of a kind, and for a purpose, from this to that one of all that it is asked."""
+    number = itertools.count()
+
+    def tamper(question: Message, answer: Message) -> Message | None:
+        is_kind = question.metadata.message_type == kind
+        is_it = is_kind and purpose in (None, question.content["config"].get("fedskew-purpose", purpose))
+        return None if is_it and first <= next(number) <= last else answer
+
+    return tamper
 
 
 def figures(**values: Any) -> Callable[[Message, Message], None]:

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from tests.deploy.federated import NAMES, federate, silent_on, tree
 
 import fedskew
@@ -68,16 +68,7 @@ def test_adapt_calibrates_on_the_sites_test_samples_towards_a_mix_that_the_serve
 @pytest.mark.slow
 def test_a_site_that_stops_answering_is_left_out_and_a_wrong_answer_refused(tmp_path, caplog):
     sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
-    grid, questions = sites.grid(), []
-
-    def silent_after_two(question, answer):
-        if question.metadata.message_type == "query.finish":
-            questions.append(question)
-            return None if len(questions) > 2 else answer
-        return answer
-
-    grid.tamper[sites.node("birch")] = silent_after_two
-    done = sites.run(grid).run(resume=True)
+    done = sites.run(sites.grid({"birch": silent_on("query.finish", first=2)})).run(resume=True)
     assert "begins anew without birch" in caplog.text
     whole = sum(map(sum, done.summary["finished"]["evaluation"]["confusion"]))
     assert sum(done.summary["finished"]["notes"]["held_out"]) < whole
@@ -89,12 +80,8 @@ def asked_once_more(grid, sites, name, source, names=(), offset=0.0):
     given = {key: array for one in questions for key, array in one.content["broadcast"].items()}
     model = {key: Array(array.numpy() + np.float32(offset)) for key, array in questions[0].content["arrays"].items()}
     broadcast = ArrayRecord({key: given[key] for key in names})
-    content = RecordDict(
-        {"arrays": ArrayRecord(model), "broadcast": broadcast, "config": ConfigRecord({"fedskew-source": source})}
-    )
-    message = Message(content, sites.node(name), "query.finish")
-    (answer,) = grid.pull_messages(grid.push_messages([message]))
-    return answer
+    config = ConfigRecord({"fedskew-source": source})
+    return sites.ask("query.finish", {"arrays": ArrayRecord(model), "broadcast": broadcast, "config": config}, name)
 
 
 @pytest.mark.slow
@@ -156,26 +143,26 @@ def test_what_can_not_be_is_said_before_the_first_round(finish, agreed, says, tm
 @pytest.mark.slow
 def test_no_site_answers(tmp_path):
     sites = federate(tmp_path, finishing("ccvr"))
-    grid = sites.grid()
-    grid.tamper = dict.fromkeys(grid.apps, silent_on("query.finish"))
     with pytest.raises(RunError, match="method.finish: CCVR: there are no samples"):
-        sites.run(grid).run(resume=True)
+        sites.play(dict.fromkeys(NAMES, silent_on("query.finish")))
     assert (sites.run_folder / "model.safetensors").exists()
     sites.run(sites.grid()).run(resume=True)  # started again, only the finish is missing
     assert (sites.run_folder / "finished.safetensors").exists()
 
 
-def telling(grid, sites, name, lie):
+def telling(lie):
     """A site changes the tensors of its answers to a finish, by name, before it sends them."""
 
     def change(question, answer):
-        if question.metadata.message_type == "query.finish" and answer.has_content():
+        if answer.has_content():
             honest = {key: array.numpy() for key, array in answer.content["reply"].items()}
             told = {key: Array(np.asarray(array, dtype=np.float64)) for key, array in (honest | lie(honest)).items()}
             answer.content["reply"] = ArrayRecord(told)
         return answer
 
-    grid.tamper[sites.node(name)] = change
+    return lambda question, answer: (
+        change(question, answer) if question.metadata.message_type == "query.finish" else answer
+    )
 
 
 @pytest.mark.slow
@@ -196,9 +183,7 @@ def telling(grid, sites, name, lie):
 )
 def test_a_site_whose_answers_can_not_be_is_left_out(finish, lie, says, tmp_path, caplog):
     sites = federate(tmp_path, finishing(finish, target={"mix": TARGET}))
-    grid = sites.grid()
-    telling(grid, sites, "ash", lie)
-    done = sites.run(grid).run(resume=True)
+    done = sites.run(sites.grid({"ash": telling(lie)})).run(resume=True)
     assert "no answer of ash: refused: " in caplog.text
     assert says in caplog.text
     assert "kept" not in done.summary["finished"]["notes"]
@@ -207,9 +192,8 @@ def test_a_site_whose_answers_can_not_be_is_left_out(finish, lie, says, tmp_path
 @pytest.mark.slow
 def test_a_liar_does_not_use_up_the_questions_that_honest_sites_answer(tmp_path):
     sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
-    grid = sites.grid()
     losses = iter(range(100))
-    telling(grid, sites, "ash", lambda one: {"loss": [float(next(losses))]} if "loss" in one else {})
+    grid = sites.grid({"ash": telling(lambda one: {"loss": [float(next(losses))]} if "loss" in one else {})})
     done = sites.run(grid).run(resume=True)
     asked = [message for message in grid.asked if message.metadata.message_type == "query.finish"]
     assert len(asked) <= 24 * len(NAMES)
@@ -221,7 +205,6 @@ def test_a_site_that_is_left_out_has_no_part_in_the_finish_after_a_restart_eithe
     config = finishing("ccvr", evaluation={"every": 1})
     config["training"]["rounds"] = 2
     sites = federate(tmp_path, config, norm_limit=1e300, norm_action="report")
-    grid = sites.grid()
 
     def ruin(question, answer):
         if question.metadata.message_type == "train" and answer.has_content():
@@ -230,10 +213,8 @@ def test_a_site_that_is_left_out_has_no_part_in_the_finish_after_a_restart_eithe
             answer.content["arrays"] = ArrayRecord(told)
         return None if question.metadata.message_type == "query.finish" else answer
 
-    grid.tamper = dict.fromkeys(grid.apps, silent_on("query.finish"))
-    grid.tamper[sites.node("birch")] = ruin
     with pytest.raises(RunError, match="no samples"):
-        sites.run(grid).run(resume=True)
+        sites.play(dict.fromkeys(NAMES, silent_on("query.finish")) | {"birch": ruin})
     again = sites.grid()
     sites.run(again).run(resume=True)
     asked = {one.metadata.dst_node_id for one in again.asked if one.metadata.message_type == "query.finish"}
@@ -243,9 +224,7 @@ def test_a_site_that_is_left_out_has_no_part_in_the_finish_after_a_restart_eithe
 @pytest.mark.slow
 def test_a_minority_finishes_no_model(tmp_path):
     sites = federate(tmp_path, finishing("ccvr", target={"mix": TARGET}))
-    grid = sites.grid()
-    for name in NAMES[1:]:
-        grid.tamper[sites.node(name)] = silent_on("query.finish")
+    grid = sites.grid(dict.fromkeys(NAMES[1:], silent_on("query.finish")))
     done = sites.run(grid).run(resume=True)
     assert done.summary["finished"]["notes"]["kept"].startswith("1 of 3 sites answer")
     trained = load_tensors(sites.run_folder / "model.safetensors")[0]
@@ -269,42 +248,23 @@ def test_of_three_sites_none_counts_for_more_than_half(tmp_path):
 @pytest.mark.slow
 def test_answers_that_can_not_be_computed_with_together_are_one_line_and_nothing_is_lost(tmp_path):
     sites = federate(tmp_path, finishing("ccvr"))
-    grid = sites.grid()
-    for name in NAMES:  # each is a covariance up to rounding; together they leave one below 0
-        telling(
-            grid,
-            sites,
-            name,
-            lambda one: {
-                "sums": 1e6 * one["sizes"][:, None] * np.ones(12),
-                "products": one["sizes"][:, None, None] * 1e12 - 500 * np.eye(12) * (one["sizes"] > 0)[:, None, None],
-            },
-        )
+
+    def lie(one):  # each is a covariance up to rounding; together they leave one below 0
+        below = 500 * np.eye(12) * (one["sizes"] > 0)[:, None, None]
+        sums, products = 1e6 * one["sizes"][:, None] * np.ones(12), one["sizes"][:, None, None] * 1e12 - below
+        return {"sums": sums, "products": products}
+
     with pytest.raises(RunError, match="the sites' answers, added up, can't be computed with"):
-        sites.run(grid).run(resume=True)
+        sites.play(dict.fromkeys(NAMES, telling(lie)))
     assert (sites.run_folder / "model.safetensors").exists()
 
 
 @pytest.mark.slow
 def test_a_silent_site_is_waited_for_once(tmp_path):
     sites = federate(tmp_path, finishing("adapt", target={"mix": TARGET}))
-    grid, questions = sites.grid(), []
-
-    def silent_after_one(question, answer):
-        if question.metadata.message_type == "query.finish":
-            questions.append(question)
-            return None if len(questions) > 1 else answer
-        return answer
-
-    grid.tamper[sites.node("ash")] = silent_on("query.finish")
-    grid.tamper[sites.node("birch")] = silent_after_one
+    grid = sites.grid({"ash": silent_on("query.finish"), "birch": silent_on("query.finish", first=1)})
     sites.run(grid).run(resume=True)
-    asked = [
-        one.metadata.dst_node_id
-        for one in grid.asked
-        if one.metadata.message_type == "query.finish" and one.metadata.dst_node_id == sites.node("ash")
-    ]
-    assert len(asked) == 1
+    assert grid.kinds("ash").count("query.finish") == 1
 
 
 def test_an_answer_too_large_for_the_server_is_refused_before_the_first_round(tmp_path):

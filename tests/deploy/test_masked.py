@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, LocalGrid, federate, fedskew, figures, on, silent_on, tree
+from federated import Federated, LocalGrid, Tamper, federate, fedskew, figures, on, silent_on, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
@@ -43,18 +42,9 @@ def model_of(federation: Federated) -> dict[str, Any]:
     return load_file(federation.run_folder / "model.safetensors")
 
 
-def silent_at(kind: str, purpose: str = "train") -> Callable[[Message, Message], Message | None]:
+def silent_at(kind: str, purpose: str = "train") -> Tamper:
     """A site that does not answer the first question of this kind, for this purpose."""
-    left = [1]
-
-    def tamper(question: Message, answer: Message) -> Message | None:
-        asked = question.metadata.message_type == kind
-        if asked and question.content["config"].get("fedskew-purpose", purpose) == purpose and left[0]:
-            left[0] -= 1
-            return None
-        return answer
-
-    return tamper
+    return silent_on(kind, last=0, purpose=purpose)
 
 
 @dataclasses.dataclass(frozen=True)

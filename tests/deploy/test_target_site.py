@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from federated import Federated, LocalGrid, federate, fedskew, silent_on, tree
+from federated import Federated, KilledError, Tamper, federate, fedskew, on, silent_on, tree
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
@@ -56,19 +56,16 @@ def estimating(folder: Path, method: Any = "fedavg", site: str = "dogwood", **gi
     return federation
 
 
-def told(grid: LocalGrid, federation: Federated, name: str, key: str, edit: Edit | None = None) -> list[list[int]]:
-    """Numbers that a site sends under a key, after an edit of them."""
-    seen: list[list[int]] = []
+def edited(key: str, edit: Edit = list, seen: list[list[int]] | None = None) -> Tamper:
+    """Edits the numbers that a site sends under a key."""
 
-    def change(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "evaluate" and key in answer.content["metrics"]:
-            metrics = answer.content["metrics"]
-            metrics[key] = metrics[key] if edit is None else edit(list(metrics[key]))
-            seen.append(list(metrics[key]))
-        return answer
+    def change(question: Message, answer: Message) -> None:
+        if key in (metrics := answer.content["metrics"]):
+            metrics[key] = edit(list(metrics[key]))
+            if seen is not None:
+                seen.append(list(metrics[key]))
 
-    grid.tamper[federation.node(name)] = change
-    return seen
+    return on("evaluate", change)
 
 
 @pytest.mark.slow
@@ -98,8 +95,7 @@ def test_sites_estimate_what_was_simulated(tmp_path: Path) -> None:
             for key in ("held_out", "samples", "unseen", "misfit", "unused"):
                 assert there.target[key] == here.target[key]
     assert [record.target is not None for record in deployed.rounds] == [False, False, False, True, True]
-    assert deployed.rounds[3].fallback is not None
-    assert deployed.rounds[4].fallback is None
+    assert [record.fallback is None for record in deployed.rounds[3:]] == [False, True]
     theirs = load_file(federation.run_folder / "model.safetensors")
     for name, values in loop.model.state_dict().items():
         np.testing.assert_allclose(theirs[name], values.numpy(), rtol=1e-4, atol=1e-5)
@@ -109,9 +105,9 @@ def test_sites_estimate_what_was_simulated(tmp_path: Path) -> None:
 def test_the_estimate_is_of_what_the_sites_counted_and_nothing_else_changes(tmp_path: Path, caplog: Any) -> None:
     caplog.set_level("INFO")
     federation = estimating(tmp_path / "a", target={"every": 2}, training={"rounds": 3})
-    grid = federation.grid()
-    tables = [told(grid, federation, name, "outcomes") for name in federation.names]
-    cells = told(grid, federation, "dogwood", "cells")
+    tables, cells = [[] for _ in federation.names], []
+    lies = {name: edited("outcomes", seen=seen) for name, seen in zip(federation.names, tables, strict=True)}
+    grid = federation.grid({**lies, "dogwood": edited("cells", seen=cells)})
     federation.run(grid).run(resume=True)
     plain = federate(tmp_path / "b", {**config(rounds=3), "target": {}})
     plain.play()
@@ -126,8 +122,7 @@ def test_the_estimate_is_of_what_the_sites_counted_and_nothing_else_changes(tmp_
         assert ours["evaluation"]["confusion"] == theirs["evaluation"]["confusion"]
         assert ours["evaluation"]["loss"] == pytest.approx(theirs["evaluation"]["loss"], rel=1e-6)
         assert ours.get("weights") == theirs.get("weights")
-    asked = [message for message in grid.asked if message.metadata.dst_node_id == federation.node("dogwood")]
-    assert [message.metadata.message_type for message in asked] == ["evaluate", "evaluate"]
+    assert grid.kinds("dogwood") == ["evaluate", "evaluate"]
     assert any("by 140 samples of dogwood and" in entry.message for entry in caplog.records)
 
 
@@ -157,9 +152,7 @@ def test_cells_that_cannot_be_are_refused_and_the_target_site_is_told_so(tmp_pat
             metrics["cells"] = lies[round - 1](metrics)
         return answer
 
-    grid = federation.grid({"dogwood": lie})
-    federation.run(grid).run(resume=True)
-    said = [record["target"] for record in federation.records()[1:]]
+    said = [record["target"] for record in federation.play({"dogwood": lie})[1:]]
     assert [one["mix"] for one in said] == [None] * len(said)
     assert all("dogwood: refused: its count of its samples by outcome is" in one["skipped"] for one in said[:-1])
     assert "dogwood: refused: the reply is of server-round 1, not 5" in said[-1]["skipped"]
@@ -168,10 +161,7 @@ def test_cells_that_cannot_be_are_refused_and_the_target_site_is_told_so(tmp_pat
 
 def test_a_table_that_cannot_be_is_refused_and_the_others_count(tmp_path: Path) -> None:
     federation = estimating(tmp_path)
-    grid = federation.grid()
-    told(grid, federation, "ash", "outcomes", lambda table: table[:-10])
-    federation.run(grid).run(resume=True)
-    record = federation.records()[1]
+    record = federation.play({"ash": edited("outcomes", lambda table: table[:-10])})[1]
     assert "its table of outcomes is" in record["deployment"]["unevaluated"]["ash"]
     assert list(record["deployment"]["evaluations"]) == ["birch", "cedar"]
     assert record["target"]["held_out"] == sum(one["samples"] for one in record["deployment"]["evaluations"].values())
@@ -179,10 +169,7 @@ def test_a_table_that_cannot_be_is_refused_and_the_others_count(tmp_path: Path) 
 
 def test_one_site_is_at_most_half_of_the_tables(tmp_path: Path) -> None:
     federation = estimating(tmp_path)
-    grid = federation.grid()
-    told(grid, federation, "ash", "outcomes", lambda table: [8 * count for count in table])
-    federation.run(grid).run(resume=True)
-    record = federation.records()[1]
+    record = federation.play({"ash": edited("outcomes", lambda table: [8 * count for count in table])})[1]
     samples = {name: one["samples"] for name, one in record["deployment"]["evaluations"].items()}
     others = samples["birch"] + samples["cedar"]
     assert samples["ash"] > others
@@ -197,20 +184,13 @@ def test_the_trained_model_is_adapted_to_the_target_sites_samples(tmp_path: Path
     done = federation.run(grid).run(resume=True)
     said = done.summary["finished"]["notes"]
     assert np.abs(np.subtract(said["mix"], MIX / MIX.sum())).sum() < 0.4
-    asked = [message for message in grid.asked if message.metadata.dst_node_id == federation.node("dogwood")]
-    assert [message.metadata.message_type for message in asked] == ["query.finish"]
+    assert grid.kinds("dogwood") == ["query.finish"]
 
 
 @pytest.mark.slow
 def test_a_finish_takes_the_rounds_estimate_where_the_target_site_is_away(tmp_path: Path, caplog: Any) -> None:
     federation = estimating(tmp_path, {"preset": "fedavg", "finish": "adapt"}, target={"warmup": 2}, **LONGER)
-    grid = federation.grid()
-
-    def away(question: Message, answer: Message) -> Message | None:
-        return None if question.metadata.message_type == "query.finish" else answer
-
-    grid.tamper[federation.node("dogwood")] = away
-    done = federation.run(grid).run(resume=True)
+    done = federation.run(federation.grid({"dogwood": silent_on("query.finish")})).run(resume=True)
     newest = [record["target"]["mix"] for record in federation.records() if record.get("target", {}).get("mix")][-1]
     assert done.summary["finished"]["notes"]["mix"] == pytest.approx(newest)
     assert "the target's mix is the newest estimate of the rounds" in caplog.text
@@ -229,8 +209,7 @@ def test_one_sample_of_the_target_adapts_no_model(tmp_path: Path) -> None:
 def test_a_model_stays_as_it_was_trained_where_nothing_is_known_of_the_target(tmp_path: Path) -> None:
     method = {"preset": "fedavg", "finish": "adapt"}
     federation = estimating(tmp_path, method, target={"warmup": 9})
-    grid = federation.grid({"dogwood": silent_on("query.finish")})
-    done = federation.run(grid).run(resume=True)
+    done = federation.run(federation.grid({"dogwood": silent_on("query.finish")})).run(resume=True)
     assert done.summary["finished"]["notes"] == {"kept": "the target site dogwood does not answer"}
 
 
@@ -255,14 +234,9 @@ def test_a_target_site_that_is_away_leaves_the_newest_good_estimate(tmp_path: Pa
 @pytest.mark.slow
 def test_a_target_site_that_is_silent_is_asked_less_and_less(tmp_path: Path) -> None:
     federation = estimating(tmp_path, training={"rounds": 4}, round_timeout=0.3)
-    federation.play({"dogwood": lambda question, answer: None})
-    said = [record["target"]["skipped"].removeprefix("dogwood: ") for record in federation.records()[1:]]
-    assert said == [
-        "no reply in time",
-        "not asked, as no reply came before",
-        "no reply in time",
-        "not asked, as no reply came before",
-    ]
+    records = federation.play({"dogwood": lambda question, answer: None})
+    said = [record["target"]["skipped"].removeprefix("dogwood: ") for record in records[1:]]
+    assert said == ["no reply in time", "not asked, as no reply came before"] * 2
 
 
 @pytest.mark.slow
@@ -274,24 +248,15 @@ def test_an_estimate_that_is_due_between_evaluations_is_made(tmp_path: Path) -> 
     assert [record["target"]["samples"] for record in records[1:]] == [MIX.sum()] * 2
 
 
-class KilledError(BaseException):
-    pass
-
-
 @pytest.mark.slow
 def test_a_killed_server_goes_on_with_the_estimate_that_it_had(tmp_path: Path) -> None:
     whole, cut = (estimating(tmp_path / name, FEDPALS, **LEARNT) for name in ("whole", "cut"))
     whole.play()
-    grid = cut.grid()
 
-    def die(question: Message, answer: Message) -> Message:
-        if question.content["config"]["server-round"] == 4 and question.metadata.message_type == "evaluate":
-            raise KilledError
-        return answer
+    def die(question: Message, answer: Message) -> None:
+        raise KilledError
 
-    grid.tamper[cut.node("dogwood")] = die
-    with pytest.raises(KilledError):
-        cut.run(grid).run(resume=True)
+    cut.play({"dogwood": on("evaluate", die, first=4)})
     cut.play()
     for ours, theirs in zip(cut.records(), whole.records(), strict=True):
         for key in ("weights", "target", "fallback"):
@@ -311,18 +276,13 @@ def unsure(cells: list[int]) -> list[int]:
 @pytest.mark.slow
 def test_a_target_that_looks_like_no_mix_is_not_weighed_towards(tmp_path: Path) -> None:
     federation = estimating(tmp_path / "a", FEDPALS, training={"rounds": 2})
-    grid = federation.grid()
-    told(grid, federation, "dogwood", "cells", unsure)
-    federation.run(grid).run(resume=True)
-    records = federation.records()
+    records = federation.play({"dogwood": edited("cells", unsure)})
     assert records[1]["target"]["misfit"]
     assert "label shift does not hold" in records[2]["fallback"]
 
     stopped = estimating(tmp_path / "b", FEDPALS, target={"on_misfit": "stop"})
-    grid = stopped.grid()
-    told(grid, stopped, "dogwood", "cells", unsure)
     with pytest.raises(RunError, match=r"target\.on_misfit: label shift does not hold after round 1"):
-        stopped.run(grid).run(resume=True)
+        stopped.play({"dogwood": edited("cells", unsure)})
 
 
 @pytest.mark.slow
@@ -330,10 +290,7 @@ def test_a_lying_target_site_moves_weights_up_to_the_limit(tmp_path: Path) -> No
     """It says that the model takes all of its samples for 0, of which ash alone holds any."""
     training = LEARNT["training"] | {"weight_limit": 0.5}
     federation = estimating(tmp_path, "fedpals", target=LEARNT["target"], training=training)
-    grid = federation.grid()
-    told(grid, federation, "dogwood", "cells", lambda cells: [2 * count for count in cells[:4]] + [0] * 36)
-    federation.run(grid).run(resume=True)
-    records = federation.records()
+    records = federation.play({"dogwood": edited("cells", lambda cells: [2 * count for count in cells[:4]] + [0] * 36)})
     assert records[3]["target"]["mix"][0] > 0.9
     assert records[3]["target"]["unused"] is None
     assert records[4]["weights"][records[4]["answered"].index(0)] == pytest.approx(0.5)

@@ -11,17 +11,11 @@ from pathlib import Path
 import pytest
 
 import fedskew
+from by_hand import task
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment import RunFolder
 
-TASK = {
-    "name": "small",
-    "data": {"name": "digits"},
-    "partition": {"rule": "dirichlet_by_class", "clients": 4, "beta": 0.5, "min_size": 1},
-    "model": {"name": "logistic"},
-    "method": "scaffold",
-    "training": {"rounds": 4, "batch_size": 32, "lr": 0.1},
-}
+TASK = task(4, beta=0.5, rounds=4, batch_size=32, lr=0.1) | {"name": "small", "method": "scaffold"}
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

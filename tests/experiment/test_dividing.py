@@ -1,4 +1,4 @@
-"""Partitions that ask the data set whose a sample is, or where it comes from."""
+"""What a run divides and holds out, and batches of its clients that can't be trained on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedskew
 from fedskew.data import Dataset
@@ -158,3 +159,79 @@ def test_a_target_client_holds_nothing_out():
     rule = {"rule": "sparsity", "labels_per_client": 3, "clients": 5}
     made = make_task(resolve(DIGITS | {"data": {"name": "digits", "held_out": 0.5}, "partition": rule}), 0)
     assert len(made.held_out) == len(made.counts) == 4
+
+
+# Batches of one sample and batch norm: found before the first round
+
+
+def few() -> Dataset:
+    """Clients of 8, 9 and 12 samples: of batches of 4, the second has a last one of one sample."""
+    rng = np.random.default_rng(0)
+    inputs = torch.from_numpy(rng.normal(size=(29, 6)).astype(np.float32))
+    labels = torch.from_numpy(rng.integers(0, 3, size=29))
+    clients = np.repeat([0, 1, 2], [8, 9, 12])
+    return Dataset(
+        "few", inputs, labels, inputs[:9], labels[:9], ("a", "b", "c"), clients=clients, client_names=("x", "y", "z")
+    )
+
+
+class Normalised(nn.Sequential):
+    """Batch norm, which refuses a single sample."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, num_classes))
+
+
+FEW = {
+    "name": "few",
+    "data": {"name": few},
+    "partition": {"rule": "natural"},
+    "model": {"name": Normalised},
+    "training": {"rounds": 2, "batch_size": 4, "lr": 0.1},
+}
+
+
+def training(**changes):
+    return {"training": {**FEW["training"], **changes}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sequential", "cohort"])
+def test_a_batch_of_one_is_found_before_the_first_round_and_leaving_it_out_is_the_cure(tmp_path, backend):
+    engine = {"backend": backend}
+    says = r"training.smallest_batch: client y has a batch of one .*Normalised can't be trained; set training.small"
+    with pytest.raises(ConfigError, match=says):
+        fedskew.simulate(FEW, engine=engine, out=tmp_path)
+    assert not any(tmp_path.iterdir())
+    result = fedskew.simulate(FEW, **training(smallest_batch=2), engine=engine)
+    assert sorted(result.rounds[1]["steps"]) == [2, 2, 3]
+
+
+def test_a_part_of_an_epoch_that_reaches_the_batch_of_one_is_found_too():
+    """0.9 of three batches, rounded up, is all three."""
+    with pytest.raises(ConfigError, match="client y has a batch of one"):
+        fedskew.simulate(FEW, **training(epochs=0.9))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 0.5}, {"batch_size": 5}, {"steps": 1}, {"epochs": 0}, {"smallest_batch": 4}]
+)
+def test_what_brings_no_batch_of_one_trains(changes):
+    fedskew.simulate(FEW, **training(**changes))
+
+
+def test_batches_of_one_throughout_have_another_cure():
+    with pytest.raises(ConfigError, match="3 clients, such as x, have .*; set training.batch_size to 2 or more"):
+        fedskew.simulate(FEW, **training(batch_size=1))
+
+
+def test_images_that_stay_larger_than_one_pixel_may_come_alone():
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.BatchNorm1d(2), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(x.view(len(x), 2, 3)).flatten(1))
+
+    fedskew.simulate(FEW, model=Wide())

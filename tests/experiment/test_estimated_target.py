@@ -15,19 +15,17 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import fedskew
+from by_hand import task
 from fedskew.cli import app
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve, target_in_words
 from fedskew.weighting import fedpals
 
 TRUTH = [0.2, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.02]
-TASK = {
+TASK = task(6, beta=0.5, rounds=5, epochs=2, batch_size=16, lr=1.0) | {
     "name": "shifted",
     "data": {"name": "digits", "validation": 0.3, "held_out": 0.4},
-    "partition": {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.5, "min_size": 1},
-    "model": {"name": "logistic"},
     "method": {"preset": "fedpals"},
-    "training": {"rounds": 5, "epochs": 2, "batch_size": 16, "lr": 1.0},
     "target": {"mix": "estimate", "truth": TRUTH, "warmup": 2, "every": 2, "unlabelled": 150},
 }
 

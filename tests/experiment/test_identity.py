@@ -17,17 +17,12 @@ import pytest
 import torch
 
 import fedskew
+from by_hand import task
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import RunFolder, Sweep, read, run_sweep
 from fedskew.files import locked
 
-TASK = {
-    "name": "small",
-    "data": {"name": "digits"},
-    "partition": {"rule": "dirichlet_by_class", "clients": 4, "beta": 0.5, "min_size": 1},
-    "model": {"name": "logistic"},
-    "training": {"rounds": 2, "participation": 0.5, "batch_size": 32, "lr": 0.1},
-}
+TASK = task(4, beta=0.5, rounds=2, participation=0.5, batch_size=32, lr=0.1) | {"name": "small"}
 WEIGHTING = """\
 from dataclasses import dataclass
 import numpy as np

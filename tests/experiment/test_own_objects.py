@@ -14,16 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedskew
+from by_hand import task
 from fedskew import data
 from fedskew.errors import ConfigError, DataWarning, FedskewError
 from fedskew.experiment import resolve
 
-TASK = {
-    "data": "digits",
-    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 3},
-    "model": "logistic",
-    "training": {"rounds": 1, "participation": 0.5, "lr": 0.05},
-}
+TASK = task(10, labels=3, rounds=1, participation=0.5, lr=0.05)
 DIGITS = data.load("digits")
 ROWS = 400
 

@@ -12,17 +12,14 @@ import numpy as np
 import pytest
 
 import fedskew
+from by_hand import task
 from fedskew.errors import ArgumentError, MissingPackageError
 
 matplotlib.use("Agg")
 
-TASK = {
+TASK = task(10, labels=5, rounds=3, lr=0.1, participation=0.5) | {
     "name": "digits",
     "seeds": [0, 4],
-    "data": {"name": "digits"},
-    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 5},
-    "model": {"name": "logistic"},
-    "training": {"rounds": 3, "lr": 0.1, "participation": 0.5},
     "evaluation": {"every": 2},
 }
 

@@ -16,16 +16,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedskew
+from by_hand import task
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import RunFolder
 
-TASK = {
+TASK = task(8, beta=0.3, rounds=4, participation=0.5, epochs=1, batch_size=16, lr=0.1, momentum=0.9) | {
     "name": "small",
-    "data": {"name": "digits"},
-    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
-    "model": {"name": "logistic"},
     "method": {"preset": "fedentopt+fedvls"},
-    "training": {"rounds": 4, "participation": 0.5, "epochs": 1, "batch_size": 16, "lr": 0.1, "momentum": 0.9},
     "target": {"mix": "uniform"},
 }
 

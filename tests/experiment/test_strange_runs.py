@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedskew
+from by_hand import task
 from fedskew.cli import app
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import RunFolder, read, resolve
@@ -35,12 +36,7 @@ class Net(nn.Module):
 def make(num_classes, in_shape):
     return Net(num_classes, in_shape)
 """
-TASK = {
-    "data": {"name": "digits"},
-    "partition": {"rule": "iid", "clients": 4},
-    "model": {"name": "net_s:Net"},
-    "training": {"rounds": 1, "participation": 0.5},
-}
+TASK = task(4, rounds=1, participation=0.5) | {"model": {"name": "net_s:Net"}}
 
 
 @pytest.fixture

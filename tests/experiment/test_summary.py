@@ -11,19 +11,14 @@ import pytest
 from example_runs import example_run
 from rich.console import Console
 
+from by_hand import task
 from fedskew import simulate
 from fedskew.cli.run import results_table
 from fedskew.errors import ConfigError
 from fedskew.experiment import Sweep, run_sweep
 from fedskew.report import SeedRun, write_report
 
-TASK = {
-    "data": {"name": "digits"},
-    "partition": {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.2, "min_size": 1},
-    "model": {"name": "logistic"},
-    "method": "fedavg",
-    "training": {"rounds": 3, "participation": 0.34, "lr": 0.05},
-}
+TASK = task(6, beta=0.2, rounds=3, participation=0.34, lr=0.05) | {"method": "fedavg"}
 
 
 def accuracies(result):

@@ -14,15 +14,11 @@ from safetensors import safe_open
 from torch import nn
 
 import fedskew
+from by_hand import task
 from fedskew.data import ByteImages, Dataset
 from fedskew.errors import ArgumentError, ConfigError, DataWarning, MissingPackageError, RunError
 
-IMAGES = {
-    "data": {"name": "digits"},
-    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 4},
-    "model": {"name": "mlp3"},
-    "training": {"rounds": 2, "lr": 0.1, "momentum": 0.9},
-}
+IMAGES = task(10, labels=4, rounds=2, lr=0.1, momentum=0.9) | {"model": {"name": "mlp3"}}
 DIGITS = fedskew.data.load("digits")
 RIGHT = DIGITS.test_targets.numpy()
 

@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 
 import fedskew
+from by_hand import task
 from fedskew import methods
 from fedskew.cli.config_keys import choices, tables
 from fedskew.errors import FedskewError
@@ -29,13 +30,10 @@ SEEDS = range(10)
 CASES = 400
 TRAINED = 12  # of each seed's accepted cases
 
-SMALL: dict[str, Any] = {
+SMALL = task(4, rounds=1, participation=0.5) | {
     "name": "small",
     "data": {"name": "digits", "rows": 120},
-    "partition": {"rule": "iid", "clients": 4},
-    "model": {"name": "logistic"},
     "method": {"preset": "fedavg"},
-    "training": {"rounds": 1, "participation": 0.5},
 }
 VALUES: list[Any] = [
     0, 1, -1, 2, 3, 7, 0.0, 0.1, 0.5, 1.0, 1.5, -0.5, 1e-9, 1e300, float("inf"), float("nan"), 10**30, True, False,

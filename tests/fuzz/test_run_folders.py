@@ -19,19 +19,17 @@ import pytest
 from safetensors.torch import load_file
 
 import fedskew
+from by_hand import task
 from fedskew.errors import FedskewError
 from fedskew.experiment import RunFolder
 
 pytestmark = pytest.mark.fuzz
 SEEDS = range(int(os.environ.get("FUZZ", "40")))
 
-TASK = {
+TASK = task(5, beta=0.5, rounds=6, participation=0.6, batch_size=32, lr=0.1, momentum=0.5) | {
     "name": "fuzzed",
     "data": {"name": "digits", "validation": 0.1},
-    "partition": {"rule": "dirichlet_by_class", "clients": 5, "beta": 0.5, "min_size": 1},
-    "model": {"name": "logistic"},
     "method": "scaffold+fedentopt",
-    "training": {"rounds": 6, "participation": 0.6, "batch_size": 32, "lr": 0.1, "momentum": 0.5},
 }
 
 

@@ -198,27 +198,14 @@ def test_a_difference_is_of_the_same_task_and_seed_with_students_interval():
     assert found.interval == pytest.approx((interval.low, interval.high))
 
 
-def test_seeds_of_one_federation_count_once():
-    def line(federation: str, method: str, values: dict[int, float]):
-        return {"method": method, "federation": federation}, values
+def test_seeds_of_one_federation_count_once_and_of_the_only_one_each():
+    def line(federation: str, method: str, *values: float):
+        return {"method": method, "federation": federation}, dict(enumerate(values))
 
-    (found,) = Reproduction.paired(
-        [
-            line("0", "FedAvg", {0: 1.0, 1: 3.0}),
-            line("1", "FedAvg", {0: 5.0}),
-            line("0", "FedVLS", {0: 2.0, 1: 6.0}),
-            line("1", "FedVLS", {0: 4.0, 1: 9.0}),
-        ]
-    )
-    assert found.labels == {"method": "FedVLS"}
-    assert found.differences == (2.0, -1.0)
-
-
-def test_seeds_of_the_only_federation_count_each():
-    one = {"dataset": "A", "federation": "0"}
-    (found,) = Reproduction.paired(
-        [({**one, "method": "FedAvg"}, {0: 1.0, 1: 3.0}), ({**one, "method": "FedVLS"}, {0: 2.0, 1: 7.0})]
-    )
+    lines = [line("0", "FedAvg", 1.0, 3.0), line("1", "FedAvg", 5.0), line("0", "FedVLS", 2.0, 6.0)]
+    (found,) = Reproduction.paired([*lines, line("1", "FedVLS", 4.0, 9.0)])
+    assert (found.labels, found.differences) == ({"method": "FedVLS"}, (2.0, -1.0))
+    (found,) = Reproduction.paired([lines[0], line("0", "FedVLS", 2.0, 7.0)])
     assert found.differences == (1.0, 4.0)
     assert found.interval is not None
 

@@ -12,6 +12,7 @@ import torch
 from test_noise import exact_epsilon
 
 import fedskew
+from by_hand import task
 from fedskew.errors import ConfigError
 from fedskew.privacy import COVERED
 from fedskew.server_updates import Plain
@@ -28,14 +29,7 @@ class Normalised(torch.nn.Sequential):
 
 PRIVACY = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0, "delta": 1e-3}
 TRAINING = {"rounds": 3, "participation": 0.5, "epochs": 1, "batch_size": 16, "lr": 0.05, "weight_limit": 0.5}
-TASK: dict[str, Any] = {
-    "data": "digits",
-    "partition": {"rule": "dirichlet_by_class", "clients": 8, "beta": 0.3, "min_size": 1},
-    "model": "logistic",
-    "training": TRAINING,
-    "engine": {"updates": "masked"},
-    "privacy": PRIVACY,
-}
+TASK = task(8, beta=0.3, **TRAINING) | {"engine": {"updates": "masked"}, "privacy": PRIVACY}
 
 
 @pytest.mark.slow

@@ -103,9 +103,7 @@ def counts(
     Examples:
 
         fedskew counts hospitals > counts.csv      (a folder HOSPITAL/CLASS/*.png)
-
         fedskew counts patients.csv --client hospital --label diagnosis > counts.csv
-
         fedskew counts my.toml
     """
     found = read_source(path, client, label, decimal, totals, data_root)
@@ -206,7 +204,6 @@ def advise(
     Examples:
 
         fedskew advise counts.csv --target target.csv --participation 0.2 --epochs 5
-
         fedskew advise counts.csv --without fedentopt,ccvr
     """
     source = read_source(path, client, label, decimal, totals, data_root, target)

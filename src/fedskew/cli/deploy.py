@@ -95,14 +95,10 @@ def init(
     Examples:
 
         fedskew deploy init hospitals --config run.toml --sites north,south,west --address fl.example.org:9092
-
         fedskew deploy init hospitals --config run.toml --sites north,south,west --updates masked --label-counts noisy
         --epsilon 1
-
         fedskew deploy init shops --config run.toml --sites a,b --classes shoe,hat --shape 3,32,32
-
         fedskew deploy init clinics --config run.toml --sites north,south --target-site new --set target.mix=estimate
-
         fedskew deploy init shops --config run.toml --sites a,b --wheel fedskew-0.1.0-py3-none-any.whl
     """
     from fedskew.deploy import Address, Draft, write_federation
@@ -138,7 +134,6 @@ def check(folder: Federation, trust_code: TrustCode = False) -> None:
     Examples:
 
         fedskew deploy check hospitals
-
         fedskew deploy check hospitals --trust-code      (with a network or a component of your own in hospitals/app)
     """
     from fedskew.deploy import NOT_YET, asked_of_site, check_folder, other_code, read_app, running
@@ -181,7 +176,6 @@ def local(
     Examples:
 
         fedskew deploy local trial --sites 3
-
         fedskew deploy local trial --config run.toml --set training.rounds=3
     """
     from fedskew.deploy import (
@@ -292,10 +286,7 @@ def _images_table(config: Config) -> dict[str, object]:
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into KeyboardInterrupt, so that what was started is stopped."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
+    interrupt = signal.default_int_handler
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

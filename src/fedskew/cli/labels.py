@@ -71,7 +71,6 @@ def describe(
     Examples:
 
         fedskew describe counts.csv --target target.csv --picture who.html
-
         fedskew describe my.toml
     """
     drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)

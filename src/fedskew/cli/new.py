@@ -74,11 +74,8 @@ def new(
     Examples:
 
         fedskew new my.toml
-
         fedskew new my.toml --data csv --root patients.csv --set data.label=diagnosis
-
         fedskew new my.toml --data folder --root images --rule natural --model lenet5 --method fedvls --schema
-
         fedskew run my.toml
     """
     from fedskew import methods

@@ -52,9 +52,7 @@ def recipes(
     Examples:
 
         fedskew recipes --data-root DATA
-
         fedskew recipes fedentopt-table1 --estimate
-
         fedskew recipes fedentopt-table1 --rows cifar10,dir0.1,fedentopt --config > my.toml
     """
     from fedskew.papers import Recipe, names
@@ -165,7 +163,6 @@ def reproduce(
     Examples:
 
         fedskew reproduce fedentopt-table1 --rows cifar10 --seeds 0
-
         fedskew reproduce fedvls-table1 --rows mnist,dir0.05,fedavg,fedvls --rounds 10
     """
     from fedskew.cli.progress import SweepProgressBar, stoppable
@@ -204,9 +201,9 @@ def _command() -> str:
 def demo(out: Out = Path("runs")) -> None:
     """Train FedAvg and the four papers' methods on digits, 20 clients under strong label skew, 3 seeds: two minutes.
 
-    Example:
+    Examples:
 
-        fedskew demo
+       fedskew demo
     """
     from fedskew import simulate
     from fedskew.cli.progress import announced

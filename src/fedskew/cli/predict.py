@@ -60,9 +60,7 @@ def predict(
     Examples:
 
         fedskew predict runs/my-1a2b3c4d new-images/ --csv predictions.csv
-
         fedskew predict runs/my-1a2b3c4d one.png two.png
-
         fedskew predict runs/my-1a2b3c4d --export onnx      (for onnxruntime; torchscript: for torch.jit.load)
 
     In Python: fedskew.load("runs/my-1a2b3c4d").predict(array).

@@ -43,11 +43,8 @@ def listing(
     Examples:
 
         fedskew list partitions
-
         fedskew list partitions dirichlet_by_class
-
         fedskew list keys training
-
         fedskew list schema > fedskew.schema.json      (for editors; see `fedskew new`)
     """
     from fedskew.cli.config_keys import choices, json_schema, tables

@@ -61,17 +61,11 @@ def run(
     Examples:
 
         fedskew run @fedvls-mnist-dir0.05 --quick --data-root DATA
-
         fedskew run my.toml --set training.lr=0.05 --seeds 0,1,2
-
         fedskew run my.toml --resume             (go on; it says so where code or data have changed since)
-
         fedskew run runs/my-1a2b3c4d/config.toml --out again      (the same run again, from any folder)
-
         fedskew run my.toml --estimate      (how long it would take; said of every run of minutes anyway)
-
         fedskew run my.toml --method fedavg --method fedvls      (the same task under each, and one report)
-
         torchrun --nproc-per-node 4 -m fedskew run my.toml      (each cohort over four processes, or GPUs)
     """
     from fedskew import experiment, methods, models, simulate, torchrun
@@ -158,12 +152,12 @@ def results_table(results: Sequence[Result]) -> Table:
 
 def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> list[str]:
     """Return where an earlier run was moved, and in what a replay differs from the run in its file's folder."""
-    from fedskew.experiment import Present
+    from fedskew.experiment import RunFolder
 
     earlier = list((folder.parent / "earlier").glob(f"{folder.name}.*")) if fresh else []
     newest = max(earlier, key=lambda path: int(path.suffix[1:]), default=None)
     lines = [] if newest is None else [f"the earlier run is now in {newest}"]
-    if config.origin is not None and folder != source and (changes := Present().changes(source, config)):
+    if config.origin is not None and folder != source and (changes := RunFolder.changes_since(source, config)):
         lines.append(f"not a repetition: since the run in {source}, {' and '.join(changes)}")
     return lines
 
@@ -184,7 +178,6 @@ def report(
     Examples:
 
         fedskew report runs/digits-fedavg-* runs/digits-fedvls-* --out comparison.html
-
         fedskew report small=runs/digits-1a2b3c4d large=runs/digits-5e6f7a8b
     """
     from fedskew.experiment import read_compared

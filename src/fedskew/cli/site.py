@@ -46,7 +46,6 @@ def site(
     Examples:
 
         fedskew deploy site --check data.toml
-
         fedskew deploy site --check data.toml --agree
     """
     from fedskew.deploy import Look, ServerCheck
@@ -87,9 +86,9 @@ def supernode(
 
     A site whose clock the server would refuse, or whose key it no longer accepts, gets a line that says so.
 
-    Example:
+    Examples:
 
-        fedskew deploy supernode data.toml --port 9094
+       fedskew deploy supernode data.toml --port 9094
     """
     from fedskew.deploy import run_supernode
 

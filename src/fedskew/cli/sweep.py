@@ -76,9 +76,7 @@ def sweep(
     Examples:
 
         fedskew sweep @compare --quick
-
         fedskew sweep my.toml --seeds 0,1,2 --processes 4
-
         fedskew sweep my.toml --on tcp://10.0.0.1:8786 --out /shared/runs
     """
     from fedskew.cli.progress import SweepProgressBar, stoppable
@@ -153,9 +151,7 @@ def arena(
     Examples:
 
         fedskew arena @arena --quick
-
         fedskew arena @arena --only task=digits --only participation=0.2 --processes 2
-
         fedskew arena @arena --on tcp://10.0.0.1:8786
     """
     from fedskew.arena import Arena, ArenaState, comparison, run_arena, write_comparison

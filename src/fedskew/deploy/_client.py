@@ -55,11 +55,7 @@ class VersionError(RunError):
 class OwnClient:
     """A client in a Flower project of a user's own, whose app decides what it answers.
 
-    Attributes:
-        worker: What trains and evaluates.
-        request: What it reports of its label counts.
-        epochs: Local epochs under a stock server.
-        node: The node's id.
+    `request` is what it reports of its label counts, `epochs` how long it trains under a stock server.
     """
 
     worker: Worker
@@ -197,15 +193,7 @@ def site_app(folder: str | Path) -> ClientApp:
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
-    """Make the method for a Flower project of a user's own.
-
-    Args:
-        method: A preset's name, the tables of a config's `[method]`, or a `Method`.
-        momentum: Momentum of the clients' SGD.
-
-    Raises:
-        ConfigError: The method works only with fedskew's own server and sites.
-    """
+    """Make the method for a Flower project of one's own; ConfigError where it needs fedskew's own server and sites."""
     if isinstance(method, Method):
         methods.check(method)
         built = method

@@ -50,17 +50,10 @@ EVALUATED = {"counts": WHOLE, "losses": wire.LOSSES}
 
 @dataclass(frozen=True)
 class Masks:
-    """A site's part in masked sums.
+    """A site's part in masked sums: its name and key, and its peers' public keys as it agreed to them.
 
-    Attributes:
-        plan: What the federation computes.
-        terms: What the site agreed to.
-        book: What it has masked and opened.
-        folder: Where it keeps what it masked under this app.
-        name: The site's name.
-        key: Its own key.
-        peers: Public keys of all sites, by name, as it agreed to them.
-        protection: The noise of its updates, and the budget that it agreed to; None: they have no noise.
+    It keeps what it masked under this app in a folder of its own. `protection` is the noise of its updates, and the
+    budget that it agreed to; None: they have no noise.
     """
 
     plan: Plan
@@ -74,12 +67,7 @@ class Masks:
 
     @classmethod
     def of(cls, plan: Plan, terms: Terms, state: Path, place: Path) -> Masks:
-        """Make what a site masks with.
-
-        Raises:
-            ConfigError: Its key can't be read, or is none of the federation's.
-            NotAgreedError: Its updates are to have noise, and it agreed to none.
-        """
+        """Make what a site masks with; NotAgreedError where updates are to have noise that it did not agree to."""
         keys = plan.agreement.keys
         name, key = read_mask_key(place, keys)
         protection, epsilon, delta = plan.protection, terms.updates_epsilon, terms.updates_delta
@@ -124,17 +112,10 @@ class Masks:
         return asked
 
     def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
-        """Keep an update until the next round.
+        """Keep an update until the next round; RunError where it is not finite.
 
-        Args:
-            round: Number of the round.
-            training: Names the training: where it is the same, so is the update, but for rounding.
-            about: See `about_of`.
-            update: The update.
-            weight: Its weight, where the site computes that itself.
-
-        Raises:
-            RunError: It is not finite.
+        `training` names the training: where it is the same, so is the update, but for rounding. For `about` see
+        `about_of`; `weight` counts where the site computes its own.
         """
         parts = {
             **{name: getattr(update, name) for name in ("change", "norm", "buffers", "integers")},
@@ -157,11 +138,7 @@ class Masks:
         self._keep(wire.EVALUATE, round, model, about, parts)
 
     def answer(self, asked: wire.SumAsked, client: int | None = None) -> RecordDict:
-        """Mask the answer that was kept last for a purpose.
-
-        Raises:
-            NotAgreedError: It has opened a sum of this round, or has opened the same answer in one over other sites.
-        """
+        """Mask the answer that was kept last for a purpose."""
         path = self._path(asked.purpose)
         try:
             parts, notes = load_tensors(path)
@@ -184,11 +161,7 @@ class Masks:
         return self._masked({wire.ANSWER: values}, asked, about)
 
     def unmask(self, asked: wire.SumAsked) -> RecordDict:
-        """Open this site's part of a sum, once, and only over the members and weights that it masked for.
-
-        Raises:
-            NotAgreedError: It is over others than this federation's sites, or can't be opened (see `Book.open`).
-        """
+        """Open this site's part of a sum, once, and only over the members and weights that it masked for."""
         self._members(asked)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked))
         own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != wire.SUM_COUNTS)

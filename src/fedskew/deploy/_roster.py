@@ -25,7 +25,6 @@ from fedskew.errors import EndedEarlyError, RunError
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
 from fedskew.tables import json_text
-from fedskew.weighting import Facts
 
 FILE = "deployment.json"
 ABOUT = "label counts"
@@ -232,9 +231,3 @@ class Roster:
         with writing(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self._path, json_text(content), private=True)
-
-
-def samples_of(announced: Facts, sites: int) -> float:
-    """Return how many samples all sites hold, as far as sums tell; the number of sites where they don't."""
-    known = announced.get("totals", announced.get("samples"))
-    return float(sites) if known is None else float(np.sum(known))

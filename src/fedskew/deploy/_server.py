@@ -8,20 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from numpy.typing import NDArray
 
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._ask import Members
 from fedskew.deploy._ending import recording_ending
 from fedskew.deploy._finish import SiteFinisher
 from fedskew.deploy._log import LOG, say_errors_in_one_line
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._roster import Roster, samples_of
+from fedskew.deploy._roster import Roster
 from fedskew.deploy._round import DeployedRunner, SiteSums
 from fedskew.deploy._sites import Sites
 from fedskew.deploy._sums import MaskedSums, announced_from
@@ -33,14 +30,9 @@ from fedskew.errors import DivergedError, StandstillError
 from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, read
 from fedskew.files import locked
 from fedskew.report import SeedRun, SiteActivity
-from fedskew.weighting import BySums
-
-ANNOUNCED_FILE = "announced.json"
 
 PATIENCE = 90.0
 """Seconds to wait for the end of another run, since a ServerApp notices late that its SuperLink was killed."""
-
-FloatArray = NDArray[np.float64]
 
 
 def server_app(folder: str | Path) -> ServerApp:
@@ -124,9 +116,29 @@ def make_deployed_loop(
     roster = Roster(members, agreement, folder)
     roster.gather()
     mix = plan.mix(roster.counts, target)
-    announced = _announced(plan, roster, mix, folder)
+    announced = announced_from(plan, roster, mix, folder)
     members.begin()
-    sites = _sites(plan, roster, announced)
+    masked, limit = None, config.training.weight_limit
+    if plan.is_masked:
+        assert limit is not None, "checked with the config"
+        masked = MaskedSums(members, roster.session, plan.fewest, limit)
+    validator = ReplyValidator(
+        roster.names,
+        plan.layout,
+        plan.returned,
+        plan.returned_idle,
+        hooked(plan.method),
+        members.refuse,
+        norm_limit=agreement.norm_limit,
+        norm_action=agreement.norm_action,
+        max_reply=agreement.max_reply,
+        training=config.training.local(),
+        slack=roster.slack,
+        classes=len(agreement.classes),
+        least_loss=least_loss(plan.method),
+        counts=(lambda: roster.counts) if agreement.label_counts == "exact" else None,
+    )
+    sites = Sites(plan, roster, validator, masked, announced or {})
     clients = ClientStates(folder / "checkpoint" / "clients")
     federation = plan.federation(sites, roster.counts, clients, mix, announced)
     if isinstance(federation.codec, FixedPoint):
@@ -151,46 +163,6 @@ def make_deployed_loop(
         watch=runner,
         finisher=None if plan.method.finish is None else SiteFinisher(plan, sites, mix, runner.reported_samples),
     )
-
-
-def _announced(plan: Plan, roster: Roster, target: FloatArray | None, folder: Path) -> dict[str, FloatArray] | None:
-    """Sum the label counts of sites that report them in no other way; return what is announced to all sites."""
-    if not roster.is_summed:
-        return None
-    agreement, weighting = plan.agreement, plan.method.weighting
-    assert isinstance(weighting, BySums), "checked with the config"
-    patience, sites = max(agreement.idle_timeout, agreement.start_timeout), len(roster.names)
-    sums = MaskedSums(roster.members, roster.session, sites, 1.0)
-    classes = len(agreement.classes)
-    announced = announced_from(sums, weighting, target, classes, patience, folder / ANNOUNCED_FILE)
-    roster.samples = samples_of(announced, sites)
-    return announced
-
-
-def _sites(plan: Plan, roster: Roster, announced: Mapping[str, FloatArray] | None) -> Sites:
-    """Make the sites as the backend of a federation."""
-    agreement, limit = plan.agreement, plan.config.training.weight_limit
-    validator = ReplyValidator(
-        roster.names,
-        ModelLayout(plan.model),
-        plan.returned,
-        plan.returned_idle,
-        hooked(plan.method),
-        roster.members.refuse,
-        norm_limit=agreement.norm_limit,
-        norm_action=agreement.norm_action,
-        max_reply=agreement.max_reply,
-        training=plan.config.training.local(),
-        slack=roster.slack,
-        classes=len(agreement.classes),
-        least_loss=least_loss(plan.method),
-        counts=(lambda: roster.counts) if agreement.label_counts == "exact" else None,
-    )
-    masked = None
-    if plan.is_masked:
-        assert limit is not None, "checked with the config"
-        masked = MaskedSums(roster.members, roster.session, plan.fewest, limit)
-    return Sites(plan, roster, validator, masked, announced or {})
 
 
 def least_loss(method: methods.Method) -> float:

@@ -92,12 +92,7 @@ class Worker:
 class Site:
     """A site that keeps to its terms: it checks what a message asks for, charges it in its book, and then does it.
 
-    Attributes:
-        worker: What trains and evaluates.
-        plan: What the federation computes.
-        terms: What the site agreed to.
-        state: The site's state folder.
-        masks: Its part in masked sums, in which alone its updates and evaluations leave it; None: its server sees each.
+    With `masks` its updates and evaluations leave it in masked sums alone; without, its server sees each.
     """
 
     worker: Worker
@@ -363,12 +358,7 @@ class Site:
 
 
 def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Terms, place: Path) -> Site:
-    """Make the site that a config and an agreement describe, and that keeps to its terms.
-
-    Raises:
-        ConfigError: The config can't be deployed under the agreement, or the site has no key.
-        NotAgreedError: Its updates are to have noise, and it agreed to none.
-    """
+    """Make the site that a config and an agreement describe, and that keeps to its terms."""
     plan = Plan.of(config, agreement, at_site=True)
     assert data.state is not None, "data.toml always has one"
     work = make_work(config, config.seeds[0], plan.method, data, tuple(agreement.mean), tuple(agreement.std))

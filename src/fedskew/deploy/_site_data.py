@@ -89,13 +89,6 @@ class SiteData:
     def load(path: Path, agreement: Agreement) -> SiteData:
         """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation.
 
-        Args:
-            path: The site's `data.toml`.
-            agreement: What server and sites agree on.
-
-        Returns:
-            The samples.
-
         Raises:
             ConfigError: The file can't be read, or a key in it is wrong.
             DataError: The samples can't be read or do not fit the agreement: they have an unknown class or another
@@ -222,10 +215,7 @@ def _by_channel(values: tuple[float, ...] | list[float], inputs: Tensor) -> Tens
 class SiteStates:
     """The states of a site in one run, by round: files `<run>/<round>.safetensors` in the site's state folder.
 
-    Args:
-        folder: The site's state folder.
-        run: The run's identifier.
-        earlier: How many counted rounds before the last one have their states kept.
+    Those of `earlier` counted rounds before the last one are kept, too.
     """
 
     def __init__(self, folder: Path, run: str, earlier: int = 1) -> None:

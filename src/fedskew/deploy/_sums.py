@@ -30,7 +30,9 @@ from fedskew.deploy._arrays import (
 )
 from fedskew.deploy._ask import Members, Replies, T
 from fedskew.deploy._log import LOG
+from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import figures_of
+from fedskew.deploy._roster import Roster
 from fedskew.engine.sums import decode_answers, decode_sums
 from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
 from fedskew.files import write_text, writing
@@ -38,11 +40,12 @@ from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
 from fedskew.sums import Key, Masked, SumContext, unmask
 from fedskew.sums.fixed_point import NUMBERS, UPDATES
-from fedskew.weighting import BySums, Facts
+from fedskew.weighting import Facts
 
 HAS_OPENED = "not agreed: opened"
 """How the error of a site begins that has opened a sum of the round already."""
 
+ANNOUNCED_FILE = "announced.json"
 PAUSE = 2.0
 FloatArray = NDArray[np.float64]
 
@@ -232,35 +235,46 @@ def _seeds(content: RecordDict, key: str, names: Collection[str]) -> Mapping[str
     return seeds  # type: ignore[return-value]
 
 
-def announced_from(
-    sums: MaskedSums, weighting: BySums, target: FloatArray | None, classes: int, patience: float, path: Path
-) -> dict[str, FloatArray]:
+def announced_from(plan: Plan, roster: Roster, target: FloatArray | None, folder: Path) -> dict[str, FloatArray] | None:
     """Ask all sites for sums of their label counts over all of them; return the numbers that all sites get.
 
-    What came of it is written to `path`, so that a server that is started again does not ask again. ConfigError where
-    the sums are not enough, as no site holds a sample or the target is missing; EndedEarlyError where a site was away
-    for more than `patience` seconds; RunError where the file can't be read.
+    None where label counts are not only ever summed. What came of it is written to the run folder, so that a server
+    that is started again does not ask again. ConfigError where the sums are not enough, as no site holds a sample or
+    the `target` mix is missing; EndedEarlyError where a site was away for too long; RunError where the file can't be
+    read.
     """
+    if plan.by_sums is None:
+        return None
+    announced = _announced(plan, roster, target, folder / ANNOUNCED_FILE)
+    known = announced.get("totals", announced.get("samples"))
+    roster.samples = float(len(roster.names)) if known is None else float(np.sum(known))
+    return announced
+
+
+def _announced(plan: Plan, roster: Roster, target: FloatArray | None, path: Path) -> dict[str, FloatArray]:
+    weighting, classes, sites = plan.by_sums, len(plan.agreement.classes), len(roster.names)
+    assert weighting is not None, "by the caller"
     if path.exists():
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             return {str(name): np.array(values, dtype=np.float64) for name, values in stored.items()}
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
-    numbers = itertools.count(1)
+    patience = max(plan.agreement.idle_timeout, plan.agreement.start_timeout)
+    sums, numbers = MaskedSums(roster.members, roster.session, sites, 1.0), itertools.count(1)
 
     def ask(question: Facts) -> FloatArray:
         spec = ArraySpec(weighting.answer(np.zeros(classes), question).shape, "int64")
         return decode_answers(_sum_of_counts(sums, next(numbers), question, spec, patience), question)
 
     try:
-        announced = weighting.announce(ask, target, sums.least)
+        announced = weighting.announce(ask, target, sites)
     except ArgumentError as error:
         raise ConfigError(f"label_counts: {error}") from None
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps({name: values.tolist() for name, values in announced.items()}), private=True)
-    LOG.info("weights follow from %d sums over all %d sites", next(numbers) - 1, sums.least)
+    LOG.info("weights follow from %d sums over all %d sites", next(numbers) - 1, sites)
     return dict(announced)
 
 

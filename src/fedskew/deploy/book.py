@@ -84,15 +84,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
 
 
 class MaskedSum(NamedTuple):
-    """A sum that a site masks an answer for.
-
-    Attributes:
-        purpose: What is summed.
-        round: Number of the round.
-        name: Names the sum as a request to open it does.
-        answer: Hash of the answer.
-        among: Hash of the sites and weights of the sum.
-    """
+    """A sum that a site masks an answer for: named as a request to open it does, with hashes of answer and sites."""
 
     purpose: str
     round: int
@@ -102,11 +94,7 @@ class MaskedSum(NamedTuple):
 
 
 class Book:
-    """A site's book, a file of mode 0600 in its state folder.
-
-    Args:
-        folder: The state folder; it is made when something is written.
-    """
+    """A site's book, a file of mode 0600 in its state folder, which is made when something is written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.path = folder, folder / FILE
@@ -118,12 +106,7 @@ class Book:
             return _releases(db)
 
     def release(self, request: CountsRequest, counts: NDArray[np.float64], budget: Budget) -> Release:
-        """Answer a query of label counts with a release that is in the book.
-
-        Args:
-            request: What the server asks for.
-            counts: The site's exact label counts, shape `(classes,)`.
-            budget: What the site may release.
+        """Answer a query of label counts, which are exactly these, with a release that is in the book.
 
         Raises:
             NotAgreedError: It takes a new release, which goes beyond the budget.
@@ -166,17 +149,8 @@ class Book:
     def count(self, terms: Terms, kind: Kind, question: str, most: int) -> None:
         """Write down that a question is answered, before it is; the same question again is not counted twice.
 
-        A server that was killed asks the questions of a round once more, and gets the same answers.
-
-        Args:
-            terms: What the site agreed to; questions are counted since then.
-            kind: The kind of question.
-            question: Hash of what the answer depends on.
-            most: How many the site agreed to.
-
-        Raises:
-            NotAgreedError: It would be one more than the site agreed to.
-            RunError: The book can't be read or written.
+        A server that was killed asks the questions of a round once more, and gets the same answers. `question` is a
+        hash of what the answer depends on. Raises NotAgreedError for one more than the site agreed to (`most`).
         """
         term, what = _KINDS[kind]
         with self._changed() as db:
@@ -208,16 +182,9 @@ class Book:
     def mask(self, terms: Terms, sum: MaskedSum, own: bytes, deadline: float, noisy: bool = False) -> None:
         """Write down what opens a sum, before the masked answer leaves; what was masked before it opens no more.
 
-        Args:
-            terms: What the site agreed to.
-            sum: The sum.
-            own: What opens it.
-            deadline: The time after which the site opens it no more, in seconds since 1970.
-            noisy: Whether the answer has noise, which is drawn anew for each sum.
-
-        Raises:
-            NotAgreedError: The site has opened a sum of this round, or the same answer in one over other sites.
-            RunError: The book can't be read or written.
+        After the deadline, in seconds since 1970, the site opens it no more. Where the answer is `noisy`, the noise is
+        drawn anew for each sum. Raises NotAgreedError where the site has opened a sum of this round, or the same answer
+        in one over other sites.
         """
         with self._changed() as db:
             _check_open(db, terms, sum.purpose, sum.round)
@@ -227,21 +194,11 @@ class Book:
             _charge(db, terms.app, "masked", sum.purpose, json.dumps([*sum, own.hex()]), deadline)
 
     def open(self, terms: Terms, sum: MaskedSum, protection: Protection | None = None, closes: bool = True) -> bytes:
-        """Open a sum, once: write down that it is open, delete what opens it, and charge its noise.
+        """Open a sum, once: write down that it is open, charge its noise, delete what opens it, and return that.
 
-        Args:
-            terms: What the site agreed to.
-            sum: The sum: purpose, round and name.
-            protection: The noise of the answer, and the budget that the site agreed to; None: it has none.
-            closes: Whether the round is over with it, for this purpose.
-
-        Returns:
-            What opens the sum.
-
-        Raises:
-            NotAgreedError: The site has masked nothing for it, has opened it, has masked for another one since, or its
-                noise is beyond the budget. The last changes nothing.
-            RunError: The book can't be read or written.
+        `closes`: whether the round is over with it, for this purpose. Raises NotAgreedError where the site has masked
+        nothing for it, has opened it, has masked for another one since, or its noise is beyond the budget, which
+        changes nothing.
         """
         with self._changed() as db:
             _forget(db)

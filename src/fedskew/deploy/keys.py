@@ -124,11 +124,7 @@ def write_secret(path: Path, content: bytes) -> None:
 
 
 def write_mask_key(folder: Path, key: Key) -> None:
-    """Write a site's private key, which only its owner may read.
-
-    Raises:
-        ConfigError: There is one already.
-    """
+    """Write a site's private key, which only its owner may read; ConfigError where there is one already."""
     private = X25519PrivateKey.from_private_bytes(key.secret)
     content = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -137,11 +133,7 @@ def write_mask_key(folder: Path, key: Key) -> None:
 
 
 def read_mask_key(data: Path, keys: Mapping[str, str]) -> tuple[str, Key]:
-    """Read a site's private key, and find its name among the public ones.
-
-    Raises:
-        ConfigError: The key can't be read, or its public half is not among these.
-    """
+    """Read a site's private key, and find its name among the public ones; ConfigError where it is not there."""
     path = data.with_name(MASK_KEY)
     try:
         private = serialization.load_pem_private_key(path.read_bytes(), None)
@@ -176,11 +168,7 @@ def key_line(public: bytes) -> str:
 
 
 def public_keys(keys: Mapping[str, str]) -> dict[str, bytes]:
-    """Read the public keys of `deploy.toml`.
-
-    Raises:
-        ConfigError: One is no such key, or two sites have the same.
-    """
+    """Read the public keys of `deploy.toml`; ConfigError where one is none, or two sites have the same."""
     found: dict[str, bytes] = {}
     for name, line in keys.items():
         try:

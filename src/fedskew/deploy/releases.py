@@ -36,11 +36,7 @@ Neighbours = Literal["add-remove", "replace"]
 
 
 class NotAgreedError(RunError):
-    """A site refuses what goes beyond what it agreed to.
-
-    Attributes:
-        kind: One word for the server: which of the terms.
-    """
+    """A site refuses what goes beyond what it agreed to; `kind` tells the server in a word which of the terms."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -77,13 +73,9 @@ class CountsRequest(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """A site's limits on the release of its label counts.
+    """A site's limits on its label counts: the epsilon of one release, and the sum of all, for these neighbours.
 
-    Attributes:
-        epsilon: Largest epsilon of one release.
-        total: Largest sum of epsilons of all releases.
-        neighbours: What both protect.
-        data: Mark of the data, which changes when the site says that they changed.
+    `data` is a mark of the data, which changes when the site says that they changed.
     """
 
     epsilon: float
@@ -93,17 +85,9 @@ class Budget(NamedTuple):
 
 
 class Release(BaseModel):
-    """A release of label counts.
+    """A release of label counts: the exact ones, and what was released, one number a class or that of all samples.
 
-    Attributes:
-        at: When it was made, UTC.
-        label_counts: Which kind of release it is.
-        classes: Class names.
-        exact: Number of training samples of each class.
-        released: The numbers that were released: one for each class, or the number of samples.
-        epsilon: Privacy parameter, if it is noisy.
-        neighbours: What epsilon protects, if it is noisy.
-        data: Mark of the data at that time.
+    Noisy ones have an epsilon, and what it protects. `data` is the mark of the data at that time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -134,13 +134,7 @@ def _server_of(path: Path) -> str:
 
 
 def _check_server(address: str, authority: Path) -> ServerCheck:
-    """Ask a server, `HOST:PORT`, for its time and its certificate; `authority` is the federation's `ca.crt`.
-
-    Raises:
-        ConfigError: `ca.crt` can't be read.
-        _UnreachableError: There is no answer.
-        RunError: What answers is not this federation's server, or a certificate is not valid at this machine's time.
-    """
+    """Ask a server, `HOST:PORT`, for its time and its certificate; `authority` is the federation's `ca.crt`."""
     try:
         context = ssl.create_default_context(cafile=authority)
     except OSError as error:

@@ -8,7 +8,6 @@ from ._folder import TaskInfo as TaskInfo
 from ._grid import Cell as Cell
 from ._grid import RefusedCell as RefusedCell
 from ._grid import Sweep as Sweep
-from ._identity import Present as Present
 from ._identity import keep_data as keep_data
 from ._identity import load_dataset as load_dataset
 from ._identity import shared_data as shared_data

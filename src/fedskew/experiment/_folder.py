@@ -36,7 +36,7 @@ from torch import Tensor
 from fedskew.engine import RoundRecord, ServerState
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import ANEW, Identity, refuse_changes
+from fedskew.experiment._identity import ANEW, Identity, Present, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
 from fedskew.models import ModelState
@@ -219,6 +219,11 @@ class RunFolder:
         self._content.update(content)
         self._size += len(content)
         self._marks[round] = Mark(self._size, self._content.hexdigest())
+
+    @staticmethod
+    def changes_since(folder: Path, config: Config) -> list[str]:
+        """List what has changed since the runs in a config's run folder were made, in words (see `Identity`)."""
+        return Present().changes(folder, config)
 
     @staticmethod
     def notes(folder: Path, seed: int) -> list[str]:

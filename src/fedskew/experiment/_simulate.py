@@ -6,7 +6,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -22,7 +22,7 @@ from fedskew.engine.workers import from_the_first
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._config import Config, read, resolve
 from fedskew.experiment._folder import FINISHED, RunFolder, check_empty, is_begun
-from fedskew.experiment._identity import Present, refuse_changes, set_aside, shared_data
+from fedskew.experiment._identity import refuse_changes, set_aside, shared_data
 from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
 from fedskew.experiment._progress import watched
 from fedskew.experiment._result import Result
@@ -142,31 +142,24 @@ def _check_resumable(configs: Sequence[Config], out: Path) -> None:
     """Raise where no config has a run to go on with, and name the nearest that is there."""
     if any(is_begun(config.folder(out)) for config in configs):
         return
-    differences = {
-        path.parent: found for path in sorted(out.glob("*/config.toml")) if (found := _differences(path, configs[0]))
-    }
+    here, missing = flatten(configs[0].tree()), "none"
+    differences: dict[Path, list[str]] = {}
+    for path in sorted(out.glob("*/config.toml")):
+        with suppress(OSError, ValueError):
+            there = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+            differences[path.parent] = [
+                f"{key} ({there.get(key, missing)!r} there, {here.get(key, missing)!r} here)"
+                for key in dict.fromkeys([*here, *there])
+                if there.get(key, missing) != here.get(key, missing) and key.split(".")[0] not in ("name", "output")
+            ]
     said = "leave out --resume to start a new run"
+    differences = {folder: found for folder, found in differences.items() if found}
     if differences:
         nearest = min(differences, key=lambda folder: len(differences[folder]))
         found = differences[nearest]
         more = f" and {counted(len(found) - DIFFERENCES, 'key')} more" if len(found) > DIFFERENCES else ""
         said = f"{nearest} differs in {', '.join(found[:DIFFERENCES])}{more}; change that back, or {said}"
     raise ConfigError(f"--resume: {out} has no run of this config to go on with; {said}")
-
-
-def _differences(path: Path, config: Config) -> list[str]:
-    """Return in which keys the config of a run folder differs; empty where it can't be read."""
-    try:
-        there = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return []
-    here = flatten(config.tree())
-    missing: Any = "none"
-    return [
-        f"{key} ({there.get(key, missing)!r} there, {here.get(key, missing)!r} here)"
-        for key in dict.fromkeys([*here, *there])
-        if there.get(key, missing) != here.get(key, missing) and key.split(".")[0] not in ("name", "output")
-    ]
 
 
 def run_config(
@@ -261,7 +254,7 @@ def _read_finished(
     config: Config, folder: Path, progress: Progress | None
 ) -> tuple[SeedRun, nn.Module, nn.Module | None]:
     """Read a run that is finished, which must be of the code and data that there are now."""
-    refuse_changes(folder, Present().changes(folder, config))
+    refuse_changes(folder, RunFolder.changes_since(folder, config))
     (run,) = RunFolder.read_runs(folder)
     if progress is not None:
         for record in run.rounds:

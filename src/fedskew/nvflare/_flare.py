@@ -46,8 +46,7 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
 
     Works for whole models and for differences, of numpy arrays or PyTorch tensors. Whole numbers, such as batch norm's
     counters, are the largest of the clients'. A model without label counts, with other arrays than the first one's, or
-    with values that are not finite is left out, which the log says. Clients are ordered by their names, whoever replies
-    first; the result has the weights as `meta["weights"]`, by client.
+    with values that are not finite is left out, which the log says. The result has the weights as `meta["weights"]`.
 
     Args:
         weighting: A weighting's name (`fedskew methods`), such as "fedla", or `module:Class` of your own.

@@ -141,15 +141,10 @@ MOST_ROUNDS = 1_000_000
 
 @lru_cache(maxsize=4096)
 def epsilon(noise: float, rounds: int, delta: float) -> float:
-    """Compute the epsilon of a client that took part in so many rounds.
+    """Compute the epsilon of a client that took part in so many rounds, each after the others' results are known.
 
-    Args:
-        noise: The noise multiplier: standard deviation of the noise in a round's sum, divided by the sensitivity.
-        rounds: Rounds in which the client took part, each after the others' results are known.
-
-    Raises:
-        ArgumentError: A number is out of its range.
-        MissingPackageError: dp-accounting is not installed.
+    The noise multiplier is the standard deviation of the noise in a round's sum, divided by the sensitivity. Raises
+    MissingPackageError where dp-accounting is not installed.
     """
     if not noise > 0:
         raise ArgumentError(f"noise: must be above 0, not {noise!r}")

@@ -77,13 +77,9 @@ class Key:
         return private
 
     def shared(self, peer: bytes, digest: bytes) -> bytes:
-        """Derive the seed that this site and a peer share for one sum; the peer derives the same.
+        """Derive the seed, 32 bytes, that this site and a peer share for one sum; the peer derives the same.
 
-        Returns:
-            The seed, 32 bytes: HKDF-SHA256 of the X25519 secret, whose `info` is the digest and both public keys.
-
-        Raises:
-            ArgumentError: The peer's key is not a valid key.
+        It is HKDF-SHA256 of the X25519 secret, whose `info` is the digest and both public keys.
         """
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -175,10 +171,8 @@ class SumContext:
     def disagreements(self, masked: Mapping[str, Masked]) -> list[tuple[str, str]]:
         """Find pairs of sites whose masks do not cancel, because their keys differ or they were told different things.
 
-        The server checks this before it asks sites to open, since leaving a site out is free then.
-
-        Returns:
-            The pairs, sorted. A site with commitments for too few or for unknown members is paired with itself.
+        A site with commitments for too few or for unknown members is paired with itself. The server looks before it
+        asks sites to open, since leaving a site out is free then.
         """
         there = sorted(masked)
         unfit = [name for name in there if set(masked[name].commitments) != set(self.members)]
@@ -212,21 +206,18 @@ class Masked:
 
 
 def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumContext) -> tuple[Masked, bytes]:
-    """Mask a site's integers.
+    """Mask a site's integers, each time with a fresh mask of the site's own.
 
         masked, opening = mask(UPDATES.encode(update, weight), key, deploy_toml_keys, context)
 
-    Each call draws a fresh mask of the site's own, so the same values never look alike twice.
-
     Args:
-        values: An int32 or int64 array, or such arrays by name (of either type, mixed), which are then masked, sent and
-            opened together. All members mask arrays of the same names, types and shapes. See `FixedPoint.encode`.
+        values: An int32 or int64 array, or such arrays by name, which are then masked, sent and opened together. All
+            members mask arrays of the same names, types and shapes. See `FixedPoint.encode`.
         peers: Public keys by site, of at least all members, the site itself among them: its name is the one that its
             own public key stands under. Take them from what the sites agreed on, never from the server's message.
 
     Returns:
-        What to send; and what opens it, 32 bytes: the seed of the site's own mask, to be kept until all members' masked
-        integers have arrived, and sent once.
+        What to send; and what opens it, 32 bytes, to be sent once, when all members' masked integers have arrived.
 
     Raises:
         ArgumentError: The values are no such integers, the site's own key is not among the peers or stands there twice,

@@ -48,11 +48,7 @@ class FixedPoint:
         return int(2.0 ** (self.bits - 1 - self.fraction) / self.limit) - 1
 
     def error(self, members: int, weight: float = 1.0) -> float:
-        """Bound how far a decoded sum is from the sum of the clipped numbers.
-
-        Returns:
-            members / 2**(fraction + 1) / weight; float64's own rounding, below 2**-52 of a number, comes on top.
-        """
+        """Bound how far a decoded sum is from the sum of the clipped numbers, but for float64's own rounding."""
         return members * 2.0 ** -(self.fraction + 1) / weight
 
     def encode(self, values: ArrayLike, weight: float = 1.0) -> IntArray:
@@ -107,11 +103,7 @@ COUNTS = FixedPoint(64, 0, 2.0**40)
 def add(rows: Iterable[IntArray]) -> IntArray:
     """Add encoded vectors as masked sums add them: modulo 2**32 or 2**64, in any order the same.
 
-    Args:
-        rows: Each site's integers, all of one type and shape; at least one.
-
-    Raises:
-        ArgumentError: There is none, or they differ in type or shape.
+    Raises ArgumentError where there is none, or they differ in type or shape.
     """
     total: IntArray | None = None
     for row in rows:
@@ -125,11 +117,7 @@ def add(rows: Iterable[IntArray]) -> IntArray:
 
 
 def add_to(total: IntArray, row: IntArray) -> None:
-    """Add an encoded vector to a sum, in place; see `add`.
-
-    Raises:
-        ArgumentError: They differ in type or shape.
-    """
+    """Add an encoded vector to a sum, in place; see `add`."""
     if row.dtype != total.dtype or row.shape != total.shape:
         raise ArgumentError(f"rows: must be alike, not {total.dtype} {total.shape} and {row.dtype} {row.shape}")
     np.add(unsigned(total), unsigned(row), out=unsigned(total))
