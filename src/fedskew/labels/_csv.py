@@ -151,16 +151,11 @@ def _long_columns(sheet: Sheet, others: list[int]) -> tuple[int, int] | None:
 def _wide(sheet: Sheet, at: int, others: list[int]) -> Table:
     clients = sheet.texts(at, "client")
     if _repeats(clients):
-        first: dict[str, int] = {}
-        for line, cells in sheet:
-            if cells[at] in first:
-                samples = (
-                    "" if len(others) > 2 else f"; if each row is one sample, count them: fedskew counts {sheet.path}"
-                )
-                sheet.fail(
-                    line, f"client {cells[at]!r} occurs twice; its first row is line {first[cells[at]]}{samples}"
-                )
-            first[cells[at]] = line
+        lines = [line for line, _ in sheet]
+        again = next(row for row, name in enumerate(clients) if name in clients[:row])
+        first = lines[clients.index(clients[again])]
+        samples = "" if len(others) > 2 else f"; if each row is one sample, count them: fedskew counts {sheet.path}"
+        sheet.fail(lines[again], f"client {clients[again]!r} occurs twice; its first row is line {first}{samples}")
     return sheet.amounts(others), clients, [sheet.header[column] for column in others]
 
 
