@@ -11,9 +11,6 @@ def fednova_normaliser(steps: int, momentum: float) -> float:
         a = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)
 
     The momentum buffer is empty before the first step. FedNova divides updates by a, SCAFFOLD its control variates.
-
-    Raises:
-        ArgumentError: `steps` is negative or fractional, or the momentum is outside [0, 1).
     """
     check_momentum(momentum)
     if not (float(steps).is_integer() and steps >= 0):

@@ -119,9 +119,6 @@ def checked_options(
 
     Args:
         options: Its arguments by name, as a user gives them.
-
-    Raises:
-        ArgumentError: There is no such option, or a value is of another type; the message names the option.
     """
     hints = get_type_hints(function)
     known = sorted(hints.keys() - {*own, "return"})

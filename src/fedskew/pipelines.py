@@ -96,9 +96,6 @@ class FedConcat:
 
         Returns:
             The cluster of every client, shape `(clients,)`, numbered in the order of their first clients.
-
-        Raises:
-            ArgumentError: There are fewer clients with different label shares than clusters.
         """
         from sklearn.cluster import KMeans
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn's own

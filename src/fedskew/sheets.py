@@ -225,9 +225,6 @@ def find_column(header: Sequence[str], what: str, words: frozenset[str], name: s
 
     Returns:
         Its place; None where there is none.
-
-    Raises:
-        ArgumentError: No column has that name, or several may be meant.
     """
     if name is not None:
         if name not in header:

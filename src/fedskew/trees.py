@@ -24,9 +24,6 @@ def read_tree(
 
     Returns:
         The tree, the file's text, and the dotted keys that were changed.
-
-    Raises:
-        ConfigError: The file can't be read; the message names it.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -52,11 +49,7 @@ def read_tree(
 
 
 def put(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key of a tree, in place; tables on the way that are missing are added.
-
-    Raises:
-        ConfigError: A part of the key that must be a table is a plain value.
-    """
+    """Set a dotted key of a tree, in place; tables on the way that are missing are added."""
     *tables, last = key.split(".")
     for name in tables:
         tree = tree.setdefault(name, {})

@@ -135,9 +135,6 @@ class Dataset:
         domains: Source of each training sample, `(samples,)` int64, in a data set of several sources.
         validation: Training samples that the data set itself sets aside, `(rows,)` int64. They belong to no client:
             their client may be -1.
-
-    Raises:
-        ArgumentError: A field's shape, dtype or values don't fit; the message names it.
     """
 
     name: str

@@ -171,9 +171,6 @@ def unlabelled(paths: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unl
         paths: Images; folders, in which images are looked for at any depth; `.npz` files, whose array `x` is read as by
             the reader "npz". Hidden files and files of other kinds in a folder are left out.
         in_shape: Shape of one sample of the model. Images become grey or RGB, as it says, and are resized (bilinear).
-
-    Raises:
-        DataError: There are none, one can't be read, or the model takes no images.
     """
     files = [file for path in paths for file in _images_below(path)]
     images: list[Path] = []

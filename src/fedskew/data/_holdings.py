@@ -30,9 +30,6 @@ def holdings(path: Path, label: str | None = None, client: str | None = None) ->
             the first level names clients where it holds no images.
         label: Column of labels, in a table; None: the one that is called so.
         client: Column of clients, in a table; None: the one that is called so, if there is one.
-
-    Raises:
-        DataError: It can't be read, or names no labels.
     """
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")

@@ -58,11 +58,6 @@ def from_huggingface(
         size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
         vocabulary_size: Number of token ids, for text.
         length: Number of words kept of each text.
-
-    Raises:
-        MissingPackageError: The package `datasets` is not installed.
-        DataError: The table does not fit.
-        ArgumentError: A wrong argument; the message names it.
     """
     package = datasets_package()
     table = saved_table(root) if isinstance(root, Path) else root

@@ -42,9 +42,6 @@ def from_object(value: Any, test: Any = None) -> ObjectData:
             PyTorch (torchvision's too), whose items are `(input, label)`. The last is read once, into memory; images
             and bytes are scaled to [0, 1], and everything but token ids is standardised by channel.
         test: The test part, of the same kind; None: the object's own, or a share of every class (`test_share`).
-
-    Raises:
-        DataError: It is no such object, or its items don't fit.
     """
     if isinstance(value, Dataset):
         if test is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
@@ -49,14 +50,12 @@ class SiteFinisher:
     """Finishes models by asking the sites (see `experiment.Finisher`).
 
     All questions go to the same sites. Where one of them stops answering, or answers what can't be true, the finish
-    begins anew without it. `target` is the label mix that the server knows, if it does; `reported_samples` goes from a
-    source, the last round and its model to what sites reported of that source.
+    begins anew without it. `target` is the label mix that the server knows, if it does.
     """
 
     plan: Plan
     sites: Sites
     target: NDArray[Any] | None
-    reported_samples: Callable[[Source, int, ModelState], Reported]
 
     def __call__(self, model: ModelState, server: ServerState) -> FinishedModel:
         """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
@@ -115,7 +114,7 @@ class _Asking:
             return [self._of_target(question)]
         sites, agreement = self.finisher.sites, self.finisher.plan.agreement
         if source not in self.reported:
-            self.reported[source] = self.finisher.reported_samples(source, self.round, self.model)
+            self.reported[source] = self._reported(source)
         reported, among = self.reported[source], self.members.get(source)
         clients = [
             client
@@ -132,6 +131,17 @@ class _Asking:
             names = ", ".join(sites.members.names[client] for client in lost)
             raise _AnewError(f"begins anew without {names}, which no longer answers")
         return _limited(replies.valid, reported)
+
+    def _reported(self, source: Source) -> Reported:
+        """Return what sites reported of a source. Those of test samples are in evaluations of the trained model."""
+        sites = self.finisher.sites
+        if source == "held_out":
+            evaluations = sites.evaluate(self.round, self.model).valid
+            return {client: one.confusion.sum(axis=1).astype(np.float64) for client, one in evaluations.items()}
+        if self.finisher.plan.agreement.label_counts != "exact":
+            return None
+        counts = sites.roster.counts
+        return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
 
     def _check_enough(self, replies: Replies[Any], asked: int, is_first: bool) -> None:
         """Raise _KeptError where too few sites answer for the finish to be theirs.

@@ -75,25 +75,38 @@ class Address(NamedTuple):
             address = cls(parts.hostname or "", parts.port or 0)
         except ValueError:
             address = cls("", 0)
-        is_host = HOST_NAME.fullmatch(address.host) or (_is_ipv6(address.host) and "%" not in address.host)
+        is_host = HOST_NAME.fullmatch(address.host) or (address.is_ipv6 and "%" not in address.host)
         if not is_host or not address.port or str(address) != text.lower():
             raise ConfigError(f"address: expected HOST:PORT, such as fl.example.org:9092; got {text!r}")
         return address
+
+    @property
+    def ip(self) -> str:
+        """The host, if it is an IP address; else nothing."""
+        try:
+            return str(ipaddress.ip_address(self.host))
+        except ValueError:
+            return ""
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the host is an address of IPv6."""
+        return ":" in self.ip
 
     @property
     def listen(self) -> str:
         """The address that the server listens on: loopback if sites reach it by loopback, else all addresses."""
         if self.host in LOOPBACK:
             return self.local
-        return "::" if _is_ipv6(self.host) else "0.0.0.0"
+        return "::" if self.is_ipv6 else "0.0.0.0"
 
     @property
     def local(self) -> str:
         """The loopback address, by which the server's own machine reaches it."""
-        return "::1" if _is_ipv6(self.host) else "127.0.0.1"
+        return "::1" if self.is_ipv6 else "127.0.0.1"
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if _is_ipv6(self.host) else f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if self.is_ipv6 else f"{self.host}:{self.port}"
 
 
 def write_federation(
@@ -129,6 +142,7 @@ def write_federation(
             raise ConfigError(f"sites: {name!r}: a site's name may have letters, digits, '.', '_' and '-'")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder}: is not empty, and keys are never overwritten; name a new folder")
+    unknown = f"# IPAddressAllow=ADDRESS, the IP address of {address.host}: until it is here, the site can't connect"
     fields = {
         "NAME": config.name,
         "ADDRESS": str(address),
@@ -136,7 +150,7 @@ def write_federation(
         "LOCAL": str(address._replace(host=address.local)),
         "PORT": str(address.port),
         "CONNECTION": CONNECTION,
-        "ALLOW": _allowed(address),
+        "ALLOW": f"IPAddressAllow={address.ip}" if address.ip else unknown,
         "VERSION": __version__,
         **_installation(wheel),
         "MAX_REPLY": str(played.plan.pushed_bytes),
@@ -344,21 +358,6 @@ def _flower_app(name: str) -> dict[str, object]:
             }
         },
     }
-
-
-def _allowed(address: Address) -> str:
-    """Return the line of a site's service that allows it the server, whose address it must be."""
-    try:
-        return f"IPAddressAllow={ipaddress.ip_address(address.host)}"
-    except ValueError:
-        return f"# IPAddressAllow=ADDRESS, the IP address of {address.host}: until it is here, the site can't connect"
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False
 
 
 def _project_name(name: str) -> str:

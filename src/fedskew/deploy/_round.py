@@ -34,7 +34,6 @@ from fedskew.engine.sums import FixedPoint
 from fedskew.engine.target import EstimatedMix
 from fedskew.engine.totals import Collected, Weights
 from fedskew.errors import DivergedError, EndedEarlyError, StandstillError
-from fedskew.finish import Source
 from fedskew.models import ModelState
 from fedskew.report import SiteActivity
 
@@ -114,7 +113,12 @@ class DeployedRunner(RoundRunner):
                 "there when it is started again"
             )
         self._began = utc_now()
-        watch, agreement, validator = self._readmitted(state), self._agreement, self.sites.validator
+        watch, agreement, validator = Watch.of(state), self._agreement, self.sites.validator
+        decisions = Decisions.read(self._folder)
+        for client in sorted(watch.out()):
+            if decisions.readmits(self._roster.names[client], int(watch.left_out[client])):
+                LOG.info("%s takes part again", self._roster.names[client])
+                watch.left_out[client] = 0
         state, failed = watch.within(state), validator.notes["failed"]
         accepted = {name: part.numpy() for name, part in state.of("accepted").items()}
         self.sites.begin(accepted, watch.out(), watch.skipped(state.round + 1))
@@ -152,19 +156,6 @@ class DeployedRunner(RoundRunner):
                 factor,
             )
         return None if summed is None else Evaluation.of(summed.confusion, summed.loss, self._federation.target), None
-
-    def reported_samples(self, source: Source, round: int, model: ModelState) -> dict[int, FloatArray] | None:
-        """Return the samples of each class that the sites reported, by client index; None where reports are not exact.
-
-        Sites evaluate the model of the last round: their confusion matrices count their test samples.
-        """
-        counts = self._roster.counts
-        if source == "held_out":
-            evaluations = self.sites.evaluate(round, model).valid
-            return {client: one.confusion.sum(axis=1).astype(np.float64) for client, one in evaluations.items()}
-        if source == "training" and self._agreement.label_counts == "exact":
-            return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
-        return None
 
     def review(self, state: ServerState, record: RoundRecord) -> ServerState:
         """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""
@@ -316,15 +307,6 @@ class DeployedRunner(RoundRunner):
         left_out = [names[client] for client in out]
         record.deployment["undone"] = {"reason": reason, "back_to": int(watch.good), "left_out": left_out}
         return watch.with_undone(state, out)
-
-    def _readmitted(self, state: ServerState) -> Watch:
-        """Return a state's watch, in which those sites take part again that the operator readmitted."""
-        decisions, watch = Decisions.read(self._folder), Watch.of(state)
-        for client in sorted(watch.out()):
-            if decisions.readmits(self._roster.names[client], int(watch.left_out[client])):
-                LOG.info("%s takes part again", self._roster.names[client])
-                watch.left_out[client] = 0
-        return watch
 
 
 def _accepting(state: ServerState, sizes: Sizes) -> ServerState:

@@ -161,7 +161,7 @@ def make_deployed_loop(
         clients=clients,
         folder=RunFolder(folder),
         watch=runner,
-        finisher=None if plan.method.finish is None else SiteFinisher(plan, sites, mix, runner.reported_samples),
+        finisher=None if plan.method.finish is None else SiteFinisher(plan, sites, mix),
     )
 
 

@@ -27,9 +27,6 @@ class LabelCounts:
             client without samples. Kept as read-only float64, without a copy where the array is float64 already.
         clients: Unique client names; the row numbers where None.
         classes: Unique class names; the column numbers where None.
-
-    Raises:
-        ArgumentError: A wrong shape, NaN, a negative count, no client, no class, or names that do not fit.
     """
 
     def __init__(
@@ -206,9 +203,6 @@ def read_target(path: str | Path, classes: Sequence[str], decimal: Literal[".", 
 
     Returns:
         The mix in the order of `classes`, shape `(classes,)`, sum 1.
-
-    Raises:
-        ArgumentError: The file can't be read; the message names file, line and column.
     """
     return as_target(read_shares(Path(path), classes, decimal), len(classes), str(path), written=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import compress, permutations
@@ -151,16 +152,11 @@ def _long_columns(sheet: Sheet, others: list[int]) -> tuple[int, int] | None:
 def _wide(sheet: Sheet, at: int, others: list[int]) -> Table:
     clients = sheet.texts(at, "client")
     if _repeats(clients):
-        first: dict[str, int] = {}
-        for line, cells in sheet:
-            if cells[at] in first:
-                samples = (
-                    "" if len(others) > 2 else f"; if each row is one sample, count them: fedskew counts {sheet.path}"
-                )
-                sheet.fail(
-                    line, f"client {cells[at]!r} occurs twice; its first row is line {first[cells[at]]}{samples}"
-                )
-            first[cells[at]] = line
+        lines, name = [line for line, _ in sheet], next(name for name, times in Counter(clients).items() if times > 1)
+        first = clients.index(name)
+        again = clients.index(name, first + 1)
+        samples = "" if len(others) > 2 else f"; if each row is one sample, count them: fedskew counts {sheet.path}"
+        sheet.fail(lines[again], f"client {name!r} occurs twice; its first row is line {lines[first]}{samples}")
     return sheet.amounts(others), clients, [sheet.header[column] for column in others]
 
 

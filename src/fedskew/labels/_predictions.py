@@ -73,9 +73,6 @@ class Outcomes:
             tables: Of held-out samples that the model was not trained on: the same columns and `label`, the class; or
                 counts, a row for each class.
             edges: Where the cells of a predicted class are divided by its probability, rising, between 0 and 1.
-
-        Raises:
-            ArgumentError: A file can't be read or understood; the message names file, line and column.
         """
         cuts = np.asarray(edges, dtype=float)
         if cuts.ndim != 1 or not ((cuts > 0) & (cuts < 1)).all() or (np.diff(cuts) <= 0).any():

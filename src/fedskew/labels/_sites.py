@@ -29,9 +29,6 @@ def site_p_value(own: ArrayLike, pooled: ArrayLike) -> float:
         How often sites without any difference would differ as much; NaN where there are too few samples to tell, or no
         other site's.
 
-    Raises:
-        ArgumentError: Tables that don't fit together, or with negative numbers or NaN.
-
     Example:
         >>> round(site_p_value([[30, 10], [10, 30]], [[70, 30], [40, 120]]), 4)
         0.6725

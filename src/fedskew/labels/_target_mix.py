@@ -16,6 +16,7 @@ regulariser that its theory asks for it returned nearly the pooled mix at 2,000 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -166,7 +167,7 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
         profiles = (target[:, held] / (target[:, held] @ mix)[:, None]).T
         profiles /= np.maximum(profiles.sum(axis=1, keepdims=True), _NONE)
         few = FewSamples(profiles, None, np.full(len(target), 1 / len(target)), len(target), mix)
-        uncertain = _Uncertainty(information, information)
+        uncertain = partial(_covariance, information, information)
         fit = np.nan, 0, np.nan, 0.0
     else:
         bins = outcomes // classes if outcomes % classes == 0 else 1
@@ -177,14 +178,12 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
             sample.profiles, sample.sizes, sample.shares, min(_COUNTED, max(1, round(sample.samples))), mix
         )
         pull = sample.profiles @ weight
-        uncertain = _Uncertainty(pull @ sample.profiles.T, pull @ noise @ pull.T)
+        uncertain = partial(_covariance, pull @ sample.profiles.T, pull @ noise @ pull.T)
         fit = _fit(mix, sample, noise)
     covariance = np.zeros((classes, classes))
-    covariance[np.ix_(held, held)] = uncertain.covariance(mix > 0)
+    covariance[np.ix_(held, held)] = uncertain(mix > 0)
     upper = np.zeros(classes)
-    upper[held] = [
-        np.sqrt(uncertain.covariance((mix > 0) | freed)[c, c]) for c, freed in enumerate(np.eye(len(held)) > 0)
-    ]
+    upper[held] = [np.sqrt(uncertain((mix > 0) | freed)[c, c]) for c, freed in enumerate(np.eye(len(held)) > 0)]
     found = np.zeros(classes)
     found[held] = mix
     unseen = tuple(np.flatnonzero(sizes == 0).tolist())
@@ -332,26 +331,21 @@ def _expectation_maximisation(likelihoods: FloatArray, shares: FloatArray) -> Fl
     return likeliest
 
 
-@dataclass(frozen=True)
-class _Uncertainty:
-    """Uncertainty of an estimate: its score's derivative by the mix (`information`) and covariance (`spread`)."""
+def _covariance(information: FloatArray, spread: FloatArray, free: NDArray[np.bool_]) -> FloatArray:
+    """Covariance of the mix, to first order, where only some classes are free to move and the sum stays 1.
 
-    information: FloatArray
-    spread: FloatArray
-
-    def covariance(self, free: NDArray[np.bool_]) -> FloatArray:
-        """Covariance of the mix, to first order, where only some classes are free to move and the sum stays 1."""
-        whole = np.zeros_like(self.information)
-        basis = np.zeros((len(whole), max(0, free.sum() - 1)))
-        basis[free] = null_space(np.ones((1, free.sum())))
-        values, vectors = np.linalg.eigh(basis.T @ self.information @ basis)
-        known = values > 1e-9 * np.abs(self.information).max()
-        known_basis, blind = basis @ vectors[:, known], basis @ vectors[:, ~known]
-        inverse = known_basis / values[known] @ known_basis.T
-        whole = inverse @ self.spread @ inverse + _NOTHING_KNOWN * blind @ blind.T
-        sizes, axes = np.linalg.eigh(whole)
-        covariance: FloatArray = axes * sizes.clip(0.0, _NOTHING_KNOWN) @ axes.T
-        return covariance
+    `information` is the score's derivative by the mix, `spread` its covariance.
+    """
+    basis = np.zeros((len(information), max(0, free.sum() - 1)))
+    basis[free] = null_space(np.ones((1, free.sum())))
+    values, vectors = np.linalg.eigh(basis.T @ information @ basis)
+    known = values > 1e-9 * np.abs(information).max()
+    known_basis, blind = basis @ vectors[:, known], basis @ vectors[:, ~known]
+    inverse = known_basis / values[known] @ known_basis.T
+    whole = inverse @ spread @ inverse + _NOTHING_KNOWN * blind @ blind.T
+    sizes, axes = np.linalg.eigh(whole)
+    covariance: FloatArray = axes * sizes.clip(0.0, _NOTHING_KNOWN) @ axes.T
+    return covariance
 
 
 def _fit(mix: FloatArray, cells: _Cells, noise: FloatArray) -> tuple[float, int, float, float]:

@@ -22,9 +22,6 @@ def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> f
     Args:
         weights: Weights as they are used, shape `(clients,)`, sum 1.
         counts: Label counts, shape `(clients, classes)`; the marginals of an empty client are 0.
-
-    Raises:
-        ArgumentError: Wrong shapes or values; the message names the argument.
     """
     marginals = LabelCounts(as_counts(counts)).marginals
     shares = np.asarray(weights, dtype=np.float64)
@@ -65,9 +62,6 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
         updates: Client model minus the model that was sent, shape `(clients, parameters)`; summed in their dtype,
             unweighted.
         norms: The norm of each update, shape `(clients,)`, if known; then `updates` may be their sum in one row.
-
-    Raises:
-        ArgumentError: Wrong shapes, NaN or infinity; the message names the argument.
     """
     rows = updates if isinstance(updates, Tensor) else torch.tensor(np.asarray(updates, dtype=np.float64))
     if rows.ndim != 2 or not len(rows):

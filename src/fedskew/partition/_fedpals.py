@@ -70,9 +70,6 @@ def oracle(
 
     Returns:
         One ascending index array per client.
-
-    Raises:
-        PartitionError: There is no sample of a class that the target has.
     """
     classes = np.asarray(labels)
     mix = as_target(target, np.size(target))

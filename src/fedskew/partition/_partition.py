@@ -38,11 +38,7 @@ class Partition:
 
     @classmethod
     def of(cls, indices: Sequence[ArrayLike], labels: ArrayLike, num_classes: int, rule: object = "") -> Partition:
-        """Make the record of a split: the samples of each client, of labels `(samples,)`; `rule` is kept as text.
-
-        Raises:
-            ArgumentError: A sample goes to two clients or does not exist, or a label is out of range.
-        """
+        """Make the record of a split: the samples of each client, of labels `(samples,)`; `rule` is kept as text."""
         labels = np.asarray(labels)
         arrays = tuple(np.asarray(held, dtype=np.int64) for held in indices)
         if not arrays:
@@ -73,9 +69,6 @@ class Partition:
             partitioner: The partitioner, to which no data set has been assigned yet.
             labels: Class ids, shape `(samples,)`, integers in [0, num_classes); the partitioner knows them as "label".
             columns: What else the partitioner divides by: values of each sample, by name.
-
-        Raises:
-            ArgumentError: It has a data set already, or can't divide these samples.
         """
         try:
             package = import_module("datasets")
