@@ -33,9 +33,9 @@ def run(context: typer.Context) -> None:
     refused, or files can't be written; 3 cut short (start it again, and it goes on); 4 stopped, as two rounds in a row
     left the model as it was, or trained with such rounds; 70 a fault of fedskew's own; 130 Ctrl-C (the run goes on).
 
-    Examples:
+    Example:
 
-       fedskew deploy run ../app fedskew --run-config 'out="/srv/runs"'      (see server/run.sh)
+        fedskew deploy run ../app fedskew --run-config 'out="/srv/runs"'      (see server/run.sh)
     """
     from fedskew.deploy import Ending
 
@@ -71,9 +71,9 @@ def status(run: Annotated[Path, RUN]) -> None:
     That is how often it was asked and counted; refused, and why; offline, silent, out of line or left out; and when
     (UTC).
 
-    Examples:
+    Example:
 
-       fedskew deploy status hospitals
+        fedskew deploy status hospitals
     """
     from fedskew.deploy import expires_soon, target_line
     from fedskew.experiment import RunFolder
@@ -150,9 +150,9 @@ def superlink(
     machine only, and from others no more bytes than they need. Flower's own accepts both from anybody who reaches its
     port.
 
-    Examples:
+    Example:
 
-       fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
+        fedskew deploy superlink --host 0.0.0.0 --port 9092 --enable-supernode-auth ...      (see server/superlink.sh)
     """
     from fedskew.deploy import run_superlink
 
@@ -162,9 +162,9 @@ def superlink(
 def register(folder: Federation) -> None:
     """Register the sites' keys at the server that runs on this machine, those that are not registered yet.
 
-    Examples:
+    Example:
 
-       fedskew deploy register hospitals       (as server/register.sh does)
+        fedskew deploy register hospitals       (as server/register.sh does)
     """
     from fedskew.deploy import Agreement, Registry
 
@@ -183,9 +183,9 @@ def revoke(
     Rounds go on without the site. It may come back with another key: put its key.pub into sites/NAME, and run
     register.sh.
 
-    Examples:
+    Example:
 
-       fedskew deploy revoke hospitals north
+        fedskew deploy revoke hospitals north
     """
     from fedskew.deploy import Registry
 

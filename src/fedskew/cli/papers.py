@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,9 +12,9 @@ import typer
 from rich.text import Text
 from typer import Argument, Option
 
-from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, config_file, finish
+from fedskew.cli.options import Changes, DataRoot, Device, Fresh, Out, Processes, changed_keys, finish
 from fedskew.cli.page import Console, table_of
-from fedskew.cli.run import results_table
+from fedskew.cli.run import run
 from fedskew.errors import ConfigError
 from fedskew.tables import counted, duration, flatten
 
@@ -201,27 +200,11 @@ def _command() -> str:
 def demo(out: Out = Path("runs")) -> None:
     """Train FedAvg and the four papers' methods on digits, 20 clients under strong label skew, 3 seeds: two minutes.
 
-    Examples:
+    Example:
 
-       fedskew demo
+        fedskew demo
     """
-    from fedskew import simulate
-    from fedskew.cli.progress import announced
-    from fedskew.experiment import RunBar, read
-    from fedskew.report import write_report
-
     console = Console()
     console.print(SETTING)
-    whole = read(config_file(Path("@demo")))
-    configs = [whole.with_method(name) for name in METHODS]
-    results = []
-    with RunBar(console, configs) as bar:
-        for config in configs:
-            shutil.rmtree(config.folder(out), ignore_errors=True)  # a demo never continues an earlier one
-            results.append(simulate(config, out=out, progress=announced(bar, config)))
-    console.print(results_table(results))
+    run(Path("@demo"), method=[*METHODS], fresh=True, out=out)
     console.print(READING)
-    page = write_report(
-        [run for result in results for run in result.runs], out / "demo" / "report.html", "fedskew demo"
-    )
-    console.print(f"report: {page}", soft_wrap=True)

@@ -86,9 +86,9 @@ def supernode(
 
     A site whose clock the server would refuse, or whose key it no longer accepts, gets a line that says so.
 
-    Examples:
+    Example:
 
-       fedskew deploy supernode data.toml --port 9094
+        fedskew deploy supernode data.toml --port 9094
     """
     from fedskew.deploy import run_supernode
 
