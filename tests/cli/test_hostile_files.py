@@ -95,7 +95,7 @@ def test_whatever_else_is_too_large_or_too_deep_is_one_line(monkeypatch, capsys,
         raise error
 
     monkeypatch.setattr("sys.argv", ["fedskew", "report", "."])
-    monkeypatch.setattr("fedskew.experiment.read_compared", read_compared)
+    monkeypatch.setattr("fedskew.experiment.RunFolder.read_compared", read_compared)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1

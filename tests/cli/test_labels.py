@@ -121,7 +121,7 @@ def test_a_target_that_a_switch_leaves_unread_is_told(here, run):
 
 
 def test_a_config_s_target_that_a_switch_leaves_unread_is_told():
-    from fedskew.experiment import resolve, target_in_words
+    from fedskew.experiment import resolve
 
     tree = {
         "data": "digits",
@@ -131,9 +131,9 @@ def test_a_config_s_target_that_a_switch_leaves_unread_is_told():
         "target": {"mix": "pooled"},
         "method": {"weighting": {"name": "feddisco"}},
     }
-    assert (target_in_words(resolve(tree)) or "").endswith("does not use it (weighting.target = false)")
+    assert (resolve(tree).target_in_words() or "").endswith("does not use it (weighting.target = false)")
     tree["method"] = {"weighting": {"name": "feddisco", "target": True}}
-    assert (target_in_words(resolve(tree)) or "").endswith("of all clients together")
+    assert (resolve(tree).target_in_words() or "").endswith("of all clients together")
 
 
 def test_the_decimal_sign_of_the_counts_need_not_be_the_targets(here, run):

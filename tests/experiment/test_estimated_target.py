@@ -18,7 +18,7 @@ import fedskew
 from by_hand import task
 from fedskew.cli import app
 from fedskew.errors import ConfigError, DataError, RunError
-from fedskew.experiment import make_task, make_training_loop, resolve, target_in_words
+from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.weighting import fedpals
 
 TRUTH = [0.2, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05, 0.03, 0.02]
@@ -260,7 +260,7 @@ def test_a_partition_with_a_target_client_takes_no_truth():
     ],
 )
 def test_which_target_a_config_has_is_said(tables, says):
-    assert re.match(says, target_in_words(resolve(changed(**tables))))
+    assert re.match(says, resolve(changed(**tables)).target_in_words())
 
 
 def test_describe_compares_a_configs_clients_with_its_target(tmp_path):

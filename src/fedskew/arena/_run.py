@@ -30,7 +30,7 @@ from fedskew.errors import (
     PartitionError,
     RunError,
 )
-from fedskew.experiment import Config, keep_data, resolve, simulate_together
+from fedskew.experiment import Config, resolve, shared_data, simulate_together
 from fedskew.files import append, locked, write_text, writing
 from fedskew.report import SeedRun
 from fedskew.tables import csv_text
@@ -68,8 +68,7 @@ def train(trees: Sequence[Mapping[str, Any]], last: int) -> list[Trained]:
     Several configs, which have `engine.seeds_together`, train as one cohort where they can; where one of them fails in
     training, each is trained alone. A result is the mean of the `last` evaluations.
     """
-    keep_data()
-    with warnings.catch_warnings():
+    with shared_data(), warnings.catch_warnings():
         warnings.simplefilter("ignore", BackendWarning)
         warnings.simplefilter("ignore", DataWarning)
         if len(trees) > 1:

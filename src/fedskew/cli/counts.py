@@ -146,21 +146,21 @@ def read_source(
 
 
 def _of_config(path: Path, data_root: Path | None) -> Source:
-    from fedskew.experiment import make_task, read, target_in_words
+    from fedskew.experiment import make_task, read
 
     config = read(config_file(path), {} if data_root is None else {"data.root": str(data_root)})
     task = make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes)
     training = config.training
-    return Source(counts, task.target, target_in_words(config), training.participation, training.epochs)
+    return Source(counts, task.target, config.target_in_words(), training.participation, training.epochs)
 
 
 def _of_run(folder: Path) -> Source:
-    from fedskew.experiment import RunFolder, read, target_in_words
+    from fedskew.experiment import RunFolder, read
 
     said = None
     with suppress(FedskewError):  # components of one's own need not be importable here
-        said = target_in_words(read(folder / "config.toml"))
+        said = read(folder / "config.toml").target_in_words()
     run = RunFolder.read_runs(folder)[0]
     counts = LabelCounts(run.counts, run.client_names, run.class_names)
     training = run.config["training"]

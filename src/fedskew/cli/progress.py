@@ -12,7 +12,7 @@ import typer
 
 from fedskew.cli.options import print_estimate
 from fedskew.cli.page import Console
-from fedskew.experiment import Bar, Job, RunBar, target_in_words
+from fedskew.experiment import Bar, Job, RunBar
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def announced(
 
     def listen(record: Mapping[str, Any]) -> None:
         if not said:  # everything that is checked before a run has been
-            first = [*words(), f"{config.name} minimises {objective_in_words(config.method)}", target_in_words(config)]
+            first = [*words(), f"{config.name} minimises {objective_in_words(config.method)}", config.target_in_words()]
             for text in filter(None, first):
                 bar.print(text)
                 said.add(text)

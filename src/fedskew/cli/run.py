@@ -180,14 +180,14 @@ def report(
         fedskew report runs/digits-fedavg-* runs/digits-fedvls-* --out comparison.html
         fedskew report small=runs/digits-1a2b3c4d large=runs/digits-5e6f7a8b
     """
-    from fedskew.experiment import read_compared
+    from fedskew.experiment import RunFolder
     from fedskew.report import write_report
 
     named = [(None, one) if Path(one).exists() else _label_and_folder(one) for one in folders]
     if label and len(label) != len(folders):
         raise ArgumentError(f"--label: given {len(label)} times for {counted(len(folders), 'run')}; give one for each")
     labels: list[str | None] = [*label] if label else [name for name, _ in named]
-    runs = read_compared([Path(folder) for _, folder in named], labels)
+    runs = RunFolder.read_compared([Path(folder) for _, folder in named], labels)
     Console().say(f"report: {write_report(runs, out, title)}")
 
 

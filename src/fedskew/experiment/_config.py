@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
-from fedskew.errors import ArgumentError, ConfigError, FedskewError
+from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment._own import with_names
 from fedskew.experiment._sections import (
     ConditionsSection,
@@ -38,12 +38,19 @@ from fedskew.experiment._sections import (
     TuneSection,
 )
 from fedskew.files import write_text
-from fedskew.labels import as_target
 from fedskew.parameters import first_mistake
 from fedskew.privacy import most_rounds, noise_for
 from fedskew.trees import line_of, put, read_tree
 
 FloatArray = NDArray[np.float64]
+
+_NAMED = 10
+_MIXES = {
+    "uniform": "all classes alike",
+    "pooled": "the label mix of all clients together",
+    "client": "the label mix of the partition's target client",
+    "data": "the label mix that the data set defines",
+}
 
 IDENTITY = "identity.json"
 """Where a run was made, and from what, as its folder records it: see `_identity.py`."""
@@ -163,6 +170,43 @@ class Config(Section):
         name = f"{self.name}-{preset}".replace(":", "-")  # of a class, which is refused by what it is, not by its name
         return resolve({**tree, "method": {"preset": preset}, "name": name}).of(self.origin)
 
+    def rule(self) -> Any:
+        """Return the partition rule, where it is one of the index or the user's own."""
+        named = {"name": self.partition.rule, **self.partition.parameters}
+        return components.make_component(partition.INDEX, named, "partition")
+
+    @property
+    def has_target_client(self) -> bool:
+        """Whether the last client of the partition is the target."""
+        if self.partition.rule in ("file", "natural"):
+            return bool(self.partition.parameters.get("target_client", False))
+        return bool(self.rule().target_client)
+
+    def target_in_words(self) -> str | None:
+        """Say which target there is; None where the config names none."""
+        section, weighting = self.target, methods.build(self.method, self.training.momentum).weighting
+        reads = components.has(weighting, "needs_target")
+        if section.is_estimated:
+            said = (
+                f"target: its label mix is estimated from unlabelled samples, after round {section.warmup} and every "
+                f"{section.every} rounds"
+            )
+            until = "; until an estimate is sure enough, clients are weighed as FedAvg does"
+            return said + (until if reads else "; the weighting does not use it")
+        mix = section.truth if section.mix == "truth" else section.mix
+        if mix is None and self.has_target_client:
+            mix = "client"
+        if mix is None:
+            return None
+        if isinstance(mix, list):
+            shares = np.array(mix) / max(sum(mix), 1e-12)
+            said = "target: shares of " + ", ".join(f"{share:.3g}" for share in shares[:_NAMED])
+            said += f" and {len(mix) - _NAMED} more classes" if len(mix) > _NAMED else ""
+        else:
+            said = f"target: {_MIXES[mix]}"
+        switch = " (weighting.target = false)" if getattr(weighting, "target", True) is False else ""
+        return said if reads else f"{said}; the weighting does not use it{switch}"
+
     @property
     def most_rounds(self) -> int:
         """The largest number of rounds that it takes, with all its seeds and values that are tried."""
@@ -256,37 +300,6 @@ def _with_rule_defaults(section: PartitionSection) -> PartitionSection:
     components.find({**partition.INDEX, "file": None}, section.rule, "partition.rule")
     rule = components.make_component(partition.INDEX, {"name": section.rule, **section.parameters}, "partition", "rule")
     return section.model_copy(update=dataclasses.asdict(rule))
-
-
-def target_mix(
-    mix: str | list[float] | None,
-    classes: int,
-    known: Mapping[str, FloatArray],
-    unknown: Mapping[str, str],
-    key: str = "target.mix",
-) -> FloatArray | None:
-    """Return the label mix, `(classes,)`, sum 1, that `target.mix` or `target.truth` stands for; None where it is None.
-
-    Args:
-        mix: The key's value.
-        classes: Number of classes.
-        known: What the names "pooled", "client" and "data" stand for, as far as there is such a thing: non-negative
-            amounts, shape `(classes,)`.
-        unknown: For the other names, why there is no such mix and what to do.
-        key: The key, for messages.
-
-    Raises:
-        ConfigError: There is no such mix, or its shares are not valid.
-    """
-    if mix is None:
-        return None
-    if isinstance(mix, str) and mix not in {"uniform", *known}:
-        raise ConfigError(f"{key}: {mix!r} {unknown[mix]}")
-    amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
-    try:
-        return as_target(amounts, classes, key, written=isinstance(mix, list))
-    except ArgumentError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _check(config: Config) -> None:

@@ -23,7 +23,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,10 +42,11 @@ from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, 
 from fedskew.models import ModelState
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
-from fedskew.tables import json_text
+from fedskew.tables import flatten, json_text
 
 FINISHED = "finished.safetensors"
 CHECKPOINT = "checkpoint/state.safetensors"
+_ALIKE = ("name", "seeds", "output.", "data.root")  # keys that make no other run
 
 
 class Mark(NamedTuple):
@@ -271,6 +272,26 @@ class RunFolder:
             said = " ".join(str(error).split())
             raise RunError(f"{path}: the run folder is damaged ({type(error).__name__}: {said})") from None
 
+    @staticmethod
+    def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list[SeedRun]:
+        """Read runs to be compared; where configs of one name differ, their labels say in what.
+
+        A folder is a run folder, or holds some; a label of None stands for the config's name, and the keys whose values
+        differ. RunError where there is no run, or it can't be read.
+        """
+        runs: list[tuple[str | None, list[SeedRun]]] = []
+        for folder, label in zip(folders, labels, strict=True):
+            inner = sorted(path.parent for path in folder.glob("*/config.toml"))
+            places = inner if inner and not (folder / "config.toml").exists() else [folder]
+            runs += [(label, RunFolder.read_runs(place, label)) for place in places]
+        trees = [seeds[0].config for label, seeds in runs if label is None]
+        found = []
+        for label, seeds in runs:
+            tree = seeds[0].config
+            own = label or _label(tree, [other for other in trees if other["name"] == tree["name"]])
+            found += [replace(run, label=own) for run in seeds]
+        return found
+
 
 def is_begun(path: Path) -> bool:
     """Return whether there is a run in a folder already."""
@@ -352,3 +373,16 @@ def _mark_of(path: Path) -> Mark | None:
         return Mark(*read_notes(path)["records"])
     except (RunError, KeyError, ValueError, TypeError) as error:
         raise RunError(f"{path}: the checkpoint can't be read ({error})") from None
+
+
+def _label(tree: dict[str, Any], alike: Sequence[dict[str, Any]]) -> str:
+    """Return a config's name and the values of the keys in which configs of this name differ."""
+    flat = [{key: value for key, value in flatten(one).items() if not key.startswith(_ALIKE)} for one in (tree, *alike)]
+    keys = [key for key in sorted(set().union(*flat)) if any(one.get(key) != flat[0].get(key) for one in flat)]
+    if len(keys) > 1:  # one key may follow from another
+        groups = {repr([one.get(key) for key in keys]) for one in flat}
+        telling = [key for key in keys if len({repr(one.get(key)) for one in flat}) == len(groups)]
+        keys = telling[:1] or keys
+    short = [key.rpartition(".")[2] for key in keys]
+    shown = [last if short.count(last) == 1 and last != "name" else key for last, key in zip(short, keys, strict=True)]
+    return ", ".join([tree["name"], *(f"{name}={flat[0].get(key)}" for name, key in zip(shown, keys, strict=True))])

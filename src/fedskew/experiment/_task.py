@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,27 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew import components, data, methods, partition
+from fedskew import components, data, partition
 from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import PartitionedData
 from fedskew.errors import ArgumentError, ConfigError, DataError
-from fedskew.experiment._config import Config, target_mix
+from fedskew.experiment._config import Config
 from fedskew.experiment._identity import Loaded, data_seed, loaded
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._sections import TargetSection
+from fedskew.labels import as_target
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-_NAMED = 10
-_MIXES = {
-    "uniform": "all classes alike",
-    "pooled": "the label mix of all clients together",
-    "client": "the label mix of the partition's target client",
-    "data": "the label mix that the data set defines",
-}
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ def make_task(config: Config, seed: int) -> Task:
     usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
     kept, validation = _hold_out(dataset, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
     divided = _divide(config, dataset, kept, seed)
-    training = len(divided.indices) - _has_target_client(config)
+    training = len(divided.indices) - config.has_target_client
     target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), training)
     if config.partition.oracle:
         divided = _oracle(divided, training, kept, labels, target, generator(seed, Purpose.ORACLE))
@@ -114,38 +107,6 @@ def held_out_data(task: Task) -> PartitionedData:
     labels = dataset.targets.numpy()
     counts = np.array([np.bincount(labels[own], minlength=dataset.num_classes) for own in rows], dtype=np.float64)
     return PartitionedData(dataset.inputs, dataset.targets, rows, counts)
-
-
-def target_in_words(config: Config) -> str | None:
-    """Say which target a config has; None where it names none."""
-    section, weighting = config.target, methods.build(config.method, config.training.momentum).weighting
-    reads = components.has(weighting, "needs_target")
-    if section.is_estimated:
-        said = (
-            f"target: its label mix is estimated from unlabelled samples, after round {section.warmup} and every "
-            f"{section.every} rounds"
-        )
-        until = "; until an estimate is sure enough, clients are weighed as FedAvg does"
-        return said + (until if reads else "; the weighting does not use it")
-    mix = section.truth if section.mix == "truth" else section.mix
-    if mix is None and _has_target_client(config):
-        mix = "client"
-    if mix is None:
-        return None
-    if isinstance(mix, list):
-        shares = np.array(mix) / max(sum(mix), 1e-12)
-        said = "target: shares of " + ", ".join(f"{share:.3g}" for share in shares[:_NAMED])
-        said += f" and {len(mix) - _NAMED} more classes" if len(mix) > _NAMED else ""
-    else:
-        said = f"target: {_MIXES[mix]}"
-    switch = " (weighting.target = false)" if getattr(weighting, "target", True) is False else ""
-    return said if reads else f"{said}; the weighting does not use it{switch}"
-
-
-def _has_target_client(config: Config) -> bool:
-    if config.partition.rule in ("file", "natural"):
-        return bool(config.partition.parameters.get("target_client", False))
-    return bool(_rule(config).target_client)
 
 
 def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> IntArray:
@@ -214,18 +175,13 @@ def _divide(config: Config, dataset: Dataset, kept: IntArray, seed: int) -> Part
         if section.clients not in (None, len(shares)):
             shares = partition.grouped(shares, section.clients)
     else:
-        rule = _rule(config)
+        rule = config.rule()
         own, rng = labels[kept], generator(seed, Purpose.PARTITION)
         if components.covers(rule, "split_domains", "split") and dataset.domains is not None:
             shares = rule.split_domains(own, dataset.domains[kept], section.clients, rng, num_classes=classes)
         else:
             shares = rule.split(own, section.clients, rng, num_classes=classes)
     return Partition.of([kept[rows] for rows in shares], labels, classes, rule)
-
-
-def _rule(config: Config) -> Any:
-    named = {"name": config.partition.rule, **config.partition.parameters}
-    return components.make_component(partition.INDEX, named, "partition")
 
 
 def _oracle(
@@ -244,6 +200,37 @@ def _oracle(
     dealt = partition.oracle(sizes, np.setdiff1d(kept, others), labels, target, rng)
     rule = f"{divided.rule}, dealt again with the target's mix"
     return Partition.of([*dealt, *others], labels, divided.num_classes, rule)
+
+
+def target_mix(
+    mix: str | list[float] | None,
+    classes: int,
+    known: Mapping[str, FloatArray],
+    unknown: Mapping[str, str],
+    key: str = "target.mix",
+) -> FloatArray | None:
+    """Return the label mix, `(classes,)`, sum 1, that `target.mix` or `target.truth` stands for; None where it is None.
+
+    Args:
+        mix: The key's value.
+        classes: Number of classes.
+        known: What the names "pooled", "client" and "data" stand for, as far as there is such a thing: non-negative
+            amounts, shape `(classes,)`.
+        unknown: For the other names, why there is no such mix and what to do.
+        key: The key, for messages.
+
+    Raises:
+        ConfigError: There is no such mix, or its shares are not valid.
+    """
+    if mix is None:
+        return None
+    if isinstance(mix, str) and mix not in {"uniform", *known}:
+        raise ConfigError(f"{key}: {mix!r} {unknown[mix]}")
+    amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
+    try:
+        return as_target(amounts, classes, key, written=isinstance(mix, list))
+    except ArgumentError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _targets(
