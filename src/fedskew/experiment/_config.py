@@ -40,17 +40,10 @@ from fedskew.experiment._sections import (
 from fedskew.files import write_text
 from fedskew.parameters import first_mistake
 from fedskew.privacy import most_rounds, noise_for
+from fedskew.tables import filled
 from fedskew.trees import line_of, put, read_tree
 
 FloatArray = NDArray[np.float64]
-
-_NAMED = 10
-_MIXES = {
-    "uniform": "all classes alike",
-    "pooled": "the label mix of all clients together",
-    "client": "the label mix of the partition's target client",
-    "data": "the label mix that the data set defines",
-}
 
 IDENTITY = "identity.json"
 """Where a run was made, and from what, as its folder records it: see `_identity.py`."""
@@ -184,28 +177,18 @@ class Config(Section):
 
     def target_in_words(self) -> str | None:
         """Say which target there is; None where the config names none."""
-        section, weighting = self.target, methods.build(self.method, self.training.momentum).weighting
-        reads = components.has(weighting, "needs_target")
-        if section.is_estimated:
-            said = (
-                f"target: its label mix is estimated from unlabelled samples, after round {section.warmup} and every "
-                f"{section.every} rounds"
-            )
-            until = "; until an estimate is sure enough, clients are weighed as FedAvg does"
-            return said + (until if reads else "; the weighting does not use it")
-        mix = section.truth if section.mix == "truth" else section.mix
-        if mix is None and self.has_target_client:
-            mix = "client"
-        if mix is None:
-            return None
-        if isinstance(mix, list):
-            shares = np.array(mix) / max(sum(mix), 1e-12)
-            said = "target: shares of " + ", ".join(f"{share:.3g}" for share in shares[:_NAMED])
-            said += f" and {len(mix) - _NAMED} more classes" if len(mix) > _NAMED else ""
-        else:
-            said = f"target: {_MIXES[mix]}"
-        switch = " (weighting.target = false)" if getattr(weighting, "target", True) is False else ""
-        return said if reads else f"{said}; the weighting does not use it{switch}"
+        weighting = methods.build(self.method, self.training.momentum).weighting
+        mix = self.target.truth if self.target.mix == "truth" else self.target.mix
+        said = filled(
+            "fedskew.experiment",
+            "target.txt",
+            {},
+            target=self.target,
+            mix="client" if mix is None and self.has_target_client else mix,
+            reads=components.has(weighting, "needs_target"),
+            off=getattr(weighting, "target", True) is False,
+        )
+        return said.strip() or None
 
     @property
     def most_rounds(self) -> int:
