@@ -166,10 +166,10 @@ def check_amounts(values: object, shape: tuple[int, ...], what: str) -> NDArray[
 
 
 def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
-    """Return a reply's arrays; RefusedError where there are none."""
+    """Return a message's arrays; RefusedError where there are none."""
     record = content.get(key)
     if not isinstance(record, ArrayRecord):
-        raise RefusedError(f"the reply's {key!r} is no ArrayRecord")
+        raise RefusedError(f"the message's {key!r} is no ArrayRecord")
     return record
 
 

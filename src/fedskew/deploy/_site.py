@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -21,7 +21,7 @@ from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
 from fedskew.deploy._plan import Plan, kind_of
-from fedskew.deploy._replies import check_size
+from fedskew.deploy._replies import arrays_of, check_size
 from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._terms import Terms
 from fedskew.deploy.book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
@@ -394,19 +394,19 @@ def counts_reply(request: CountsRequest, release: Release) -> RecordDict:
 
 def hash_of_model(content: RecordDict) -> str:
     """Hash the model that a message contains."""
-    return wire.hash_of_question(RecordDict({wire.ARRAYS: _arrays(content, wire.ARRAYS)}), "model")
+    return wire.hash_of_question(RecordDict({wire.ARRAYS: arrays_of(content, wire.ARRAYS)}), "model")
 
 
 def model_of(content: RecordDict, layout: ModelLayout) -> ModelState:
     """Read the model that the server sent."""
-    return layout.to_state(decode(_arrays(content, wire.ARRAYS), layout.specs, "the server's array"))
+    return layout.to_state(decode(arrays_of(content, wire.ARRAYS), layout.specs, "the server's array"))
 
 
 def broadcast_of(content: RecordDict) -> Mapping[str, Tensor]:
     """Read the tensors sent beside the model; they are not checked, as they affect only this site's training."""
     if wire.BROADCAST not in content:
         return {}
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in _arrays(content, wire.BROADCAST).items()}
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays_of(content, wire.BROADCAST).items()}
 
 
 def received_with(content: RecordDict) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -415,10 +415,3 @@ def received_with(content: RecordDict) -> tuple[dict[str, Tensor], dict[str, Ten
     for name, values in broadcast_of(content).items():
         parts[name.startswith(wire.ANNOUNCED)][name.removeprefix(wire.ANNOUNCED)] = values
     return parts
-
-
-def _arrays(content: RecordDict, key: str) -> ArrayRecord:
-    record = content.get(key)
-    if not isinstance(record, ArrayRecord):
-        raise ArgumentError(f"message: has no ArrayRecord {key!r}")
-    return record

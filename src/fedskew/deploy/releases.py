@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import pydantic
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
@@ -100,15 +99,6 @@ class Release(BaseModel):
     epsilon: float | None = None
     neighbours: Neighbours | None = None
     data: str = ""
-
-    @pydantic.model_validator(mode="after")
-    def _consistent(self) -> Release:
-        noisy = self.label_counts == "noisy"
-        if noisy != (self.epsilon is not None and self.neighbours is not None):
-            raise ValueError("a noisy release has epsilon and neighbours, and no other has")
-        if len(self.released) != (1 if self.label_counts == "withheld" else len(self.classes)):
-            raise ValueError("a release has a number for each class")
-        return self
 
     @classmethod
     def of(cls, request: CountsRequest, counts: NDArray[np.float64], released: list[float], data: str = "") -> Release:
