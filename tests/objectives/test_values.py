@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedskew.components import has
 from fedskew.errors import ArgumentError
 from fedskew.models import Outputs
 from fedskew.objectives import INDEX, Batch, Context, Objective
@@ -316,42 +315,6 @@ def test_batches_whose_medians_lie_at_other_places_are_mapped_at_once():
     alone = [both(*one) for one in zip(rows, masks, strict=True)]
     for together, parts in zip(torch.func.vmap(both)(rows, masks), zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(together, torch.stack(parts))
-
-
-# Losses that compare only a client's own classes give a pair that no client holds together no gradient.
-
-RELYING, OTHERS = ("fedvls_calibration", "fedlc", "fedrod"), ("cross_entropy", "fedrs")
-
-
-def pulls(name: str, counts: list[int], held: list[int] | None = None) -> Tensor:
-    """The gradient by each class's logit, at equal logits, of a batch that is all of a client's samples, or `held`."""
-    targets = torch.repeat_interleave(torch.arange(3), torch.tensor(held or counts))
-    logits = torch.zeros(len(targets), 3, dtype=torch.float64, requires_grad=True)
-    loss(name, logits, targets, tensor(counts).double()).backward()
-    return logits.grad.sum(dim=0)
-
-
-@pytest.mark.parametrize("name", [*RELYING, *OTHERS])
-def test_only_some_losses_pull_a_pair_of_classes_apart_that_a_client_does_not_hold_together(name: str):
-    # At equal logits cross-entropy's gradient is (1/3 - 1, 1/3): a difference of 1; FedRS scales B's by alpha.
-    expected = {"cross_entropy": 1, "fedrs": 2 / 3 + 1 / 6}.get(name, 0)
-    for counts in ([40, 0, 0], [0, 40, 0]):
-        of = pulls(name, counts)
-        assert abs(of[0] - of[1]).item() == pytest.approx(expected, abs=1e-6)
-    # Samples of class 0 push the logit of class 1, which is not held, only where the loss compares with it.
-    pushed = pulls(name, [30, 0, 10], [5, 0, 0])[1]
-    assert pushed < 1e-6 if name in RELYING else pushed > 0.1
-
-
-def test_a_client_with_a_third_class_pulls_no_pair_apart_and_one_that_holds_both_does():
-    # At equal logits the calibrated softmax is the client's prior, so that its samples' gradients add up to 0.
-    three = pulls("fedvls_calibration", [30, 0, 10])
-    assert abs(three[0] - three[1]) < 1e-6
-    # Cross-entropy: (1/3 - 3/4, 1/3), a difference of -3/4.
-    plain = pulls("cross_entropy", [30, 0, 10])
-    assert (plain[0] - plain[1]).item() == pytest.approx(-3 / 4)
-    assert pulls("fedvls_calibration", [30, 30, 0], [5, 0, 0]).tolist() == pytest.approx([-0.5, 0.5, 0], abs=1e-6)
-    assert {name for name, kind in INDEX.items() if has(kind, "needs_colocation")} == set(RELYING)
 
 
 def vacant_share(form: str, weight: float) -> float:
