@@ -251,7 +251,8 @@ class EngineSection(Section):
     backend: Literal["auto", "sequential", "processes", "cohort"] = "auto"
     """"sequential": one client after another. "processes": several at a time, with the same bits. "cohort": all at
     once, equal to floating-point tolerance. "auto": "cohort" where that is known to be faster
-    (`engine.cohort.CohortBackend.is_faster`), else "sequential". The run's summary names the backend."""
+    (`engine.cohort.CohortBackend.is_faster`); else, from the command line, "processes" where a run is worth their
+    start; else "sequential". The run's summary names the backend."""
     chunk: Annotated[int, Field(ge=1)] | None = None
     """How many clients the backend "cohort" stacks at a time, at most; without it: as many as memory allows."""
     seeds_together: bool = False
