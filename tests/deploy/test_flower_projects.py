@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federated import NAMES, Federated, LocalGrid, federate, silent_on, tree
+from federated import NAMES, Federated, LocalGrid, Tamper, federate, on, silent_on, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -30,12 +31,13 @@ def first_arrays() -> ArrayRecord:
     return ArrayRecord(network().state_dict())
 
 
+def reader(federation: Federated) -> Callable[[Context], SiteData]:
+    return lambda context: SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
+
+
 def project(federation: Federated) -> ClientApp:
     """A ClientApp as Flower's users write them: it knows nothing of us, but answers a query with its label counts."""
-    app = ClientApp()
-
-    def samples(context: Context) -> SiteData:
-        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
+    app, samples = ClientApp(), reader(federation)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -70,15 +72,23 @@ def with_app(grid: LocalGrid, app: ClientApp) -> LocalGrid:
     return grid
 
 
+def stock(federation: Federated, lies: Mapping[str, Tamper] | None = None) -> LocalGrid:
+    return with_app(federation.grid(lies), project(federation))
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federated:
+    return federate(tmp_path, tree("fedavg"))
+
+
 def start(grid: LocalGrid, chosen: Any, rounds: int = 2) -> Any:
     config = ConfigRecord({"lr": 0.5})
     return chosen.start(grid=grid, initial_arrays=first_arrays(), num_rounds=rounds, timeout=5, train_config=config)
 
 
-def test_a_stock_project_weighs_by_fedavg_as_it_did_before(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    before = start(with_app(federation.grid(), project(federation)), FedAvg())
-    after = start(with_app(federation.grid(), project(federation)), strategy("fedavg"))
+def test_a_stock_project_weighs_by_fedavg_as_it_did_before(federation: Federated) -> None:
+    before = start(stock(federation), FedAvg())
+    after = start(stock(federation), strategy("fedavg"))
     for name, array in before.arrays.items():
         np.testing.assert_allclose(after.arrays[name].numpy(), array.numpy(), rtol=1e-5, atol=1e-6)
     assert after.evaluate_metrics_clientapp[2]["accuracy"] == pytest.approx(
@@ -86,9 +96,8 @@ def test_a_stock_project_weighs_by_fedavg_as_it_did_before(tmp_path: Path) -> No
     )
 
 
-def test_a_stock_project_takes_a_selection_and_a_weighting_by_two_lines(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = with_app(federation.grid(), project(federation))
+def test_a_stock_project_takes_a_selection_and_a_weighting_by_two_lines(federation: Federated) -> None:
+    grid = stock(federation)
     chosen = strategy("fedentopt+fedla", participation=0.67)
     start(grid, chosen, rounds=3)
     counts = np.array([SiteData.load(federation.data_of(name), federation.agreement).counts for name in NAMES])
@@ -98,24 +107,22 @@ def test_a_stock_project_takes_a_selection_and_a_weighting_by_two_lines(tmp_path
     assert [message.metadata.message_type for message in grid.asked][:3] == ["query"] * 3
 
 
-def test_a_pattern_says_which_nodes_take_part(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = with_app(federation.grid(), project(federation))
+def test_a_pattern_says_which_nodes_take_part(federation: Federated) -> None:
+    grid = stock(federation)
     chosen = strategy("fedentopt+fedla", participation=0.5, nodes=[f"{NAMES[0]}*", NAMES[2]])
     start(grid, chosen)
     asked = {grid.apps[message.metadata.dst_node_id][0] for message in grid.asked}
     assert asked == {NAMES[0], NAMES[2]}  # queries and evaluations too
     assert len(chosen.record["cohort"]) == 1  # half of the two
     by_id = strategy("fedavg", nodes="*", min_nodes=len(NAMES))
-    start(with_app(federation.grid(), project(federation)), by_id, rounds=1)
+    start(stock(federation), by_id, rounds=1)
     assert len(by_id.record["answered"]) == len(NAMES)
 
 
 def test_nodes_that_are_too_few_are_waited_for_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    federation: Federated, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = with_app(federation.grid(), project(federation))
+    grid = stock(federation)
 
     def come_online(_: float) -> None:
         node = 1000
@@ -137,14 +144,15 @@ def test_nodes_that_are_no_patterns_are_refused(nodes: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_objective_comes_with_our_client_app_under_stock_fedavg(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-
-    def data(context: Context) -> SiteData:
-        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
+def test_an_objective_comes_with_our_client_app_under_stock_fedavg(federation: Federated) -> None:
 
     results = [
-        start(with_app(federation.grid(), client_app(network, data, method, training=LocalTraining(lr=0.1))), FedAvg())
+        start(
+            with_app(
+                federation.grid(), client_app(network, reader(federation), method, training=LocalTraining(lr=0.1))
+            ),
+            FedAvg(),
+        )
         for method in ("fedavg", "fedvls", "fedlc")
     ]
     assert [result.evaluate_metrics_clientapp[2]["accuracy"] > 0.2 for result in results] == [True] * 3
@@ -154,29 +162,24 @@ def test_an_objective_comes_with_our_client_app_under_stock_fedavg(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_scaffold_needs_both_sides_and_says_so(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-
-    def data(context: Context) -> SiteData:
-        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
-
-    ours = client_app(network, data, "scaffold", training=LocalTraining(lr=0.1))
+def test_scaffold_needs_both_sides_and_says_so(federation: Federated) -> None:
+    ours = client_app(network, reader(federation), "scaffold", training=LocalTraining(lr=0.1))
     both = start(with_app(federation.grid(), ours), strategy("scaffold", model=network()), rounds=3)
     assert both.train_metrics_clientapp[3]["counted"] == 3
-    grid = with_app(federation.grid(), project(federation))
-    stock = start(grid, strategy("scaffold", model=network()))
-    assert stock.train_metrics_clientapp[2]["counted"] == 0
-    np.testing.assert_array_equal(stock.arrays["1.weight"].numpy(), first_arrays()["1.weight"].numpy())
+    theirs = start(stock(federation), strategy("scaffold", model=network()))
+    assert theirs.train_metrics_clientapp[2]["counted"] == 0
+    np.testing.assert_array_equal(theirs.arrays["1.weight"].numpy(), first_arrays()["1.weight"].numpy())
     with pytest.raises(ConfigError, match="model: Scaffold needs the network"):
         strategy("scaffold")
 
 
-def test_fedacg_evaluates_and_returns_the_model_without_momentum_and_sends_the_one_with_it(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = with_app(federation.grid(), project(federation))
+def test_fedacg_evaluates_and_returns_the_model_without_momentum_and_sends_the_one_with_it(
+    federation: Federated,
+) -> None:
+    grid = stock(federation)
     found = start(grid, strategy("fedacg"), rounds=2)
     first = first_arrays()["1.weight"].numpy()
-    plain = start(with_app(federation.grid(), project(federation)), strategy("fedavg"), rounds=1)
+    plain = start(stock(federation), strategy("fedavg"), rounds=1)
     mean = plain.arrays["1.weight"].numpy()  # after one round FedACG's w is FedAvg's model
 
     def sent(kind: str) -> list[np.ndarray]:
@@ -191,21 +194,14 @@ def test_fedacg_evaluates_and_returns_the_model_without_momentum_and_sends_the_o
 
 
 @pytest.mark.slow
-def test_each_half_of_feddyn_refuses_a_stock_other_half(tmp_path: Path, caplog: Any) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-
-    def data(context: Context) -> SiteData:
-        return SiteData.load(Path(str(context.node_config["data"])), federation.agreement)
-
-    ours = client_app(network, data, "feddyn", training=LocalTraining(lr=0.1))
+def test_each_half_of_feddyn_refuses_a_stock_other_half(federation: Federated, caplog: Any) -> None:
+    ours = client_app(network, reader(federation), "feddyn", training=LocalTraining(lr=0.1))
     start(with_app(federation.grid(), ours), FedAvg(), rounds=1)
     said = [entry.message for entry in caplog.records if "method: FedDyn is one half" in entry.message]
     assert len(said) == 3
     assert "use fedskew.deploy.strategy('feddyn'" in said[0]
     caplog.clear()
-    with_clients = start(
-        with_app(federation.grid(), project(federation)), strategy("feddyn", model=network()), rounds=1
-    )
+    with_clients = start(stock(federation), strategy("feddyn", model=network()), rounds=1)
     assert with_clients.train_metrics_clientapp[1]["counted"] == 0
     assert "needs fedskew.deploy.client_app" in caplog.text
     both = start(with_app(federation.grid(), ours), strategy("feddyn", model=network()), rounds=1)
@@ -214,21 +210,11 @@ def test_each_half_of_feddyn_refuses_a_stock_other_half(tmp_path: Path, caplog: 
 
 def lying(federation: Federated, kind: str, **figures: Any) -> LocalGrid:
     """A stock project of three clients, whose first in the order of the names lies in its metrics."""
-    grid = with_app(federation.grid(), project(federation))
-
-    def lie(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == kind:
-            for key, value in figures.items():
-                answer.content["metrics"][key] = value
-        return answer
-
-    grid.tamper[federation.node("ash")] = lie
-    return grid
+    return stock(federation, {"ash": on(kind, lambda _, answer: answer.content["metrics"].update(figures))})
 
 
 @pytest.mark.parametrize("agreed", [{}, {"classes": 10}, {"target": np.ones(10)}], ids=["majority", "agreed", "target"])
-def test_one_client_does_not_choose_the_classes(tmp_path: Path, caplog: Any, agreed: dict[str, Any]) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
+def test_one_client_does_not_choose_the_classes(federation: Federated, caplog: Any, agreed: dict[str, Any]) -> None:
     chosen = strategy("fedpals" if "target" in agreed else "fedla", **agreed)
     start(lying(federation, "query", **{"label-counts": [5, 5, 5]}), chosen, rounds=1)
     assert sorted(chosen.record["answered"]) == [0, 1, 2]
@@ -238,8 +224,7 @@ def test_one_client_does_not_choose_the_classes(tmp_path: Path, caplog: Any, agr
     assert "label counts: no answer of ash: refused: its label counts are [5, 5, 5]; expected 10 numbers" in caplog.text
 
 
-def test_clients_that_differ_evenly_are_named(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
+def test_clients_that_differ_evenly_are_named(federation: Federated) -> None:
     grid = lying(federation, "query", **{"label-counts": [5, 5, 5]})
     grid.offline.add(federation.node("cedar"))
     with pytest.raises(ConfigError, match=r"differ in their number of classes \(ash 3, birch 10\); pass classes="):
@@ -249,75 +234,57 @@ def test_clients_that_differ_evenly_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "figures", [{"num-examples": 10**12}, {"train_loss": float("inf")}, {"train_loss": float("nan")}], ids=str
 )
-def test_numbers_that_cant_be_are_refused(tmp_path: Path, figures: dict[str, Any]) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
+def test_numbers_that_cant_be_are_refused(federation: Federated, figures: dict[str, Any]) -> None:
     chosen = strategy("fedavg")
     start(lying(federation, "train", **figures), chosen, rounds=1)
     assert sorted(chosen.record["answered"]) == [1, 2]
 
 
 @pytest.mark.parametrize("figures", [{"num-examples": 10**12}, {"accuracy": float("inf")}], ids=str)
-def test_an_evaluation_that_cant_be_is_refused(tmp_path: Path, figures: dict[str, Any]) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = lying(federation, "evaluate", **figures)
-    result = start(grid, strategy("fedavg"), rounds=1)
-    grid = with_app(federation.grid(), project(federation))
-    grid.tamper[federation.node("ash")] = silent_on("evaluate")
-    without = start(grid, strategy("fedavg"), rounds=1)
+def test_an_evaluation_that_cant_be_is_refused(federation: Federated, figures: dict[str, Any]) -> None:
+    result = start(lying(federation, "evaluate", **figures), strategy("fedavg"), rounds=1)
+    without = start(stock(federation, {"ash": silent_on("evaluate")}), strategy("fedavg"), rounds=1)
     assert result.evaluate_metrics_clientapp[1] == without.evaluate_metrics_clientapp[1]
 
 
-def test_a_large_metric_of_many_samples_does_not_become_infinite(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
+def test_a_large_metric_of_many_samples_does_not_become_infinite(federation: Federated) -> None:
     grid = lying(federation, "evaluate", **{"num-examples": 10**9, "accuracy": 9e299})
     average = start(grid, strategy("fedavg"), rounds=1).evaluate_metrics_clientapp[1]["accuracy"]
     assert average == pytest.approx(9e299, rel=1e-3)
 
 
-def test_a_client_that_leaves_a_metric_out_does_not_take_it_from_all(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = lying(federation, "evaluate")
+def test_a_client_that_leaves_a_metric_out_does_not_take_it_from_all(federation: Federated) -> None:
+    def without(question: Message, answer: Message) -> None:
+        del answer.content["metrics"]["accuracy"]
 
-    def without(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "evaluate":
-            del answer.content["metrics"]["accuracy"]
-        return answer
-
-    grid.tamper[federation.node("ash")] = without
+    grid = stock(federation, {"ash": on("evaluate", without)})
     assert start(grid, strategy("fedavg"), rounds=1).evaluate_metrics_clientapp[1]["accuracy"] > 0
 
 
 def test_what_a_strategy_cant_do_is_said_before_training() -> None:
-    with pytest.raises(ConfigError, match="unknown name"):
-        strategy("fedavgg")
-    with pytest.raises(ConfigError, match="FedConcat"):
-        strategy("fedconcat")
-    with pytest.raises(ConfigError, match="method: FPL returns arrays gathered from batches"):
-        strategy("fpl", model=network())
-    with pytest.raises(ConfigError, match="MOON changes the network"):
-        strategy("moon", model=network())
+    for method, why in (
+        ("fedavgg", "unknown name"),
+        ("fedconcat", "FedConcat"),
+        ("fpl", "method: FPL returns arrays gathered from batches"),
+        ("moon", "MOON changes the network"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            strategy(method, model=network())
     assert set(deploy.__all__) == {name for name in deploy.__all__ if getattr(deploy, name)}
 
 
-def test_robust_aggregation_and_the_weight_limit_come_with_the_strategy(tmp_path: Path, caplog: Any) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    grid = with_app(federation.grid(), project(federation))
-    node = next(iter(grid.apps))
+def test_robust_aggregation_and_the_weight_limit_come_with_the_strategy(federation: Federated, caplog: Any) -> None:
+    def lie(question: Message, answer: Message) -> None:
+        answer.content["metrics"]["num-examples"] = 10**9
+        arrays = answer.content["arrays"]
+        answer.content["arrays"] = ArrayRecord({name: Array(-1000 * arrays[name].numpy()) for name in arrays})
 
-    def liar(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "train":
-            answer.content["metrics"]["num-examples"] = 10**9
-            arrays = answer.content["arrays"]
-            answer.content["arrays"] = ArrayRecord({name: Array(-1000 * arrays[name].numpy()) for name in arrays})
-        return answer
-
-    grid.tamper = {node: liar}
     chosen = strategy({"aggregation": "median"}, weight_limit=0.4)
-    bounded = start(grid, chosen)
+    bounded = start(stock(federation, {"ash": on("train", lie)}), chosen)
     assert max(chosen.record["weights"]) == pytest.approx(0.4)
     assert 0 in chosen.record["limited"]
     assert any("the weight limit (0.4) binds: " in entry.message for entry in caplog.records)
-    honest = start(with_app(federation.grid(), project(federation)), strategy("fedavg"))
+    honest = start(stock(federation), strategy("fedavg"))
     for name, array in honest.arrays.items():
         assert np.abs(bounded.arrays[name].numpy() - array.numpy()).max() < 1  # whoever is bad moved it by hundreds
     with pytest.raises(ConfigError, match="weight_limit: expected a share"):

@@ -240,14 +240,15 @@ class Agreement(BaseModel):
         for key, reason in SIMULATED.items():
             if special[key] if key in special else attrgetter(key)(config):
                 raise ConfigError(f"{key}: can't be deployed: {reason}")
+        method = methods.build(config.method, config.training.momentum)
         if self.updates == "masked":
-            _check_masked(config, self)
+            _check_masked(config, self, method)
         elif config.engine.updates == "masked":
             raise ConfigError(
                 "engine.updates: the config is for masked updates, and this federation's are plain, so that the server "
                 "would see each; write the federation with fedskew deploy init --updates masked"
             )
-        _check_summed(config, self)
+        _check_summed(config, self, method)
         if config.privacy is not None and self.evaluates and self.evaluation == "auto":
             raise ConfigError(
                 "evaluation: with [privacy] in run.toml sites would send sums of confusion matrices of their test "
@@ -270,15 +271,14 @@ class Agreement(BaseModel):
             known = {} if hidden else {"pooled": np.ones(classes)}  # not known yet
             target_mix(config.target.mix, classes, known, unknown)
         if self.label_counts != "exact":
-            _check_private(config, self)
+            _check_private(self, method)
 
 
-def _check_masked(config: Config, agreement: Agreement) -> None:
+def _check_masked(config: Config, agreement: Agreement, method: methods.Method) -> None:
     """Check that a config can be trained from sums over sites."""
     from fedskew.deploy.keys import public_keys  # it needs the extra of Flower
     from fedskew.engine import cohort_size
 
-    method = methods.build(config.method, config.training.momentum)
     if (reason := methods.masks_refused(method)) is not None:
         raise ConfigError(f"updates: {reason}")
     public_keys(agreement.keys)
@@ -306,7 +306,7 @@ def _check_masked(config: Config, agreement: Agreement) -> None:
         )
 
 
-def _check_summed(config: Config, agreement: Agreement) -> None:
+def _check_summed(config: Config, agreement: Agreement, method: methods.Method) -> None:
     """Check that config and agreement agree on how label counts are reported, and that the sites are enough."""
     if (config.engine.label_counts == "summed") != (agreement.label_counts == "summed"):
         raise ConfigError(
@@ -314,7 +314,7 @@ def _check_summed(config: Config, agreement: Agreement) -> None:
             f"{agreement.label_counts!r}; write the federation with fedskew deploy init --label-counts summed"
         )
     if agreement.label_counts == "summed":
-        weighting = methods.build(config.method, config.training.momentum).weighting
+        weighting = method.weighting
         assert isinstance(weighting, BySums), "checked with the config"
         name = methods.key_of("weighting", weighting).removeprefix("weighting.")
         if agreement.epsilon is not None and not weighting.most_questions:
@@ -357,9 +357,8 @@ def _check_target_site(config: Config, agreement: Agreement) -> None:
         )
 
 
-def _check_private(config: Config, agreement: Agreement) -> None:
+def _check_private(agreement: Agreement, method: methods.Method) -> None:
     """Check that the method works with noisy or withheld label counts."""
-    method = methods.build(config.method, config.training.momentum)
     for slot, component in method.components():
         name = methods.key_of(slot, component)
         if components.has(component, "reveals_label_counts"):

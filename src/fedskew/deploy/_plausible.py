@@ -20,7 +20,7 @@ the past. Of fewer sites one liar is half, so that the server's own estimate bou
 
 Gradient flow for the time t = a lr moves parameters by at most sqrt(t (loss before - loss after)), by Cauchy and
 Schwarz, and SGD at a stable learning rate by a small multiple of it, whatever the scale of the inputs; ln(classes) is
-the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.momentum`).
+the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.hooks`).
 
 The steps of a length are those that a site tells, but at most four times what the median site takes, as it would buy
 length by told samples.
@@ -58,7 +58,7 @@ from torch import Tensor
 
 from fedskew.deploy._arrays import RUNNING_VARIANCE
 from fedskew.engine import LocalTraining
-from fedskew.momentum import fednova_normaliser
+from fedskew.hooks import fednova_normaliser
 
 FloatArray = NDArray[np.float64]
 Sizes = Mapping[str, FloatArray]

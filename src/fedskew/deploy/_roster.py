@@ -131,31 +131,25 @@ class Roster:
         The reports are stored together with their privacy parameters. A resumed run does not query sites again that
         reported before, since every release of noisy counts costs privacy.
         """
-        agreement = self._agreement
-        if self.is_summed:
-            self._write()
-            return
-        began = time.monotonic()
-        deadline, logged = began + agreement.start_timeout, 0.0
-        while missing := [name for name in self.names if name not in self._reports]:
-            self.query_newcomers(max(min(RETRY, agreement.start_timeout), deadline - time.monotonic()))
-            missing = [name for name in self.names if name not in self._reports]
-            enough = len(self._reports) >= agreement.min_sites
-            if not missing or (enough and time.monotonic() >= deadline):
+        agreement, start = self._agreement, self._agreement.start_timeout
+        began, logged = time.monotonic(), 0.0
+        while not self.is_summed:
+            self.query_newcomers(max(min(RETRY, start), start - (time.monotonic() - began)))
+            missing = ", ".join(name for name in self.names if name not in self._reports)
+            waited, reported = time.monotonic() - began, len(self._reports)
+            if not missing or (reported >= agreement.min_sites and waited >= start):
+                if missing:
+                    LOG.warning("training begins without %s; a site that connects later joins then", missing)
                 break
-            if time.monotonic() - began >= max(agreement.idle_timeout, agreement.start_timeout):
+            if waited >= max(agreement.idle_timeout, start):
                 raise EndedEarlyError(
-                    f"{len(self._reports)} of {len(self.names)} sites have reported their label counts after "
-                    f"{time.monotonic() - began:.0f} s, and training needs {agreement.min_sites}; start again when "
-                    f"{', '.join(missing)} can be reached"
+                    f"{reported} of {len(self.names)} sites have reported their label counts after {waited:.0f} s, and "
+                    f"training needs {agreement.min_sites}; start again when {missing} can be reached"
                 )
             if time.monotonic() - logged >= 60.0:
-                LOG.info("waiting for the label counts of %s", ", ".join(missing))
+                LOG.info("waiting for the label counts of %s", missing)
                 logged = time.monotonic()
-            remaining = deadline - time.monotonic()
-            time.sleep(min(PAUSE, remaining) if remaining > 0 else PAUSE)
-        if missing:
-            LOG.warning("training begins without %s; a site that connects later joins then", ", ".join(missing))
+            time.sleep(min(PAUSE, start - waited) if waited < start else PAUSE)
         self._write()
 
     def query_newcomers(self, timeout: float, without: Collection[int] = ()) -> bool:

@@ -149,12 +149,8 @@ class DeployedRunner(RoundRunner):
             LOG.warning("round %d: no site evaluated the model", round)
         elif summed.reduced is not None:
             client, factor = summed.reduced
-            LOG.warning(
-                "round %d: %s has more test samples than all other sites; they count %.3g times in the accuracy of all",
-                round,
-                self._roster.names[client],
-                factor,
-            )
+            said = f"has more test samples than all other sites; they count {factor:.3g} times in the accuracy of all"
+            LOG.warning("round %d: %s %s", round, self._roster.names[client], said)
         return None if summed is None else Evaluation.of(summed.confusion, summed.loss, self._federation.target), None
 
     def review(self, state: ServerState, record: RoundRecord) -> ServerState:
@@ -296,13 +292,8 @@ class DeployedRunner(RoundRunner):
         out = to_leave_out(since if suspects is None else suspects, active, lengths)
         for client in since:
             self._federation.clients.put(client, state.round, wire.counted_in(int(watch.counted[client])))
-        LOG.error(
-            "round %d is undone: %s; the model is again that of round %d. Left out until readmitted: %s",
-            state.round,
-            reason,
-            watch.good,
-            self._named(out),
-        )
+        then = f"the model is again that of round {watch.good}. Left out until readmitted: {self._named(out)}"
+        LOG.error("round %d is undone: %s; %s", state.round, reason, then)
         assert record.deployment is not None, "made by run_round"
         left_out = [names[client] for client in out]
         record.deployment["undone"] = {"reason": reason, "back_to": int(watch.good), "left_out": left_out}

@@ -174,22 +174,12 @@ def least_loss(method: methods.Method) -> float:
 
 def _log_round(record: Mapping[str, Any]) -> None:
     """Log a round in one line."""
-    evaluated = record["evaluation"]
-    accuracy = (
-        ""
-        if evaluated is None
-        else f", accuracy {evaluated['accuracy']:.4f} (balanced {evaluated['balanced_accuracy']:.4f})"
-    )
+    evaluated, accuracy = record["evaluation"], ""
+    if evaluated is not None:
+        accuracy = f", accuracy {evaluated['accuracy']:.4f} (balanced {evaluated['balanced_accuracy']:.4f})"
     if record["round"] == 0:
         LOG.info("untrained%s", accuracy or ": not evaluated")
         return
     loss = "" if record["loss"] is None else f", training loss {record['loss']:.4f}"
-    LOG.info(
-        "round %d: %d of %d sites counted%s%s, %.1f s",
-        record["round"],
-        len(record["answered"]),
-        len(record["cohort"]),
-        loss,
-        accuracy,
-        record["seconds"],
-    )
+    counted = f"{len(record['answered'])} of {len(record['cohort'])} sites counted"
+    LOG.info("round %d: %s%s%s, %.1f s", record["round"], counted, loss, accuracy, record["seconds"])

@@ -217,12 +217,11 @@ class Sites(Backend):
         distance = mix_distance(evaluation, counts) if knows_labels and client not in self._doubted else None
         if distance is not None:
             self._doubted.add(client)
-            LOG.warning(
-                "%s: %.0f %% of its test samples would need other labels to have the label mix that it reported for "
-                "training; ask whether its test set is another one, as its reported counts may be made up",
-                self.validator.names[client],
-                100 * distance,
+            said = (
+                f"{distance:.0%} of its test samples would need other labels to have the label mix that it reported "
+                "for training; ask whether its test set is another one, as its reported counts may be made up"
             )
+            LOG.warning("%s: %s", self.validator.names[client], said)
 
 
 def _question(round: int, arrays: ArrayRecord, asked: Mapping[str, int]) -> RecordDict:

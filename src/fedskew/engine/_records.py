@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, TypeVar, get_type_hints
+from functools import cache
+from typing import Any, NamedTuple, Protocol, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,8 +24,6 @@ from fedskew.data import Inputs
 from fedskew.models import ModelState
 
 FloatArray = NDArray[np.float64]
-
-Row = TypeVar("Row")
 
 
 class Cohort(NamedTuple):
@@ -71,7 +71,7 @@ class Evaluation:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
         """Read an evaluation from plain values."""
-        return _read(cls, values)
+        return _readers()[0].validate_python(values)
 
     @property
     def worst_class(self) -> float | None:
@@ -205,13 +205,7 @@ class RoundRecord:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RoundRecord:
         """Read the record from a line of `rounds.jsonl`; fields that an older fedskew did not write get defaults."""
-        record = _read(cls, values)
-        for name in ("evaluation", "validation"):
-            part = values.get(name)
-            setattr(record, name, None if part is None else Evaluation.from_dict(part))
-        if record.clients is not None:
-            record.clients = [_read(ClientEvaluation, client) for client in values["clients"]]
-        return record
+        return _readers()[1].validate_python(values)
 
 
 class RoundRunner(Protocol):
@@ -283,6 +277,6 @@ def _defined(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _read(kind: type[Row], values: Mapping[str, Any]) -> Row:
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in values.items() if name in known})
+@cache
+def _readers() -> tuple[TypeAdapter[Evaluation], TypeAdapter[RoundRecord]]:
+    return TypeAdapter(Evaluation), TypeAdapter(RoundRecord)

@@ -10,7 +10,7 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 The last sum is over the clients that replied. Option I costs one more pass over a client's samples.
 
 All control variates begin at zero. The paper has plain SGD, where a(tau, 0) = tau. With momentum rho a local training
-adds up to a(tau, rho) gradients (`fedskew.momentum`), so that, with the correction inside the gradient, dividing by tau
+adds up to a(tau, rho) gradients (`fedskew.hooks`), so that, with the correction inside the gradient, dividing by tau
 would overestimate c_k up to 1 / (1 - rho) times and diverge; some public code does. Weight decay is part of the
 gradient that option II recovers.
 
@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd
+from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd, fednova_normaliser
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
 from fedskew.local_steps._sgd import SGD, descend
-from fedskew.momentum import fednova_normaliser
 from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from fedskew.partition._dirichlet import DirichletByClass, DirichletByClient, DirichletWithinDomains
 from fedskew.partition._fedpals import OneLabelMissing, oracle
+from fedskew.partition._few_labels import PairedShards, Quantity, Shards, Sparsity
 from fedskew.partition._iid import IID, IIDAndExclusive
-from fedskew.partition._labels_per_client import Quantity, Sparsity
 from fedskew.partition._natural import Natural, grouped, natural_split
 from fedskew.partition._partition import Partition
 from fedskew.partition._rule import hold_out, stratified
-from fedskew.partition._shards import PairedShards, Shards
 
 INDEX: dict[str, type] = {
     "dirichlet_by_class": DirichletByClass,

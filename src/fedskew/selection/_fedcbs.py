@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import NonNegative, Positive, component
-from fedskew.selection._evenness import TIE
-from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
+from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked, FloatArray, IntArray
 
 
 @dataclass(frozen=True)

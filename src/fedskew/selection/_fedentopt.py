@@ -28,8 +28,7 @@ import numpy as np
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import BelowOne, Count, component
-from fedskew.selection._evenness import even_cohort
-from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
+from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray, even_cohort
 
 
 @dataclass(frozen=True)

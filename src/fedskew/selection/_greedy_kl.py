@@ -15,8 +15,7 @@ import numpy as np
 
 from fedskew.labels import LabelCounts
 from fedskew.parameters import Switch, component
-from fedskew.selection._evenness import even_cohort
-from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
+from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray, even_cohort
 
 
 @component

@@ -24,8 +24,7 @@ from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, kl_to_uniform
 from fedskew.parameters import NonNegative, component
-from fedskew.selection._evenness import TIE
-from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray
+from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked, FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Server updates: how the weighted updates of a round move the model."""
 
-from fedskew.momentum import fednova_normaliser
+from fedskew.hooks import fednova_normaliser
 from fedskew.server_updates._adaptive import FedAdagrad, FedAdam, FedYogi
 from fedskew.server_updates._fedacg import FedACG
 from fedskew.server_updates._feddyn import FedDyn
