@@ -34,8 +34,8 @@ import torch
 from fedskew import data
 from fedskew.deploy import Address, Agreement, LocalFederation, agree, write_federation
 from fedskew.deploy._arrays import ModelLayout
-from fedskew.deploy._defaults import with_defences
 from fedskew.deploy._plan import Plan
+from fedskew.deploy._rehearsal import with_defences
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size
 from fedskew.engine.contracts import hooked

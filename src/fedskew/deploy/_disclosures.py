@@ -8,7 +8,6 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._site_data import SiteData
 from fedskew.experiment import Config
-from fedskew.privacy import epsilon, most_rounds
 from fedskew.sums import Key
 
 
@@ -190,17 +189,3 @@ def _masked(plan: Plan) -> list[Disclosure]:
     size = sum(spec.bytes for spec in plan.sums.values()) + _seeds(agreement)
     when = f"{EACH}; masked anew where another site does not answer"
     return [Disclosure(f"{change}{_within(agreement)}", when, size)]
-
-
-def noise_in_words(config: Config) -> list[str]:
-    """Say in a line what the noise on updates costs a site; no line where updates have no noise."""
-    section, rounds = config.privacy, config.training.rounds
-    if section is None:
-        return []
-    all_rounds = epsilon(section.noise, rounds, section.delta)
-    most = most_rounds(section.noise, section.epsilon, section.delta)
-    return [
-        f"privacy.noise = {section.noise:g}: a site that takes part in all {rounds} rounds spends epsilon "
-        f"{all_rounds:.3g} (delta {section.delta:g}), and in {min(most, rounds)} of them at most, for an epsilon of "
-        f"{section.epsilon:g}"
-    ]

@@ -14,9 +14,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._ask import Members
-from fedskew.deploy._ending import recording_ending
 from fedskew.deploy._finish import SiteFinisher
-from fedskew.deploy._log import LOG, say_errors_in_one_line
+from fedskew.deploy._log import LOG, recording_ending, say_errors_in_one_line
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._round import DeployedRunner, SiteSums
