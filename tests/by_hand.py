@@ -14,8 +14,10 @@ from fedskew import methods, sums
 from fedskew.engine import Assignment, Federation, Sent, Update
 from fedskew.engine.totals import summed
 from fedskew.hooks import LocalEnd, RoundEnd
+from fedskew.labels import as_counts
 from fedskew.methods import Method
 from fedskew.models import ModelState
+from fedskew.weighting import INDEX, Answered
 
 NONE = torch.zeros(0)
 
@@ -36,6 +38,13 @@ def task(
 def built(preset: str = "fedavg", momentum: float = 0.0, **tables: Any) -> Method:
     """A method by names."""
     return methods.build(methods.expand({"preset": preset, **tables}), momentum)
+
+
+def feddisco(counts: Any, target: Any = None, sizes: Any = None, **options: Any) -> Any:
+    """FedDisco's weights of clients that all replied."""
+    held = as_counts(counts)
+    weighting = INDEX["feddisco"](target=target is not None, **options)
+    return weighting.weigh(Answered(held, held.sum(axis=1) if sizes is None else sizes, target))
 
 
 def alike(one: nn.Module | Mapping[str, Tensor], other: nn.Module | Mapping[str, Tensor]) -> set[str]:

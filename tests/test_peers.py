@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from by_hand import local_end, moved, round_end
+from by_hand import feddisco, local_end, moved, round_end
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
 from fedskew.local_steps import INDEX as STEPS
 from fedskew.local_steps import StepSettings
@@ -25,7 +25,6 @@ from fedskew.objectives import Objective
 from fedskew.objectives.functional import cross_entropy, fedlc, fedrs, moon
 from fedskew.server_updates import INDEX as UPDATES
 from fedskew.server_updates import fedexp_step
-from fedskew.weighting import feddisco
 from losses import value_by_name as loss
 
 FedBABU = STEPS["fedbabu"]

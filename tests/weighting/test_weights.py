@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from by_hand import built
+from by_hand import built, feddisco
 from fedskew import methods
 from fedskew.components import has
 from fedskew.errors import ArgumentError
 from fedskew.labels import LabelCounts
 from fedskew.mixing import limited
-from fedskew.weighting import INDEX, Answered, FedAvg, FedDisco, Uniform, fedavg, feddisco, fedla, fedpals, uniform
+from fedskew.weighting import INDEX, Answered, FedAvg, FedDisco, Uniform, fedavg, fedla, fedpals, uniform
 
 FedLA = INDEX["fedla"]
 LN2 = math.log(2)

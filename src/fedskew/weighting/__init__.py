@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedskew.weighting._afl import AFL, afl_update
 from fedskew.weighting._fedavg import FedAvg, fedavg
-from fedskew.weighting._feddisco import FedDisco, feddisco
+from fedskew.weighting._feddisco import FedDisco
 from fedskew.weighting._fedla import FedLA, fedla
 from fedskew.weighting._fedpals import FedPALS, fedpals, fedpals_solve, fedpals_strength
 from fedskew.weighting._protocol import Answered, BySums, Facts, Weighting
@@ -30,7 +30,6 @@ __all__ = [
     "Weighting",
     "afl_update",
     "fedavg",
-    "feddisco",
     "fedla",
     "fedpals",
     "fedpals_solve",

@@ -21,55 +21,14 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import CountsLike, as_counts, as_sizes, as_target
+from fedskew.labels import as_counts, as_sizes, as_target
 from fedskew.parameters import Finite, NonNegative, Switch, component
 from fedskew.weighting._protocol import Answered, FloatArray
 
-Distance = Literal["kl", "l2"]
-
 _LEAST = 1e-3
 """The smallest share of the target in KL, times the number of classes (see the top of the file)."""
-
-
-def feddisco(
-    counts: CountsLike,
-    target: ArrayLike | None = None,
-    a: float = 0.5,
-    b: float = 0.1,
-    distance: Distance = "kl",
-    sizes: ArrayLike | None = None,
-) -> FloatArray:
-    """FedDisco's weights.
-
-    Args:
-        counts: Label counts of the participants, shape `(clients, classes)`.
-        target: Label mix, shape `(classes,)`; normalised here. None: uniform.
-        a: How much the distance counts.
-        b: What every client gets.
-        distance: "kl", divided by its sum, or "l2".
-        sizes: Samples of each client, shape `(clients,)`, where they are not the row sums of `counts`.
-
-    Returns:
-        Weights, shape `(clients,)`, sum 1; 0 for a client without samples or without label counts.
-    """
-    held = as_counts(counts)
-    mix = as_target(np.ones(held.shape[1]) if target is None else target, held.shape[1])
-    amounts, sums = as_sizes(sizes, held), held.sum(axis=1)
-    present = (sums > 0) & (amounts > 0)
-    if not present.any():
-        raise ArgumentError("counts: no client holds a sample")
-    shares = np.where(present, amounts, 0) / amounts[present].sum()
-    mixes = held[present] / sums[present, None]
-    weights = np.zeros(len(held))
-    far = _divergences(mixes, mix) if distance == "kl" else np.linalg.norm(mixes - mix, axis=1)
-    weights[present] = np.maximum(shares[present] - a * far + b, 0)
-    if not weights.any():
-        weights = shares
-    found: FloatArray = weights / weights.sum()
-    return found
 
 
 def _divergences(mixes: FloatArray, mix: FloatArray) -> FloatArray:
@@ -95,7 +54,7 @@ class FedDisco:
 
     a: NonNegative = 0.5
     b: Finite = 0.1
-    distance: Distance = "kl"
+    distance: Literal["kl", "l2"] = "kl"
     target: Switch = False
 
     @property
@@ -104,11 +63,25 @@ class FedDisco:
         return self.target
 
     def weigh(self, answered: Answered) -> FloatArray:
-        """Return `feddisco` of the clients that replied."""
+        """Return the weights of the clients that replied; 0 without samples or without label counts."""
         if self.target and answered.target is None:
             raise ArgumentError(
                 "target: FedDisco is to compare with a target label mix, and none is given; set [target] mix, or "
                 "target = false"
             )
-        aim = answered.target if self.target else None
-        return feddisco(answered.counts, aim, self.a, self.b, self.distance, answered.sizes)
+        held = as_counts(answered.counts)
+        uniform = np.ones(held.shape[1])
+        mix = as_target(answered.target if self.target and answered.target is not None else uniform, len(uniform))
+        amounts, sums = as_sizes(answered.sizes, held), held.sum(axis=1)
+        present = (sums > 0) & (amounts > 0)
+        if not present.any():
+            raise ArgumentError("counts: no client holds a sample")
+        shares = np.where(present, amounts, 0) / amounts[present].sum()
+        mixes = held[present] / sums[present, None]
+        weights = np.zeros(len(held))
+        far = _divergences(mixes, mix) if self.distance == "kl" else np.linalg.norm(mixes - mix, axis=1)
+        weights[present] = np.maximum(shares[present] - self.a * far + self.b, 0)
+        if not weights.any():
+            weights = shares
+        found: FloatArray = weights / weights.sum()
+        return found
