@@ -22,21 +22,8 @@ from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
 from fedskew.errors import ConfigError, FedskewError
+from fedskew.experiment import _sections as sections
 from fedskew.experiment._own import with_names
-from fedskew.experiment._sections import (
-    ConditionsSection,
-    DataSection,
-    EngineSection,
-    EvaluationSection,
-    ModelSection,
-    OutputSection,
-    PartitionSection,
-    PrivacySection,
-    Section,
-    TargetSection,
-    TrainingSection,
-    TuneSection,
-)
 from fedskew.files import write_text
 from fedskew.parameters import first_mistake
 from fedskew.privacy import most_rounds, noise_for
@@ -73,7 +60,7 @@ class Origin:
         return cls(Path(notes["directory"]), None if root is None else Path(root))
 
 
-class Config(Section):
+class Config(sections.Section):
     """The config of a run: everything that determines its result."""
 
     schema_: Literal[1] = Field(1, alias="schema")
@@ -82,19 +69,19 @@ class Config(Section):
     """The run's name; its folder is `<name>-<hash>`."""
     seeds: list[Annotated[int, Field(ge=0)]] = Field([0], min_length=1)
     """Seeds; the run is repeated for each of them."""
-    data: DataSection
-    partition: PartitionSection
-    model: ModelSection
+    data: sections.DataSection
+    partition: sections.PartitionSection
+    model: sections.ModelSection
     method: dict[str, Any] = Field({})
     """`preset`, the name of a method, and tables that replace its components slot by slot."""
-    training: TrainingSection
-    target: TargetSection = TargetSection()
-    conditions: ConditionsSection = ConditionsSection()
-    privacy: PrivacySection | None = None
-    evaluation: EvaluationSection = EvaluationSection()
-    tune: TuneSection | None = None
-    engine: EngineSection = EngineSection()
-    output: OutputSection = OutputSection()
+    training: sections.TrainingSection
+    target: sections.TargetSection = sections.TargetSection()
+    conditions: sections.ConditionsSection = sections.ConditionsSection()
+    privacy: sections.PrivacySection | None = None
+    evaluation: sections.EvaluationSection = sections.EvaluationSection()
+    tune: sections.TuneSection | None = None
+    engine: sections.EngineSection = sections.EngineSection()
+    output: sections.OutputSection = sections.OutputSection()
     _origin: Origin | None = PrivateAttr(None)
 
     @property
@@ -270,7 +257,7 @@ def _validated(tree: Mapping[str, Any]) -> Config:
         raise ConfigError(said) from None
 
 
-def _with_rule_defaults(section: PartitionSection) -> PartitionSection:
+def _with_rule_defaults(section: sections.PartitionSection) -> sections.PartitionSection:
     """Complete a section with the defaults of its rule's parameters."""
     if section.rule == "file":
         if not {"path"} <= set(section.parameters) <= {"path", "target_client"}:
@@ -361,7 +348,7 @@ def _check_summed(config: Config, method: methods.Method) -> None:
         raise ConfigError(f"engine.label_counts: {reason}")
 
 
-def _check_privacy(config: Config, section: PrivacySection, method: methods.Method) -> None:
+def _check_privacy(config: Config, section: sections.PrivacySection, method: methods.Method) -> None:
     """Refuse what would send anything without noise, or can't be accounted for."""
     training, reason = config.training, methods.noise_refused(method)
     if config.engine.updates != "masked":

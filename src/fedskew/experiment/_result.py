@@ -98,28 +98,24 @@ class Result:
 
         `round` is an evaluated round (ArgumentError for another one), None the last one of each seed. It needs pandas.
         """
-        rows = []
+        pandas = _pandas("per_class")
+        frames = []
         for run in self.runs:
             record = _evaluated(run, round)
-            evaluation = record.evaluation
-            assert evaluation is not None
-            confusion = np.asarray(evaluation.confusion)
-            for label, name in enumerate(run.class_names):
-                accuracy = evaluation.per_class[label]
-                rows.append(
-                    {
-                        "run": self.config.name,
-                        "seed": run.seed,
-                        "round": record.round,
-                        "class": name,
-                        "accuracy": np.nan if accuracy is None else accuracy,
-                        "test_samples": int(confusion[label].sum()),
-                        "predicted": int(confusion[:, label].sum()),
-                        "training_samples": int(run.counts[:, label].sum()),
-                        "clients": int(np.count_nonzero(run.counts[:, label])),
-                    }
-                )
-        return _pandas("per_class").DataFrame(rows)
+            assert record.evaluation is not None
+            confusion = np.asarray(record.evaluation.confusion)
+            columns = {
+                "class": run.class_names,
+                "accuracy": np.array(record.evaluation.per_class, dtype=np.float64),  # None becomes NaN
+                "test_samples": confusion.sum(axis=1),
+                "predicted": confusion.sum(axis=0),
+                "training_samples": run.counts.sum(axis=0),
+                "clients": np.count_nonzero(run.counts, axis=0),
+            }
+            frames.append(
+                pandas.DataFrame({"run": self.config.name, "seed": run.seed, "round": record.round, **columns})
+            )
+        return pandas.concat(frames, ignore_index=True)
 
     def adapt(
         self,

@@ -30,12 +30,10 @@ class Section(BaseModel):
     )
 
 
-class Named(BaseModel):
+class Named(Section):
     """A table that names a component; its further keys are parameters, checked when the component is made."""
 
-    model_config = ConfigDict(
-        extra="allow", frozen=True, strict=True, ser_json_inf_nan="constants", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="allow", allow_inf_nan=True)
 
     @property
     def parameters(self) -> dict[str, Any]:
