@@ -508,6 +508,11 @@ def test_methods_with_the_same_cohorts_are_said_to_have_them_and_drawn_once(tmp_
     assert [trace["name"] for trace in page.charts["Label entropy of the cohort"]["data"]] == ["a = b", "c"]
     assert len(page.charts["Accuracy on the test set"]["data"]) == 3
     assert page.charts["How often each client took part"]["picks"] == ["a = b", "c"]
+    for run in (*runs, *other):
+        for record in run.rounds:
+            record.drift = {"a": 2.0, "b": 2.0 + 1e-14, "c": 4.0}[run.label]
+    drift = page_of([*runs, *other], tmp_path).charts["Drift diversity"]["data"]
+    assert [(trace["name"], trace["y"][0]) for trace in drift] == [("a = b", 2.0), ("c", 4.0)]
 
 
 def test_runs_of_different_data_are_warned_of_and_not_subtracted(tmp_path):

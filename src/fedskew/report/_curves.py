@@ -30,20 +30,19 @@ def _draw(
     """Draw an entry of `curves.toml`, which says what its keys mean."""
     if uneven and most_frequent(run for group in drawn.groups for run in group.seeds) is None:
         return
-    lines: list[tuple[Curve, list[Group]]] = []  # groups that have the same line share it
+    by_points: dict[str, tuple[Curve, list[Group]]] = {}  # groups that have the same line share it
     for group in drawn.groups:
         series = [found for run in group.seeds if (found := run.series(value, 100 if unit == "%" else 1))]
         if not series:
             continue
         line = Curve.over_seeds(group.style, series, points)
         drawn.add(group, seeds=len(series))
-        same = next((owners for other, owners in lines if _equal(line, other)), None)
-        if same is None:
-            lines.append((line, [group]))
-        else:
-            same.append(group)
-    if not lines:
+        digits = -math.floor(math.log10(_noise(line.mean)))
+        values = (None if of is None else np.round(of, digits).tolist() for of in (line.mean, line.std))
+        by_points.setdefault(str([line.x.tolist(), *values]), (line, []))[1].append(group)
+    if not by_points:
         return
+    lines = list(by_points.values())
     levels = []
     classes = {len(group.first.class_names) for group in drawn.groups}
     if even and len(classes) == 1:
@@ -116,16 +115,7 @@ def _by_cohort(run: SeedRun) -> tuple[dict[int, float], dict[int, float]]:
 
 def _noise(values: FloatArray) -> float:
     """Return the difference up to which two values count as equal: rounding makes such."""
-    return 1e-6 * float(np.abs(values).max(initial=1e-12))
-
-
-def _equal(one: Curve, other: Curve) -> bool:
-    def close(first: FloatArray | None, second: FloatArray | None) -> bool:
-        if first is None or second is None:
-            return first is second
-        return np.allclose(first, second, rtol=0, atol=_noise(one.mean), equal_nan=True)
-
-    return np.array_equal(one.x, other.x) and close(one.mean, other.mean) and close(one.std, other.std)
+    return 1e-6 * max(float(np.abs(values).max()), 1e-12)
 
 
 def _traces(line: Curve, owners: list[Group], unit: str) -> Iterator[charts.Trace]:
@@ -147,32 +137,30 @@ def _traces(line: Curve, owners: list[Group], unit: str) -> Iterator[charts.Trac
 )
 def _target_mix(drawn: charts.Figure) -> None:
     names = drawn.members[0].first.class_names
-    estimated: list[tuple[Group, Estimates]] = []
-    for group in drawn.members:
-        if estimates := _estimates(group.first):
-            estimated.append((group, estimates))
-            drawn.add(group)
+    estimated = [(group, estimates) for group in drawn.members if (estimates := _estimates(group.first))]
     if not estimated:
         return
-    truths = [group.first.target for group, _ in estimated]
-    last = [np.array(estimates[-1][1]["mix"]) for _, estimates in estimated]
-    shares = np.max([mix if truth is None else truth for truth, mix in zip(truths, last, strict=True)], axis=0)
-    order = np.argsort(-shares, kind="stable")[:_SHOWN].tolist()
-    for place, label in enumerate(order):
-        for (group, estimates), truth in zip(estimated, truths, strict=True):
-            rounds = np.array([round for round, _ in estimates], dtype=np.float64)
-            mix, error = _shares(estimates, "mix")[:, label], _shares(estimates, "se")[:, label]
-            line = Curve(group.style, rounds, 100 * mix, 100 * _REACH * error, np.ones(len(mix), dtype=np.bool_))
+    known = [
+        np.array(estimates[-1][1]["mix"]) if (truth := group.first.target) is None else truth
+        for group, estimates in estimated
+    ]
+    order = np.argsort(-np.max(known, axis=0), kind="stable")[:_SHOWN].tolist()
+    for group, estimates in estimated:
+        drawn.add(group)
+        truth = group.first.target
+        rounds = np.array([round for round, _ in estimates], dtype=np.float64)
+        mix, error = 100 * _shares(estimates, "mix"), 100 * _REACH * _shares(estimates, "se")
+        for place, label in enumerate(order):
+            line = Curve(group.style, rounds, mix[:, label], error[:, label], np.ones(len(mix), dtype=np.bool_))
             level: dict[str, Any] = {} if truth is None else {"level": round(100 * float(truth[label]), 3)}
             drawn.traces.append(charts.curve(group.label, line, [group.style], "%", pick=place, **level))
+        for sentence in _findings(group.first, estimates):
+            drawn.findings.append(f"{group.label}: {sentence}" if len(estimated) > 1 else sentence)
     drawn.over_rounds("%")
     drawn.layout["yaxis"] = charts.span(0.0, max(max(trace["y"]) for trace in drawn.traces), "%")
     drawn.menu, drawn.picks = "Class", [f"class {names[at]}" if names[at].isdecimal() else names[at] for at in order]
-    if any(truth is not None for truth in truths):
+    if any(group.first.target is not None for group, _ in estimated):
         drawn.caption += " Dashed: the truth, which the server does not know."
-    for group, estimates in estimated:
-        for sentence in _findings(group.first, estimates):
-            drawn.findings.append(f"{group.label}: {sentence}" if len(estimated) > 1 else sentence)
 
 
 def _estimates(run: SeedRun) -> Estimates:
