@@ -1,6 +1,6 @@
 """Contract tests of a user's own components, as `fedskew check my_method.py` runs them."""
 
 from fedskew.checks._contract import check
-from fedskew.checks._file import FoundComponent
+from fedskew.checks._trial import FoundComponent
 
 __all__ = ["FoundComponent", "check"]

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fedskew import methods
-from fedskew.checks._file import FoundComponent
-from fedskew.checks._tiny import CLASSES, COUNTS, FEATURES, MOMENTUM, train
+from fedskew.checks._trial import CLASSES, COUNTS, FEATURES, MOMENTUM, FoundComponent, train
 from fedskew.components import covers, has, make_component, with_clients
 from fedskew.engine.contracts import (
     checked_aggregate,

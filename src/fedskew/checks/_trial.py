@@ -1,8 +1,15 @@
-"""A federation that trains in a moment, with what breaks components: vacant classes, an empty and a tiny client."""
+"""What is tried, the components that a user's own file defines, and on what: a federation that trains in a moment.
+
+It has what breaks components: vacant classes, an empty and a tiny client.
+"""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import sys
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +18,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew import methods
 from fedskew.data import Dataset
+from fedskew.errors import ConfigError, FedskewError, in_one_line
 from fedskew.experiment import TrainingLoop, make_training_loop, resolve
 from fedskew.report import SeedRun
+
+
+@dataclass(frozen=True)
+class FoundComponent:
+    """A component that a file defines.
+
+    Attributes:
+        name: Its name in a config, `module:Class`.
+    """
+
+    slot: str
+    name: str
+    kind: type
+
+    @staticmethod
+    def in_file(path: Path) -> list[FoundComponent]:
+        """Import a file, and return the components that it defines: classes that have the main function of a slot.
+
+        The file's folder is put in front of Python's search path, so that the file can import its neighbours.
+        """
+        if path.suffix != ".py" or not path.is_file():
+            raise ConfigError(f"{path}: is no Python file; give the file that defines your components, such as own.py")
+        folder = str(path.resolve().parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        try:
+            module = importlib.import_module(path.stem)
+        except FedskewError as error:
+            raise ConfigError(f"{path}: can't be imported: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"{path}: can't be imported: {in_one_line(error)}") from error
+        if Path(str(module.__file__)).resolve() != path.resolve():
+            raise ConfigError(f"{path}: another module is called {path.stem!r} ({module.__file__}); rename the file")
+        own = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__ == module.__name__]
+        return [
+            FoundComponent(slot, f"{module.__name__}:{kind.__qualname__}", kind)
+            for kind in own
+            for slot in (*methods.SLOTS, "finish")
+            if methods.fills(slot, kind) and not inspect.isabstract(kind)
+        ]
+
 
 CLASSES, FEATURES, ROUNDS, STOPPED, MOMENTUM = 4, 5, 3, 2, 0.5
 COUNTS = np.array([[12, 0, 3, 0], [0, 9, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 22]])
