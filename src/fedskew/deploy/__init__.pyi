@@ -5,7 +5,6 @@ from ._app_files import running as running
 from ._app_files import unzip_app as unzip_app
 from ._client import client_app as client_app
 from ._client import site_app as site_app
-from ._disclosures import Disclosure as Disclosure
 from ._folder import Address as Address
 from ._folder import asked_of_site as asked_of_site
 from ._folder import other_code as other_code
@@ -16,6 +15,7 @@ from ._folder import write_images as write_images
 from ._local import LocalFederation as LocalFederation
 from ._log import Ending as Ending
 from ._proposal import NOT_YET as NOT_YET
+from ._proposal import Disclosure as Disclosure
 from ._proposal import Look as Look
 from ._proposal import agree as agree
 from ._rehearsal import Draft as Draft
