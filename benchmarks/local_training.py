@@ -1,9 +1,10 @@
 """Local training against two hand-written loops that take the same steps: a plain one, and that loop tuned.
 
-    python benchmarks/local_training.py [--repeats 7] [--threads 1]
+    python benchmarks/local_training.py [--task lenet5] [--repeats 7] [--threads 1]
 
 LeNet-5, batch 64, SGD 0.01 with momentum 0.9 and weight decay 5e-4, 5 epochs of one client's 500 images (random tensors
-of CIFAR-10's shape: time does not depend on their values). The three take turns; the ratios are medians over turns.
+of CIFAR-10's shape: time does not depend on their values); or, as `--task`, mlp3 on MNIST's shape (batch 64) and on
+that of digits (batch 16). The three take turns; the ratios are medians over turns.
 Plain: nn modules, torch.optim.SGD, ReLU before pooling, as tutorials have it. Tuned: channels-last weights and inputs,
 fused SGD.
 """
@@ -36,25 +37,28 @@ from task import LeNet5
 CrossEntropy = INDEX["cross_entropy"]
 
 IMAGES, EPOCHS, BATCH, LR, MOMENTUM, DECAY = 500, 5, 64, 0.01, 0.9, 5e-4
+TASKS = {"lenet5": ((3, 32, 32), 64), "mnist": ((1, 28, 28), 64), "digits": ((1, 8, 8), 16)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, default="lenet5")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
     random = torch.Generator().manual_seed(0)
-    inputs = torch.randn(IMAGES, 3, 32, 32, generator=random)
+    shape, batch = TASKS[arguments.task]
+    inputs = torch.randn(IMAGES, *shape, generator=random)
     targets = torch.randint(10, (IMAGES,), generator=random)
-    module = build("lenet5", 10, (3, 32, 32), generator=random)
-    plain = LeNet5()
+    module = build("lenet5" if arguments.task == "lenet5" else "mlp3", 10, shape, generator=random)
+    plain = LeNet5() if arguments.task == "lenet5" else copy.deepcopy(module)
     plain.load_state_dict(module.state_dict())
     loops: dict[str, Callable[[], torch.Tensor]] = {
-        "plain": by_hand(plain, inputs, targets, tuned=False),
-        "tuned": by_hand(plain, inputs, targets, tuned=True),
-        "fedskew": ours(module, inputs, targets),
+        "plain": by_hand(plain, inputs, targets, tuned=False, batch=batch),
+        "tuned": by_hand(plain, inputs, targets, tuned=True, batch=batch),
+        "fedskew": ours(module, inputs, targets, batch=batch),
     }
     ends = {name: loop() for name, loop in loops.items()}
     for name in ("tuned", "fedskew"):
@@ -89,7 +93,9 @@ def orders() -> list[torch.Tensor]:
     return [torch.from_numpy(rng.permutation(IMAGES)) for _ in range(EPOCHS)]
 
 
-def by_hand(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, tuned: bool) -> Callable[[], torch.Tensor]:
+def by_hand(
+    module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, tuned: bool, batch: int = BATCH
+) -> Callable[[], torch.Tensor]:
     layout = torch.channels_last if tuned else torch.contiguous_format
     held = inputs.contiguous(memory_format=layout)
 
@@ -97,7 +103,7 @@ def by_hand(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, tune
         model = copy.deepcopy(module).to(memory_format=layout).train()
         optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=tuned)
         for order in orders():
-            for rows in order.split(BATCH):
+            for rows in order.split(batch):
                 optimiser.zero_grad()
                 functional.cross_entropy(model(held[rows].contiguous(memory_format=layout)), targets[rows]).backward()
                 optimiser.step()
@@ -106,11 +112,13 @@ def by_hand(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, tune
     return loop
 
 
-def ours(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], torch.Tensor]:
+def ours(
+    module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, batch: int = BATCH
+) -> Callable[[], torch.Tensor]:
     model = FlatModel(copy.deepcopy(module))
     counts = np.bincount(targets.numpy(), minlength=10)[None].astype(float)
     data = PartitionedData(inputs, targets, [np.arange(IMAGES)], counts)
-    training = LocalTraining(BATCH, LR, 1.0, MOMENTUM, DECAY)
+    training = LocalTraining(batch, LR, 1.0, MOMENTUM, DECAY)
     backend = SequentialBackend(model, LocalWork(data, Objective(CrossEntropy()), SGD(), training, seed=0))
     sent = Sent(model.read_state())
 
