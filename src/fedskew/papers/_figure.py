@@ -88,21 +88,9 @@ def _curves(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) ->
 
 def _against(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
     """Draw a value of runs against the number in an axis's label, or against another value of the same runs."""
-    found = []
-    for row, seeds in rows:
-        pairs = [(value_of(run, part.value), _x(part.x, row, run)) for run in seeds]
-        if known := [(value, x) for value, x in pairs if value is not None and x is not None]:
-            found.append((row.labels, np.array(known, dtype=np.float64)))
-    by_line: dict[str, list[tuple[float, FloatArray]]] = {}
-    for labels, repeated in repetitions(found):
-        y, x = repeated.T
-        by_line.setdefault(labels.get(part.lines, ""), []).append((float(x.mean()), y))
     lines = []
-    for label, points in by_line.items():
-        points.sort(key=lambda point: point[0])
-        mean = np.array([values.mean() for _, values in points])
-        std = np.array([values.std(ddof=1) if len(values) > 1 else np.nan for _, values in points])
-        x = np.array([at for at, _ in points])
+    found = _points(part, rows, lambda row, run: row.number(part.x) if part.x in row.labels else value_of(run, part.x))
+    for label, (x, mean, std) in found.items():
         spread = std if np.isfinite(std).any() else None
         lines.append(drawing.Curve(styles[label], x, mean, spread, np.ones(len(x), dtype=bool), label))
     drawing.curves(axes, lines, unit=unit_of(part.value), x_label=_name(part.x))
@@ -112,22 +100,31 @@ def _against(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -
     axes.set_ylabel(_name(part.value))
 
 
-def _x(x: str, row: RecipeRow, run: SeedRun) -> float | None:
-    return row.number(x) if x in row.labels else value_of(run, x)
-
-
 def _bars(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:
     groups = list(dict.fromkeys(row.labels.get(part.x, "") for row, _ in rows))
-    mean, std = np.full((2, len(styles), len(groups)), np.nan)
-    measured = [(row.labels, [value_of(run, part.value) for run in seeds]) for row, seeds in rows]
-    known = [(labels, np.array([value for value in values if value is not None])) for labels, values in measured]
-    for labels, values in repetitions([(labels, values) for labels, values in known if len(values)]):
-        at = styles[labels.get(part.lines, "")], groups.index(labels.get(part.x, ""))
-        mean[at] = values.mean()
-        if len(values) > 1:
-            std[at] = values.std(ddof=1)
-    drawing.bars(axes, {label: (mean[style], std[style]) for label, style in styles.items()}, groups)
+    means, stds = np.full((2, len(styles), len(groups)), np.nan)
+    found = _points(part, rows, lambda row, run: groups.index(row.labels.get(part.x, "")))
+    for label, (at, mean, std) in found.items():
+        means[styles[label], at.astype(int)], stds[styles[label], at.astype(int)] = mean, std
+    drawing.bars(axes, {label: (means[style], stds[style]) for label, style in styles.items()}, groups)
     axes.set_ylabel(_name(part.value))
+
+
+def _points(
+    part: FigurePart, rows: Runs, x: Callable[[RecipeRow, SeedRun], float | None]
+) -> dict[str, tuple[FloatArray, FloatArray, FloatArray]]:
+    """Return places, means and deviations (NaN where unknown) over repetitions, for each label of the part's lines."""
+    found = []
+    for row, seeds in rows:
+        pairs = [(value_of(run, part.value), x(row, run)) for run in seeds]
+        if known := [pair for pair in pairs if None not in pair]:
+            found.append((row.labels, np.array(known, dtype=np.float64)))
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for labels, repeated in repetitions(found):
+        y, at = repeated.T
+        std = y.std(ddof=1) if len(y) > 1 else np.nan
+        points.setdefault(labels.get(part.lines, ""), []).append((at.mean(), y.mean(), std))
+    return {label: tuple(np.array(sorted(of_label)).T) for label, of_label in points.items()}
 
 
 def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> None:
