@@ -38,10 +38,6 @@ class Stage(Protocol):
         """Write the layer's gradients, and return its inputs'; `gradient` may be overwritten."""
 
 
-def _values(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else parameter.detach()
-
-
 def _gradient(parameter: Tensor | None) -> Tensor | None:
     """Return where a parameter's gradient goes; None if it is frozen, or the layer has none."""
     return None if parameter is None or not parameter.requires_grad else parameter.grad
@@ -52,23 +48,23 @@ class Linear:
 
     def __init__(self, layer: nn.Linear, first: bool) -> None:
         self.layer, self.first = layer, first
-        self.weight, self.bias = layer.weight.detach(), _values(layer.bias)
+        # Once, as to look a parameter up takes as long as a small product.
+        self.weight, self.bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        self.turned, self.dw, self.db = self.weight.t(), _gradient(layer.weight), _gradient(layer.bias)
         self.x = torch.empty(0)
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
         self.x = x
-        if self.bias is None:
-            return x @ self.weight.t()
-        return torch.addmm(self.bias, x, self.weight.t())
+        return torch.mm(x, self.turned) if self.bias is None else torch.addmm(self.bias, x, self.turned)
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`."""
-        if (to := _gradient(self.layer.weight)) is not None:
-            torch.mm(gradient.t(), self.x, out=to)
-        if (to := _gradient(self.layer.bias)) is not None:
-            torch.sum(gradient, 0, out=to)
-        return gradient if self.first else gradient @ self.weight
+        if self.dw is not None:
+            torch.mm(gradient.t(), self.x, out=self.dw)
+        if self.db is not None:
+            torch.sum(gradient, 0, out=self.db)
+        return gradient if self.first else torch.mm(gradient, self.weight)
 
 
 class ReLU:
