@@ -65,35 +65,23 @@ def check(folder: Path, capsys: pytest.CaptureFixture[str], *more: object) -> st
     return " ".join(re.sub(r"[^\w\s.,:;%()'-]", " ", capsys.readouterr().out).split())
 
 
-def test_it_says_what_the_site_holds(tmp_path, capsys):
-    said = check(site(tmp_path), capsys)
-    assert "8 samples to train on, 2 to test; 3 x 8 x 8" in said
-    assert re.search(r"glove 0 none 0 hat 2 1 shoe 6 1", said)
-
-
-def test_it_says_what_will_leave(tmp_path, capsys):
-    said = check(site(tmp_path), capsys)
-    assert "number of its training samples of each of 3 classes" in said
-    assert f"{(3 * 8 * 8 + 1) * 3 * 4:,}" in said  # a logistic regression in float32
-    assert "confusion matrix" in said
-    assert "never samples" in said
-
-
-def test_noisy_counts_say_their_epsilon_and_no_confusion_matrix_leaves(tmp_path, capsys):
-    said = check(site(tmp_path, label_counts="noisy", epsilon=0.5), capsys)
-    assert "epsilon 0.5" in said
-    assert "confusion" not in said
-    assert "exact label counts" in said.partition("never")[2]
-
-
-def test_withheld_counts_are_not_reported(tmp_path, capsys):
-    said = check(site(tmp_path, label_counts="withheld"), capsys)
-    assert "of each of 3 classes" not in said
-    assert "label counts" in said.partition("never")[2]
-
-
-def test_what_a_method_needs_is_among_it(tmp_path, capsys):
-    assert "scaffold" in check(site(tmp_path, method="scaffold"), capsys)
+@pytest.mark.parametrize(
+    ("agreed", "method", "says", "never"),
+    [
+        ({}, "fedavg", ["8 samples to train on, 2 to test; 3 x 8 x 8", "glove 0 none 0 hat 2 1 shoe 6 1"], []),
+        ({}, "fedavg", ["number of its training samples of each of 3 classes", "confusion matrix"], []),
+        ({}, "fedavg", [f"{(3 * 8 * 8 + 1) * 3 * 4:,}", "never samples"], []),  # a logistic regression in float32
+        ({"label_counts": "noisy", "epsilon": 0.5}, "fedavg", ["epsilon 0.5"], ["exact label counts"]),
+        ({"label_counts": "withheld"}, "fedavg", [], ["label counts"]),
+        ({}, "scaffold", ["scaffold"], []),
+    ],
+)
+def test_it_says_what_the_site_holds_and_what_will_leave(tmp_path, capsys, agreed, method, says, never):
+    said = check(site(tmp_path, method=method, **agreed), capsys)
+    assert all(words in said for words in says)
+    assert all(words in said.partition("never")[2] for words in never)
+    assert ("confusion" in said) is ("label_counts" not in agreed)
+    assert ("of each of 3 classes" in said) is (agreed.get("label_counts") != "withheld")
 
 
 def test_looking_changes_nothing(tmp_path, capsys):

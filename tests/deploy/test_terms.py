@@ -121,46 +121,34 @@ def test_less_noise_than_agreed_is_refused(tmp_path: Path, caplog: Any) -> None:
     refused(query(federation), "epsilon", caplog, "a release with 50", "agreed to 0.5")
 
 
-def test_more_epochs_are_refused(tmp_path: Path, caplog: Any) -> None:
-    federation = federate(tmp_path, tree("fedavg", epochs=2))
-    assert train(federation, epochs=2).has_content()
-    refused(train(federation, epochs=2.5), "epochs", caplog, "asks for 2.5 in round 1", "agreed to 2")
+SINGLE = (1, *[0] * 9)
+"""A quota of one sample of class 0: the reply would be its loss and gradient, and 0 steps if there is none."""
+NOISY = {"label_counts": "noisy", "epsilon": 1.0}
+"""Whether a class is there, and by bisection how many samples it has, would be told by the steps."""
 
 
 @pytest.mark.parametrize(
-    ("config", "sent", "kind"),
+    ("config", "agreed", "honest", "sent", "kind", "words"),
     [
-        ({"epochs": 2}, {"epochs": 0.001}, "epochs"),  # the gradient of one batch
-        ({"epochs": 2}, {"epochs": 2, "steps": 1}, "steps"),
-        ({"steps": 2}, {"epochs": 2}, "steps"),
-        ({"steps": 2}, {"epochs": 2, "steps": 1}, "steps"),
+        ({"epochs": 2}, {}, {"epochs": 2}, {"epochs": 2.5}, "epochs", "asks for 2.5 in round 1; this site agreed to 2"),
+        ({"epochs": 2}, {}, {"epochs": 2}, {"epochs": 0.001}, "epochs", "in round 1"),  # the gradient of one batch
+        ({"epochs": 2}, {}, {"epochs": 2}, {"epochs": 2, "steps": 1}, "steps", "in round 1"),
+        ({"steps": 2}, {}, {"epochs": 2, "steps": 2}, {"epochs": 2}, "steps", "in round 1"),
+        ({"steps": 2}, {}, {"epochs": 2, "steps": 2}, {"epochs": 2, "steps": 1}, "steps", "in round 1"),
+        ({}, {}, {}, {"quota": SINGLE}, "quota", "samples of single classes in round 1"),
+        ({}, NOISY, {}, {"quota": SINGLE}, "quota", ""),
     ],
 )
-def test_less_training_than_agreed_is_refused(
-    tmp_path: Path, caplog: Any, config: Any, sent: dict[str, Any], kind: str
+def test_other_training_than_agreed_is_refused(
+    tmp_path: Path, caplog: Any, config: Any, agreed: Any, honest: Any, sent: Any, kind: str, words: str
 ) -> None:
-    federation = federate(tmp_path, tree("fedavg", **config))
-    assert train(federation, epochs=2, steps=config.get("steps")).has_content()
-    refused(train(federation, **sent), kind, caplog, "in round 1")
+    federation = federate(tmp_path, tree("fedavg", **config), **agreed)
+    assert train(federation, **honest).has_content()
+    refused(train(federation, **sent), kind, caplog, words)
 
 
-SINGLE = (1, *[0] * 9)
-"""A quota of one sample of class 0: the reply would be its loss and gradient, and 0 steps if there is none."""
-
-
-@pytest.mark.parametrize("preset", ["fedavg", "seol_kim"])
-def test_quotas_are_taken_only_from_a_method_that_assigns_them(tmp_path: Path, caplog: Any, preset: str) -> None:
-    federation = federate(tmp_path, tree(preset))
-    if preset == "seol_kim":
-        assert train(federation, quota=(5,) * 4 + (0,) * 6).has_content()
-    else:
-        refused(train(federation, quota=SINGLE), "quota", caplog, "samples of single classes in round 1")
-
-
-def test_quotas_with_noisy_label_counts_are_refused(tmp_path: Path, caplog: Any) -> None:
-    """Whether a class is there, and by bisection how many samples it has, would be told by the steps."""
-    federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=1.0)
-    refused(train(federation, quota=SINGLE), "quota", caplog)
+def test_quotas_are_taken_from_a_method_that_assigns_them(tmp_path: Path) -> None:
+    assert train(federate(tmp_path, tree("seol_kim")), quota=(5,) * 4 + (0,) * 6).has_content()
 
 
 def test_more_rounds_are_refused_whatever_the_runs_are_called(tmp_path: Path, caplog: Any) -> None:

@@ -233,7 +233,7 @@ def test_logits_are_scaled_cosines_of_any_networks_features_with_orthonormal_row
 def test_prototypes_are_the_models_first_parameters_and_get_no_gradient():
     model = FlatModel(OnPrototypes(build("mlp3", 5, (4,), width=9), 1.0, drawn()))
     assert model.names[0] == "head.weight"
-    model.differentiate(model.module(torch.randn(9, 4, generator=drawn())).square().sum())
+    model.differentiate(torch.randn(9, 4, generator=drawn()), lambda outputs: outputs.logits.square().sum())
     moved = {name for name, gradient in model.views(model.gradient).items() if gradient.any()}
     assert moved == set(model.names) - {"head.weight"}
 

@@ -236,7 +236,7 @@ class Book:
         self._check_before()
         if not self.path.exists():
             self._make()
-        with self._opened() as db:
+        with self._opened(is_there=True) as db:
             db.execute("BEGIN IMMEDIATE")
             yield db
             db.execute("COMMIT")
@@ -251,10 +251,10 @@ class Book:
             )
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """Give the file, or an empty book where there is none."""
+    def _opened(self, is_there: bool = False) -> Iterator[sqlite3.Connection]:
+        """Give the file, or to read an empty book where there is none."""
         self._check_before()
-        is_there = self.path.exists()
+        is_there = is_there or self.path.exists()
         place = f"{self.path.absolute().as_uri()}?mode=rw" if is_there else ":memory:"
         try:
             with closing(sqlite3.connect(place, PATIENCE, isolation_level=None, uri=True)) as db:

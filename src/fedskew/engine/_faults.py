@@ -10,7 +10,7 @@ training diverged, as it does with too large a learning rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +87,7 @@ def watched(work: LocalWork, model: FlatModel) -> LocalWork:
     return replace(
         work,
         objective=_Objective(work.objective.loss, work.objective.terms, model, network),
-        local_step=_Step(work.local_step, model, network),
+        local_step=_Step(work.local_step, network),
         hooks={place: _Hooks(place, hooks) for place, hooks in work.hooks.items()},
     )
 
@@ -112,11 +112,22 @@ def is_moderate(*parts: Tensor | None) -> bool:
     return all(part is None or not part.numel() or float(part.abs().max()) < LARGE for part in parts)
 
 
-def _blame(name: str | None, given: tuple[Tensor | None, ...], what: str, cure: str) -> Exception:
-    """Return the error that blames a component of a user's own (None: it is not), if what it was given is moderate."""
+def _check(
+    values: Iterable[Tensor | None], name: str | None, given: Iterable[Tensor | None], what: str, cure: str
+) -> None:
+    """Raise the error that blames a component of a user's own (None: it is not) for values that are not finite.
+
+    It is not to blame where what it was given is not moderate.
+    """
+    if is_finite(*values):
+        return
     if name is None or not is_moderate(*given):
-        return _DivergedError("diverged")
-    return ComponentError(f"{name} {what}, although all that it was given is finite; {cure}")
+        raise _DivergedError("diverged")
+    raise ComponentError(f"{name} {what}, although all that it was given is finite; {cure}")
+
+
+def _own_name(place: str, component: Any) -> str | None:
+    return name_in(place, component) if is_own(component) else None
 
 
 @dataclass(frozen=True)
@@ -129,23 +140,19 @@ class _Objective(Objective):
     def value(self, batch: Batch, context: Context) -> Tensor:
         assert self.model is not None
         seen = batch.features.detach(), batch.logits.detach()
-        if not is_finite(*seen):
-            raise _blame(
-                self.network, (self.model.vector,), "returns a value that is NaN or infinite", "look at its forward()"
-            )
+        _check(
+            seen, self.network, [self.model.vector], "returns a value that is NaN or infinite", "look at its forward()"
+        )
+        cure = "guard logarithms, roots and quotients (classes that the client lacks, rows that mask leaves out)"
         places = {"objective": self.loss, **{f"objective.terms[{at}]": loss for at, (_, loss) in enumerate(self.terms)}}
         for place, loss in places.items():
-            name = name_in(place, loss) if is_own(loss) else None
-            value = loss.value(batch, context)
-            cure = "guard logarithms, roots and quotients (classes that the client lacks, rows that mask leaves out)"
-            number = value.detach()
-            if not is_finite(number):
-                raise _blame(name, seen, f"returns {float(number):g}", cure)
+            name, value = _own_name(place, loss), loss.value(batch, context)
+            said = f"returns {float(value.detach()):g}"
+            _check([value.detach()], name, seen, said, cure)
             leaves = [part for part in (batch.features, batch.logits) if part.requires_grad]
             if value.requires_grad and leaves:
                 gradients = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-                if not is_finite(*gradients):
-                    raise _blame(name, seen, f"returns {float(number):g} with a gradient that is NaN or infinite", cure)
+                _check(gradients, name, seen, f"{said} with a gradient that is NaN or infinite", cure)
         return super().value(batch, context)
 
 
@@ -154,7 +161,6 @@ class _Step:
     """A local step that looks at the gradient, and at the parameters that it returns."""
 
     inner: LocalStep
-    model: FlatModel
     network: str | None
 
     def init(self, settings: StepSettings) -> Named | None:
@@ -163,23 +169,18 @@ class _Step:
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
     ) -> tuple[Tensor, Named | None]:
-        seen: list[Tensor] = [parameters]
+        given = [parameters, *carried.values()]
 
         def watched(at: Tensor) -> Tensor:
             found = gradient(at)
-            if not is_finite(found):
-                raise _blame(
-                    self.network, (at,), "has a gradient that is NaN or infinite", "look at its forward(), at roots"
-                )
-            seen[1:] = [found]
+            what, cure = "has a gradient that is NaN or infinite", "look at its forward(), at roots"
+            _check([found], self.network, [at], what, cure)
+            given.append(found)
             return found
 
         after, carries = self.inner.step(parameters, watched, carried, settings)
-        if not is_finite(after, *(carries or {}).values()):
-            name = name_in("local_step", self.inner) if is_own(self.inner) else None
-            raise _blame(
-                name, (*seen, *carried.values()), "returns parameters that are NaN or infinite", "look at its step()"
-            )
+        name, what = _own_name("local_step", self.inner), "returns parameters that are NaN or infinite"
+        _check([after, *(carries or {}).values()], name, given, what, "look at its step()")
         return after, carries
 
 
@@ -194,13 +195,7 @@ class _Hooks(Hooks):
 
     def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         kept, replied = self._inner.end_local(end)
-        name = name_in(self._place, self._inner) if is_own(self._inner) else None
-        for key, value in _items(kept, replied):
-            if not is_finite(value):
-                given = (end.parameters, *end.gathered.values())
-                raise _blame(name, given, f"returns NaN or infinity as {key!r}", "look at its end_local()")
+        name, given = _own_name(self._place, self._inner), (end.parameters, *end.gathered.values())
+        for key, value in [*kept.items(), *replied.items()]:
+            _check([value], name, given, f"returns NaN or infinity as {key!r}", "look at its end_local()")
         return kept, replied
-
-
-def _items(*named: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [item for one in named for item in one.items()]

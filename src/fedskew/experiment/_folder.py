@@ -65,7 +65,7 @@ class TaskInfo:
         client_names: Their names.
         class_names: Names by class id.
         target: Target label mix, `(classes,)`, sum 1, or None.
-        notes: What labels and network say about the run, a sentence each; see `label_notes`, `network_notes`.
+        notes: What labels and network say about the run, a sentence each; see `run_notes`.
     """
 
     counts: NDArray[np.int64]

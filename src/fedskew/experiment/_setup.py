@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ from fedskew.models import FlatModel, ModelState
 from fedskew.pipelines import FedConcat
 from fedskew.randomness import Purpose, generator, stream_key
 from fedskew.server_updates import Plain
+from fedskew.tables import filled
 from fedskew.weighting import BySums, Facts, Uniform
 
 FloatArray = NDArray[np.float64]
@@ -77,10 +79,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     if refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0]))):
         check_batches(config, task.client_names, task.counts.sum(axis=1).astype(np.int64))
     method = methods.build(config.method, config.training.momentum)
-    tested = np.bincount(dataset.test_targets[dataset.test_targets >= 0].numpy(), minlength=dataset.num_classes)
-    notes = label_notes(method, task.counts, dataset.classes, task.target, tested)
-    notes += network_notes(method, model.module)
-    notes += sums_notes(config, method)
+    notes = run_notes(config, method, task, model.module)
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes)
     files = None
     if folder is not None:
@@ -352,67 +351,39 @@ def _has_batch_of_one(training: TrainingSection, size: int) -> bool:
     return reached and training.smallest_batch == 1 and size % training.batch_size == 1
 
 
-def label_notes(
-    method: Method,
-    counts: NDArray[np.float64],
-    class_names: tuple[str, ...],
-    target: NDArray[np.float64] | None,
-    test: NDArray[np.int64],
-) -> tuple[str, ...]:
-    """Say what can't be learnt from these labels, whatever the training, or not by this method.
-
-    `counts` are of the clients that train, `(clients, classes)`; `target` is the target's label mix, and `test` the
-    label counts of the test part, which count where there is no target, `(classes,)`.
-    """
-    notes = []
-    if target is not None:
-        notes.append(SkewReport.unheld_in_words(counts, target, class_names))
-    elif test.any():
-        notes.append(SkewReport.unheld_in_words(counts, test, class_names, "test part"))
-    if len(held := np.flatnonzero(counts.any(axis=0))) == 1:
-        notes.append(
-            f"All samples of the clients are of class {class_names[held[0]]}: there is nothing to tell apart, and an "
-            "accuracy says nothing of the method."
-        )
-    relying = [
-        key_of(slot, component).partition(".")[2]
-        for slot, component in method.components()
-        if components.has(component, "needs_colocation")
-    ]
-    if relying and len(counts) > 1 and (found := ClassPairs.of(counts).in_words(class_names)):
-        notes.append(
-            f"{relying[0]} tells two classes apart only where some client holds both. Here {found}. Expect these to be "
-            "confused with each other; cross_entropy and fedrs don't rely on it."
-        )
-    return tuple(filter(None, notes))
+def run_notes(config: Config, method: Method, task: Task, network: nn.Module) -> tuple[str, ...]:
+    """Say what can't be learnt from these labels, by this network or by this method, whatever the training."""
+    dataset, counts, weighting = task.dataset, task.counts, method.weighting
+    labels = dataset.test_targets[dataset.test_targets >= 0].numpy()
+    mix, of = task.target, "target"
+    if mix is None:
+        mix, of = np.bincount(labels, minlength=dataset.num_classes).astype(np.float64), "test part"
+    relying = [_name(slot, one) for slot, one in method.components() if components.has(one, "needs_colocation")]
+    told = config.engine.label_counts == "summed" and config.conditions.count_epsilon is None
+    said = filled(
+        "fedskew.experiment",
+        "run_notes.txt",
+        {},
+        unheld=SkewReport.unheld_in_words(counts, mix, dataset.classes, of) if mix.any() else None,
+        held=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0))],
+        relying=relying[0] if relying else None,
+        pairs=ClassPairs.of(counts).in_words(dataset.classes) if relying and len(counts) > 1 else None,
+        idle=[] if method.pipeline is not None else _idle_terms(method, network),
+        network=type(network).__name__,
+        weighting=_name("weighting", weighting),
+        reveals=weighting.reveals if told and isinstance(weighting, BySums) else None,
+    )
+    return tuple(filter(None, said.split("\n")))
 
 
-def network_notes(method: Method, network: nn.Module) -> tuple[str, ...]:
-    """Say which terms of an objective do nothing with this network, because no layer before its last one is trained."""
+def _name(slot: str, component: Any) -> str:
+    return key_of(slot, component).partition(".")[2]
+
+
+def _idle_terms(method: Method, network: nn.Module) -> list[str]:
+    """Return the terms of an objective that do nothing, as no layer before the network's last one is trained."""
     head = getattr(network, "head", None)
-    if method.pipeline is not None or not isinstance(head, nn.Linear):
-        return ()
-    last = {id(parameter) for parameter in head.parameters()}
-    if any(parameter.requires_grad and id(parameter) not in last for parameter in network.parameters()):
-        return ()
-    return tuple(
-        f"{key_of('objective', term).partition('.')[2]} acts on the features before the last layer, and "
-        f"{type(network).__name__} trains no layer before that: the term changes nothing. Take another model, or leave "
-        "it out."
-        for _, term in method.objective.terms
-        if components.has(term, "shapes_features")
-    )
-
-
-def sums_notes(config: Config, method: Method) -> tuple[str, ...]:
-    """Say where sums of exact label counts would tell one client's, so that real sites refuse them."""
-    weighting = method.weighting
-    if config.engine.label_counts == "reported" or config.conditions.count_epsilon is not None:
-        return ()
-    if not isinstance(weighting, BySums) or weighting.reveals is None:
-        return ()
-    name = key_of("weighting", weighting).partition(".")[2]
-    return (
-        f"{name} from sums of exact label counts is for simulations: {weighting.reveals}. Real sites add noise "
-        "to their counts first: conditions.count_epsilon here, deploy init --label-counts summed --epsilon there.",
-    )
+    last = {id(parameter) for parameter in head.parameters()} if isinstance(head, nn.Linear) else set()
+    if not last or any(one.requires_grad and id(one) not in last for one in network.parameters()):
+        return []
+    return [_name("objective", term) for _, term in method.objective.terms if components.has(term, "shapes_features")]

@@ -100,11 +100,7 @@ class Adapt(Finish):
             weights = question["weights"].double().cpu().numpy()[true]
             kept = (weights > 0) & np.isfinite(biases[true])
             sums = labels.CalibrationSums.of(logits[kept], true[kept], slope, biases, weights[kept])
-            return {
-                "loss": _tensor(np.array([sums.loss])),
-                "gradient": _tensor(sums.gradient),
-                "curvature": _tensor(sums.curvature),
-            }
+            return {name: _tensor(np.atleast_1d(part)) for name, part in sums._asdict().items()}
         cells = outcome_cells(slope * logits + biases, logits=True)
         if true is None:
             return {"cells": _tensor(np.bincount(cells, minlength=classes * BINS))}
