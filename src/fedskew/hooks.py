@@ -68,9 +68,9 @@ class LocalEnd(NamedTuple):
 class RoundEnd(NamedTuple):
     """Data available to a server's hook at the end of a round.
 
-    Where masks hide what each client sends, `changes` is the weighted mean in one row, `weights` is 1, and `replies`
-    holds one mapping, of the sums over those that replied; only components that declare `adds_up` have a hook
-    `end_round` then.
+    Where masks hide what each client sends, or a round's updates are so large that they are added up as they come,
+    `changes` is the weighted mean in one row, `weights` is 1, and `replies` holds one mapping, of the sums over those
+    that replied; only components that declare `adds_up` have a hook `end_round` then.
 
     Attributes:
         old: The model that was sent, shape `(parameters,)`.

@@ -45,7 +45,7 @@ class Pressing(nn.Module):
                 flag.unlink(missing_ok=True)
                 os.kill(command, signal.SIGINT)
                 os.kill(os.getpid(), signal.SIGINT)
-        return self.layer(x.flatten(1))
+        return self.layer(x.flatten(1)).tanh()  # a linear network alone is trained without its forward
 """
 
 pytestmark = pytest.mark.slow
