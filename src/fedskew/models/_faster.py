@@ -44,7 +44,7 @@ class Faster(nn.Module):
         return vars(self) | {"_chains": {}}
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the network's layers; from then on it is a chain if they have no hooks, with their tensors."""
+        """Set the mode of the layers; from then on the network is a chain if they have no hooks, with their tensors."""
         self._is_plain = not has_global_hooks() and all(map(is_plain, self._layers))
         self._chains = {key: one for key, one in self._chains.items() if one is None or one.is_current()}
         return super().train(mode)
