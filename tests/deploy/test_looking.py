@@ -13,7 +13,8 @@ import pytest
 import tomli_w
 
 from fedskew.cli import app
-from fedskew.deploy import Address, Agreement, Terms, agree, app_hash, other_code, read_app, write_federation
+from fedskew.deploy import Address, Agreement, Terms, agree, other_code, read_app, write_federation
+from fedskew.deploy.app_files import app_hash
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import resolve
 

@@ -14,7 +14,8 @@ import torch
 from federated import federate, training, tree
 from flwr.app import Message
 
-from fedskew.deploy import Disclosure, SiteData, SiteStates
+from fedskew.deploy import Disclosure, SiteData
+from fedskew.deploy.site_data import SiteStates
 from fedskew.errors import ConfigError, DataError
 from fedskew.experiment import make_network
 from fedskew.methods import build

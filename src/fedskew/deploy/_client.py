@@ -25,10 +25,10 @@ from fedskew.deploy._site import (
     counts_reply,
     trained_reply,
 )
-from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._terms import Terms, terms_path
 from fedskew.deploy.book import Book
 from fedskew.deploy.releases import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode
+from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.engine import LocalTraining, LocalWork
 from fedskew.engine.contracts import hooked
 from fedskew.errors import ConfigError, FedskewError, RunError, in_one_line

@@ -38,8 +38,8 @@ from torch import Tensor
 from fedskew import __version__
 from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._app_files import APP, PROJECT, AppFiles, project_content
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
+from fedskew.deploy.app_files import APP, PROJECT, AppFiles, project_content
 from fedskew.deploy.keys import CONNECTION, write_certificates, write_mask_key, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config

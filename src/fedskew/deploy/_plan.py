@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedskew.deploy._agreement import Agreement, method_of
 from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, Specs, bytes_of, specs_of
-from fedskew.deploy._site_data import SiteData
+from fedskew.deploy.site_data import SiteData
 from fedskew.engine import Assignment, Backend, ClientStates, Federation, LocalWork, Sent, SequentialBackend, Update
 from fedskew.engine.finish import check_finish
 from fedskew.engine.sums import FixedPoint, Floats, encode_update

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 from fedskew import __version__
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy._folder import asked_of_site, other_code
 from fedskew.deploy._log import utc_now
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._site_data import SiteData
 from fedskew.deploy._terms import Terms, terms_path
+from fedskew.deploy.app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy.book import Book, cost
 from fedskew.deploy.keys import key_fingerprint, read_mask_key
 from fedskew.deploy.releases import CountsRequest, converted
+from fedskew.deploy.site_data import SiteData
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, read
 from fedskew.files import writing

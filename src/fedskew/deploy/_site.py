@@ -22,10 +22,10 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
 from fedskew.deploy._plan import Plan, kind_of
 from fedskew.deploy._replies import arrays_of, check_size
-from fedskew.deploy._site_data import SiteData, SiteStates
 from fedskew.deploy._terms import Terms
 from fedskew.deploy.book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
 from fedskew.deploy.releases import ROUNDING, CountsRequest, NotAgreedError, Release, is_too_noisy, refuse_unless
+from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
 from fedskew.engine.finish import answer
 from fedskew.engine.sums import encode_answer, summable

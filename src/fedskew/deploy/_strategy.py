@@ -38,8 +38,8 @@ from fedskew.deploy._replies import (
     only,
 )
 from fedskew.deploy._round import log_aggregation
-from fedskew.deploy._site_data import SiteData
 from fedskew.deploy._validator import ReplyValidator
+from fedskew.deploy.site_data import SiteData
 from fedskew.engine import Federation, LocalTraining, LocalWork, ServerState, Update
 from fedskew.engine.contracts import hooked
 from fedskew.errors import ArgumentError, ConfigError

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
@@ -31,7 +31,7 @@ from fedskew.deploy._arrays import (
 from fedskew.deploy._ask import Members, Replies, T
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._replies import figures_of
+from fedskew.deploy._replies import arrays_of, figures_of
 from fedskew.deploy._roster import Roster
 from fedskew.engine.sums import decode_answers, decode_sums
 from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
@@ -160,9 +160,8 @@ class MaskedSums:
             LOG.warning("%s: %s", _about(asked), taken.reason)
             return None
         masked = {names[client]: one for client, one in arrived.items()}
-        total: dict[str, NDArray[Any]] = unmask(
-            masked, {names[client]: opening for client, opening in openings.items()}, context
-        )
+        opened = {names[client]: opening for client, opening in openings.items()}
+        total: dict[str, NDArray[Any]] = unmask(masked, opened, context)
         return total
 
     def _agreeing(
@@ -212,10 +211,8 @@ def _about(asked: wire.SumAsked) -> str:
 def _check_masked(content: RecordDict, asked: wire.SumAsked, specs: Specs) -> Masked:
     """Validate a site's masked integers; only their form can be checked, as nobody sees their values."""
     figures_of(content, round=asked.round, attempt=asked.attempt)
-    sums = content.get(wire.SUMS)
-    if not isinstance(sums, ArrayRecord):
-        raise RefusedError(f"the reply has no {wire.SUMS}")
-    return Masked(decode(sums, specs, "its array"), _seeds(content, wire.COMMITMENTS, asked.members))
+    sums = decode(arrays_of(content, wire.SUMS), specs, "its array")
+    return Masked(sums, _seeds(content, wire.COMMITMENTS, asked.members))
 
 
 def _check_opening(content: RecordDict) -> bytes:

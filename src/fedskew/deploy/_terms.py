@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import __version__
-from fedskew.deploy._app_files import app_hash, read_app
+from fedskew.deploy.app_files import app_hash, read_app
 from fedskew.deploy.releases import Budget, Neighbours, NotAgreedError, refuse_unless
 from fedskew.errors import ConfigError
 from fedskew.files import write_text, writing

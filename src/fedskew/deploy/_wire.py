@@ -73,15 +73,8 @@ FINISH = "finish"
 SOURCE = "fedskew-source"
 """Key that says of which samples such a question is: "training" or "held_out", the site's test samples."""
 
-COUNTS, SAMPLES, LOSS, CONFUSION, EVALUATION_LOSS, OUTCOMES, CELLS = (
-    "label-counts",
-    "num-examples",
-    "train-loss",
-    "confusion",
-    "eval-loss",
-    "outcomes",
-    "cells",
-)
+COUNTS, SAMPLES, LOSS, EVALUATION_LOSS = "label-counts", "num-examples", "train-loss", "eval-loss"
+CONFUSION, OUTCOMES, CELLS = "confusion", "outcomes", "cells"
 """Keys of the metrics in replies."""
 
 LAST_COUNTED = "deployed.counted"

@@ -32,9 +32,9 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode import fleet_http_connection
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedskew.deploy._app_files import OFFERED, app_hash, offer_app, unzip_app
 from fedskew.deploy._log import LOG
 from fedskew.deploy._terms import Terms, terms_path
+from fedskew.deploy.app_files import OFFERED, app_hash, offer_app, unzip_app
 from fedskew.deploy.keys import SOON
 from fedskew.errors import ConfigError, FedskewError, RunError
 from fedskew.trees import read_tree

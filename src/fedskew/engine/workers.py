@@ -7,6 +7,7 @@ the changes of its clients' parameters into rows of one matrix.
 from __future__ import annotations
 
 import atexit
+import io
 import pickle
 import signal
 import sys
@@ -183,8 +184,10 @@ class _Trainer(Child):
 
     def __init__(self, model: FlatModel, arguments: tuple[Any, ...]) -> None:
         super().__init__(_work, torch.get_num_threads(), daemon=True)
+        packed = io.BytesIO()
         with _sendable():
-            self._first: tuple[Any, ...] | None = (pickle.dumps(model), *arguments)
+            torch.save(model, packed)  # a pickle would have the vector of all parameters once for each that views it
+        self._first: tuple[Any, ...] | None = (packed.getvalue(), *arguments)
 
     def send(self, job: Any) -> None:
         if isinstance(job, _Training):
@@ -212,7 +215,7 @@ def _work(connection: Connection, threads: int) -> None:
         try:
             try:
                 first, job = connection.recv()
-                model: Any = None if first is None else pickle.loads(first[0])
+                model: Any = None if first is None else torch.load(io.BytesIO(first[0]), weights_only=False)
             except (AttributeError, ImportError) as error:
                 raise _not_importable(error) from error
             if first is not None:

@@ -93,7 +93,7 @@ class Mask:
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
         drops = self.layer.training and self.layer.p > 0
-        self.mask = self.layer(torch.ones(len(x), self.channels or x.shape[1])) if drops else None
+        self.mask = self.layer(x.new_ones(len(x), self.channels or x.shape[1])) if drops else None
         return self.backward(x)
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class Convolutions:
         pack(x.contiguous().numpy(), first.values, first.groups, first.at, first.strides, first.step)
         for convolution in self.convolutions:
             convolution.forward()
-        values = torch.empty(len(x), *last.shape)
+        values = x.new_empty(len(x), *last.shape)
         unpack(last.values, values.numpy(), last.at, last.strides, last.step)
         return values.view(len(x), -1)
 
@@ -274,7 +274,9 @@ class Chain:
         self.images = isinstance(stages[0], Convolutions)
         layers: list[nn.Module] = [stage.layer for stage in stages if isinstance(stage, Linear)]
         layers += [one.layer for stage in stages if isinstance(stage, Convolutions) for one in stage.convolutions]
-        self.trained = sum(own.requires_grad for layer in layers for own in layer.parameters())
+        self._parameters = [own for layer in layers for own in layer.parameters()]
+        self.trained = sum(own.requires_grad for own in self._parameters)
+        self._addresses = self._found()
 
     def linear(self) -> list[tuple[nn.Linear, bool]] | None:
         """Return a chain's layers, trained and linear, and whether a ReLU follows each; None: it has others."""
@@ -288,9 +290,21 @@ class Chain:
                 return None
         return layers
 
+    def is_current(self) -> bool:
+        """Return whether parameters and gradients still lie where they did when the chain was read."""
+        return self._addresses == self._found()
+
+    def _found(self) -> list[tuple[int, int]]:
+        gradients = [_gradient(own) for own in self._parameters]
+        return [
+            (own.data_ptr(), 0 if gradient is None else gradient.data_ptr())
+            for own, gradient in zip(self._parameters, gradients, strict=True)
+        ]
+
     def takes(self, x: Tensor) -> bool:
         """Return whether the chain can compute a batch."""
-        return x.shape[1:] == self.shape and x.dtype == torch.float32 and x.device.type == "cpu" and len(x) > 0
+        fits = x.shape[1:] == self.shape and x.dtype == torch.float32 and x.device.type == "cpu"
+        return fits and len(x) > 0 and not x.requires_grad
 
     def outputs(self, x: Tensor) -> Outputs:
         """Compute features and logits of a batch; what `backward` reads is kept until the next call."""
@@ -306,8 +320,9 @@ class Chain:
         return Outputs(x, last.forward(x))
 
     def predictions(self, x: Tensor) -> Tensor:
-        """Compute logits without a gradient, of a few samples at a time."""
-        return torch.cat([self.outputs(rows).logits for rows in torch.split(x, ROWS_AT_ONCE)])
+        """Compute logits without a gradient, of a few samples at a time where no mask is drawn for the whole batch."""
+        at_once = len(x) if any(layer.training for layer in self.dropouts) else ROWS_AT_ONCE
+        return torch.cat([self.outputs(rows).logits for rows in torch.split(x, at_once)])
 
     def backward(self, features: Tensor | None, logits: Tensor | None, like: Outputs) -> None:
         """Write the parameters' gradients, from those of the loss by the last batch's features and logits."""

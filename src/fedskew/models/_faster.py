@@ -39,9 +39,14 @@ class Faster(nn.Module):
         self._chains: dict[tuple[Any, ...], Chain | None] = {}
         self._is_plain = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle without chains: they would keep the tensors of the original."""
+        return vars(self) | {"_chains": {}}
+
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the network's layers; from then on it is a chain as long as its layers have no hooks."""
+        """Set the mode of the layers; from then on the network is a chain if they have no hooks, with their tensors."""
         self._is_plain = not has_global_hooks() and all(map(is_plain, self._layers))
+        self._chains = {key: one for key, one in self._chains.items() if one is None or one.is_current()}
         return super().train(mode)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,24 +81,22 @@ class Faster(nn.Module):
             chain = read_chain(self.module, tuple(x.shape[1:]))
             self._compare(x.clone())
             rules: dict[str, int | str] = {"chain": len(chain.stages)}
-        except UnreadableError as error:
-            chain, rules = None, {"as_written": str(error)}
+        except Exception as error:  # also what the chain raises, of shapes, or of a folder for caches
+            why = str(error) if isinstance(error, UnreadableError) else in_one_line(error)
+            chain, rules = None, {"as_written": why}
         if self.training:
             self.rules = rules
         return chain
 
     def _compare(self, x: Tensor) -> None:
         """Raise UnreadableError where a chain's outputs or gradients on some samples are not the network's."""
-        try:
-            module = copy.deepcopy(self.module)
-            for parameter in module.parameters():
-                parameter.data = parameter.data.contiguous()
-            outputs = with_features(module)(x)
-            loss = outputs.logits.square().sum() + outputs.logits.sum()
-            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
-        except Exception as error:
-            raise UnreadableError(in_one_line(error)) from error
+        module = copy.deepcopy(self.module)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.contiguous()
+        outputs = with_features(module)(x)
+        loss = outputs.logits.square().sum() + outputs.logits.sum()
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
         with torch.no_grad():

@@ -187,7 +187,7 @@ class FlatModel:
             with torch.no_grad():
                 outputs = chain.outputs(x)
             leaves = Outputs(*(tensor.detach().requires_grad_() for tensor in outputs))
-            value = loss(leaves)
+            value = loss(Outputs(*(leaf.clone() for leaf in leaves)))  # which it may overwrite
             by_features, by_logits = torch.autograd.grad(value, leaves, allow_unused=True)
             with torch.no_grad():
                 if chain.trained < len(self._parameters):  # its other parameters have a gradient of 0

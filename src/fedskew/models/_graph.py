@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import warnings
 from collections.abc import Iterator
 from itertools import chain
@@ -32,6 +33,12 @@ _RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
 _SHAPES = ("flatten", "view", "reshape")
 _SHORTEST_ROW = 8
 """Columns of a convolution's outputs below which PyTorch's own is faster."""
+_WIDEST_WINDOW = 11
+"""Columns of a convolution's window, at most: each is written out, and 31 take ten seconds to compile."""
+
+
+_ONE_AT_A_TIME = threading.RLock()
+"""A trace changes what the calls of all modules do, in all threads."""
 
 
 class UnreadableError(Exception):
@@ -58,7 +65,7 @@ def read_graph(module: nn.Module) -> fx.GraphModule:
     try:
         # The copy has the same tensors; what a trace changes in Python changes the copy only.
         traced = copy.deepcopy(root, dict(tensors))
-        with warnings.catch_warnings():
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = reader.trace(traced)
     except UnreadableError:
@@ -83,19 +90,26 @@ class _Reader(fx.Tracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._modes = _modes()
+        self._modes, self._thread = _modes(), threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         # Hooks read the inputs of linear layers, also of a user's own class (`with_features`).
         return isinstance(m, Dropout | nn.Linear) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
         name = self.path_of_module(m)
         if not self.is_leaf_module(m, name):
             hooks = layer_hooks(m)
             if hooks not in ([], [count_anew]):
                 raise UnreadableError(f"{name.removeprefix('module.')!r} has hooks")
         return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self._thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self._modes:
@@ -138,9 +152,9 @@ def takes_views(module: nn.Module) -> bool:
 def read_chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
     """Read the chain of layers that a network is, for samples of a shape; raise UnreadableError where it is none."""
     layers = list(_layers(read_graph(module)))
-    used = [layer for _, layer in layers if layer is not None]
+    used = [id(one) for _, layer in layers if layer is not None for one in (layer, *layer.parameters())]
     if len(used) != len(set(used)):
-        raise UnreadableError("it uses a layer twice")
+        raise UnreadableError("it uses a layer or a parameter twice")
     stages: list[Stage] = []
     if layers and layers[0][0] == "convolution":
         stages = _convolutions(layers, shape)
@@ -181,6 +195,8 @@ def _convolutions(layers: list[tuple[str, nn.Module | None]], shape: tuple[int, 
             pooled, relu = pooled or kind == "pooling", relu or kind == "relu"
             if isinstance(what, Dropout):  # of whole channels: before or after pooling and ReLU is the same
                 masks.append(Mask(what, layer.out_channels if isinstance(what, ChannelDropout) else None))
+        if layer.kernel_size[1] > _WIDEST_WINDOW:
+            raise UnreadableError(f"it has a convolution with a window of {layer.kernel_size[1]} columns")
         down, across = map(int, layer.padding)
         one = Convolution(layer, Images(*shape, (down, across)), pooled, relu, first=not convolutions)
         if not _SHORTEST_ROW <= one.width <= LONGEST_ROW or one.height < 2:
@@ -200,14 +216,18 @@ def _layers(program: fx.GraphModule) -> Iterator[tuple[str, nn.Module | None]]:
         tensors = [one for one in node.all_input_nodes if one not in sizes]
         if node.op == "placeholder" and last is None:
             last = node
-        elif (node.op == "call_method" and node.target == "size") or node.target is getattr or not tensors:
+        elif (node.op == "call_method" and node.target == "size") or _is_shape(node) or not tensors:
             sizes.add(node)
-        elif tensors != [last] or node.args[0] not in (last, (last,)):
+        elif tensors != [last] or node.args[:1] not in ((last,), ((last,),)):
             raise UnreadableError("it is no chain of layers")
         else:
             last = node
             if node.op != "output" and type(_layer(program, node)) is not nn.Identity:
                 yield _kind(program, node)
+
+
+def _is_shape(node: fx.Node) -> bool:
+    return node.target is getattr and node.args[1] == "shape"
 
 
 def _kind(program: fx.GraphModule, node: fx.Node) -> tuple[str, nn.Module | None]:

@@ -8,10 +8,12 @@ values in registers. Compiled code is kept in the user's folder for caches, for 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -63,15 +65,17 @@ def convolve(x, w, bias, y, choice, sums, lower, groups, x_at, x_strides, y_at, 
                     for j in range(np.uintp(length)):
                         v = sums[np.uintp(top) + j]
                         u = sums[np.uintp(top) + below + j]
-                        sums[np.uintp(top) + j] = v if u <= v else u
-                        lower[j] = np.uint8(0) if u <= v else np.uint8(1)
+                        above = u <= v or v != v
+                        sums[np.uintp(top) + j] = v if above else u
+                        lower[j] = np.uint8(0) if above else np.uint8(1)
                     half = width // 2
                     chosen = ((g * outs + out + b) * (height // 2) + h // 2) * half * step
                     for i in range(half):
                         p, q = np.uintp(top + 2 * i * step), np.uintp(top + (2 * i + 1) * step)
                         left, right = np.uintp(2 * i * step), np.uintp((2 * i + 1) * step)
                         for s in range(np.uintp(step)):
-                            v = sums[p + s] if sums[q + s] <= sums[p + s] else sums[q + s]
+                            v, u = sums[p + s], sums[q + s]
+                            v = v if u <= v or v != v else u
                             y[np.uintp(to + i * step) + s] = zero if relu and v <= zero else v
                         for s in range(np.uintp(step)):
                             v, u = sums[p + s], sums[q + s]
@@ -167,9 +171,9 @@ def _loaded(body: str) -> ModuleType:
     source = _HEAD + body
     name = f"fedskew_kernel_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     file = _folder() / f"{name}.py"
-    if not file.is_file():
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as written:
-            written.write(source)
+    if not file.is_file() or file.read_bytes() != source.encode():
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as written:
+            written.write(source.encode())
         os.replace(written.name, file)
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None, "a file of Python has a loader"
@@ -179,13 +183,22 @@ def _loaded(body: str) -> ModuleType:
     return module
 
 
+@functools.cache
 def _folder() -> Path:
-    """Return the user's folder for caches; where it can't be written to, one for this process."""
+    """Return the user's folder for caches; where it can't be written to, or by others too, one for this process."""
     home = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}.get(sys.platform)
-    folder = Path(home or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedskew" / "kernels"
+    caches = home or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(caches).expanduser() / "fedskew" / "kernels"
+        if not folder.is_absolute():
+            raise OSError("it would be another in each working folder")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = folder.stat()
+        if sys.platform != "win32" and (made.st_uid != os.getuid() or made.st_mode & 0o002):
+            raise OSError("somebody else could put code there, which is run")
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):
-        return Path(tempfile.mkdtemp(prefix="fedskew-kernels-"))
+        folder = Path(tempfile.mkdtemp(prefix="fedskew-kernels-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder

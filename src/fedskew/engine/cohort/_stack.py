@@ -271,7 +271,7 @@ class _StackObjective:
 
         def value(features: Tensor, logits: Tensor, own: Own) -> Tensor:
             context = Context(own.counts, own.teacher, own.previous, own.broadcast)
-            return self._work.objective.value(Batch(features, logits, own.y, own.mask), context)
+            return self._work.objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), context)
 
         with torch.enable_grad():
             values = vmap(value, in_dims=(0, 0, self._dims))(*leaves, own)
