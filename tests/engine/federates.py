@@ -43,6 +43,17 @@ class Plain(Normed):
         self.norm = nn.Identity()
 
 
+class Straight(Network):
+    """A chain of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return relu(self.fc(x))
+
+
 def network(kind: type[Network] = Plain) -> Network:
     torch.manual_seed(3)
     return Dropout.swap(kind())

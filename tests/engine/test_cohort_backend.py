@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federates import CLASSES, FEATURES, SIZES, Backends, Normed, backends, clients, network
+from federates import CLASSES, FEATURES, SIZES, Backends, Normed, Plain, Straight, backends, clients, network
 from torch import Tensor, nn
 
 from by_hand import built
@@ -19,7 +19,7 @@ from fedskew.data import AUGMENTATIONS
 from fedskew.engine import Assignment, ClientSamples, Conditions, Federation, Update
 from fedskew.engine.contracts import hooked
 from fedskew.errors import RunError
-from fedskew.models import build
+from fedskew.models import Network, build
 
 TARGET = np.array([0.1, 0.2, 0.3, 0.4])
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
@@ -56,9 +56,9 @@ def play_rounds(federation: Federation, model, rounds: int = 2):
     return state, records
 
 
-def assert_trains_alike(cell: Cell) -> None:
+def assert_trains_alike(cell: Cell, kind: type[Network] = Plain) -> None:
     method = built(momentum=0.5, **cell.tables())
-    *both, sent = backends(method, batch_size=20)  # of 40 samples at most: one step or two
+    *both, sent = backends(method, network(kind), batch_size=20)  # of 40 samples at most: one step or two
     parts = {"seed": 4, "epochs": 1, "conditions": Conditions(dropout=0.2)}
     alone, together = (Federation(method, one, one.work.data.counts, TARGET, 0.5, **parts) for one in both)
     (state, records), (expected, known) = play_rounds(together, sent.model), play_rounds(alone, sent.model)
@@ -85,9 +85,10 @@ def amplified_rounding(federation: Federation, model, expected) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [Plain, Straight])
 @pytest.mark.parametrize("cell", few(), ids=str)
-def test_every_component_trains_as_one_client_after_another(cell: Cell):
-    assert_trains_alike(cell)
+def test_every_component_trains_as_one_client_after_another(cell: Cell, kind: type[Network]):
+    assert_trains_alike(cell, kind)
 
 
 @pytest.mark.whole_product

@@ -175,6 +175,9 @@ def _loaded(body: str) -> ModuleType:
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as written:
             written.write(source.encode())
         os.replace(written.name, file)
+    for index in (file.parent / "__pycache__").glob(f"{name}.*.nbi"):
+        if not index.stat().st_size:  # a machine that went down left it, and Numba can't read it
+            index.unlink()
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None, "a file of Python has a loader"
     assert spec.loader is not None, "a file of Python has a loader"
