@@ -16,7 +16,12 @@ def minimum(
 ) -> np.ndarray:
     """The least x' Q x / 2 + c' x over 0 <= x (<= limit) with E x = g; without E and g, of sum 1."""
     size = len(linear)
-    equal, goal = (np.ones((1, size)), np.ones(1)) if equal is None else (equal, goal)
+    if equal is None:
+        equal, goal = np.ones((1, size)), np.ones(1)
+    else:  # of equations that say the same but for rounding, the solver concludes that nothing fits
+        left, scales, _ = np.linalg.svd(equal, full_matrices=False)
+        independent = left[:, scales > 1e-12 * scales[0]].T
+        equal, goal = independent @ equal, independent @ goal
     bounds = [-np.eye(size)] if limit is None else [-np.eye(size), np.eye(size)]
     most = [] if limit is None else [np.full(size, limit)]
     options = clarabel.DefaultSettings()
