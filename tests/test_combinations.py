@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from by_hand import task
+from common import task
 from covering import PARAMETERS, Cell, covering_set, few, whole_product
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.methods import PRESETS

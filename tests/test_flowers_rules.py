@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType, MetricRecord, Rec
 from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
-from by_hand import moved
+from common import moved
 from fedskew.aggregation import INDEX as RULES
 from fedskew.server_updates import INDEX as UPDATES
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedskew
-from by_hand import built, task
+from common import built, task
 from fedskew import methods
 from fedskew.aggregation import Mean
 from fedskew.components import covers

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from by_hand import feddisco, local_end, moved, round_end
+from common import feddisco, local_end, moved, round_end
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
 from fedskew.local_steps import INDEX as STEPS
 from fedskew.local_steps import StepSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew import errors
 from fedskew.methods import PLACES, expand
 

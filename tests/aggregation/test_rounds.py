@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedskew
-from by_hand import Told, built, start, task, weights_by_client
+from common import Told, built, start, task, weights_by_client
 from fedskew import methods
 from fedskew.aggregation import INDEX
 from fedskew.engine import Federation

@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.special import softmax
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew import experiment
 from fedskew.data import load
 from fedskew.errors import ArgumentError, DataError, RunError

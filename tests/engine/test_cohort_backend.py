@@ -13,7 +13,7 @@ import torch
 from federates import CLASSES, FEATURES, SIZES, Backends, Normed, Plain, Straight, backends, clients, network
 from torch import Tensor, nn
 
-from by_hand import built
+from common import built
 from covering import Cell, covering_set, few
 from fedskew.data import AUGMENTATIONS
 from fedskew.engine import Assignment, ClientSamples, Conditions, Federation, Update

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import resolve, simulate_together
 from fedskew.local_steps import Gradient, StepSettings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.engine import Conditions
 from fedskew.weighting import fedla
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.aggregation import Aggregation
 from fedskew.errors import ComponentError, FedskewError, RunError
 from fedskew.hooks import Hooks

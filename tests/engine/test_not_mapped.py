@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedskew
-from by_hand import same, task
+from common import same, task
 from fedskew.errors import ArgumentError, BackendWarning, ConfigError, RunError
 from fedskew.experiment import make_task, resolve
 from fedskew.models import FlatModel

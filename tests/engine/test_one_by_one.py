@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedskew
-from by_hand import Told, built, start, task
+from common import Told, built, start, task
 from fedskew.engine import Federation, sums
 
 TRAINING = {"rounds": 2, "participation": 0.6, "batch_size": 16, "lr": 0.05, "momentum": 0.5}

@@ -21,7 +21,7 @@ from federates import SIZES, network, work_of
 from torch import Tensor, nn
 
 import fedskew
-from by_hand import built, task
+from common import built, task
 from fedskew.engine import Assignment, ProcessBackend, Sent, SequentialBackend, predict
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.models import FlatModel

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedskew
-from by_hand import Told, built, start, task, under_masks, weights_by_client
+from common import Told, built, start, task, under_masks, weights_by_client
 from fedskew import methods, weighting
 from fedskew.engine import Federation
 from fedskew.engine.sums import FixedPoint, Floats, add_up, encode_update

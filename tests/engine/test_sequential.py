@@ -12,7 +12,7 @@ from federates import CLASSES, FEATURES, backends, clients
 from torch import nn
 from torch.nn import functional
 
-from by_hand import built
+from common import built
 from fedskew.engine import Assignment, LocalTraining, Sent, SequentialBackend
 from fedskew.errors import RunError
 from fedskew.models import build

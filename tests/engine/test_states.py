@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fedskew
-from by_hand import Told, built, start, task
+from common import Told, built, start, task
 from fedskew.engine import Assignment, ClientStates, Federation, Sent, Update
 
 

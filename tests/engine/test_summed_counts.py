@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedskew
-from by_hand import task, under_masks
+from common import task, under_masks
 from fedskew.engine import Federation
 from fedskew.engine.sums import answers_in_sum, encode_answer
 from fedskew.experiment import make_training_loop, resolve

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment import RunFolder
 

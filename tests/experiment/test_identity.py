@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import RunFolder, Sweep, read, run_sweep
 from fedskew.files import locked

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew import data
 from fedskew.errors import ConfigError, DataWarning, FedskewError
 from fedskew.experiment import resolve

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import RunFolder
 

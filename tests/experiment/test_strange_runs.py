@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.cli import app
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import RunFolder, read, resolve

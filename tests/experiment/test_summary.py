@@ -11,7 +11,7 @@ import pytest
 from example_runs import example_run
 from rich.console import Console
 
-from by_hand import task
+from common import task
 from fedskew import simulate
 from fedskew.cli.run import results_table
 from fedskew.errors import ConfigError

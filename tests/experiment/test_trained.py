@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import nn
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.data import ByteImages, Dataset
 from fedskew.errors import ArgumentError, ConfigError, DataWarning, MissingPackageError, RunError
 

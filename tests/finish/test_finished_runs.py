@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedskew
-from by_hand import alike, task
+from common import alike, task
 from covering import Cell
 from fedskew.cli import app
 from fedskew.data import Dataset, load

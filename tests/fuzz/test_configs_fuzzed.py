@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew import methods
 from fedskew.cli.config_keys import choices, tables
 from fedskew.errors import FedskewError

@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load_file
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.errors import FedskewError
 from fedskew.experiment import RunFolder
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedskew
-from by_hand import alike, built, local_end, moved, round_end, same, task
+from common import alike, built, local_end, moved, round_end, same, task
 from fedskew import engine, methods, server_updates
 from fedskew.errors import ArgumentError
 from fedskew.local_steps import INDEX, StepSettings

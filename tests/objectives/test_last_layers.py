@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedskew
-from by_hand import alike, same, task
+from common import alike, same, task
 from fedskew.components import has
 from fedskew.errors import ComponentError, ConfigError
 from fedskew.experiment import RunFolder

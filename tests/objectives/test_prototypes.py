@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from by_hand import local_end, round_end
+from common import local_end, round_end
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
 from fedskew.errors import MissingPackageError
 from fedskew.hooks import Returned

@@ -12,7 +12,7 @@ import torch
 from test_noise import exact_epsilon
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.errors import ConfigError
 from fedskew.privacy import COVERED
 from fedskew.server_updates import Plain

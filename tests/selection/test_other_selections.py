@@ -12,7 +12,7 @@ import pytest
 from choosing import chosen, played
 
 import fedskew
-from by_hand import task
+from common import task
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.selection import INDEX, GreedyKL, SeolKim, Uniform
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedskew
-from by_hand import built, moved, task
+from common import built, moved, task
 from fedskew.components import with_clients
 from fedskew.errors import ArgumentError
 from fedskew.local_steps import INDEX as STEPS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import fedskew
-from by_hand import moved, task
+from common import moved, task
 from fedskew.errors import ArgumentError
 from fedskew.server_updates import INDEX, fedexp_step, fednova, fednova_normaliser
 

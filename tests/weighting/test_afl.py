@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from by_hand import local_end, round_end
+from common import local_end, round_end
 from fedskew.errors import ArgumentError
 from fedskew.weighting import AFL, Answered, afl_update
 from programmes import minimum

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from by_hand import built, feddisco
+from common import built, feddisco
 from fedskew import methods
 from fedskew.components import has
 from fedskew.errors import ArgumentError
