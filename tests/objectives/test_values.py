@@ -384,3 +384,29 @@ def test_tensors_that_do_not_fit_are_refused_by_name(call, message):
 def test_a_loss_that_reads_the_sent_model_says_where_it_is_missing(name):
     with pytest.raises(ArgumentError, match=r"^context.teacher: "):
         INDEX[name]().value(Batch(LOGITS, LOGITS, TARGETS), Context(FOUR, previous=Outputs(LOGITS, LOGITS)))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_cross_entropy_knows_its_gradient(masked):
+    drawn = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(3, 7, 5, generator=drawn, dtype=torch.float64)).requires_grad_()
+    targets = torch.randint(5, (3, 7), generator=drawn)
+    mask = torch.rand(3, 7, generator=drawn) < torch.tensor([[0.5], [1.0], [0.0]]) if masked else None  # the last: none
+    loss, features = INDEX["cross_entropy"](), torch.zeros(7, 2)
+    values, gradients = loss.slope(Batch(features, logits.detach(), targets, mask))
+    for number in range(3):
+        own = Batch(features, logits[number], targets[number], None if mask is None else mask[number])
+        value = loss.value(own, Context(torch.ones(5)))
+        torch.testing.assert_close(values[number], value.detach())
+        (expected,) = torch.autograd.grad(value, logits)
+        torch.testing.assert_close(gradients[number], expected[number])
+
+
+def test_an_objective_with_terms_or_a_loss_of_ones_own_takes_autograds_gradient():
+    class Own(INDEX["cross_entropy"]):
+        def value(self, batch, context):
+            return 2 * super().value(batch, context)
+
+    assert Objective(INDEX["cross_entropy"]()).sloped is not None
+    assert Objective(Own()).sloped is None
+    assert Objective(INDEX["cross_entropy"](), ((1.0, INDEX["feddecorr"]()),)).sloped is None

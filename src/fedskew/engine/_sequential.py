@@ -70,6 +70,7 @@ class SequentialBackend(Backend):
 
     def __post_init__(self) -> None:
         self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
+        self.sloped = self.work.objective.sloped
         reads = self.work.objective.reads
         batch_statistics = self.work.training.teacher_train_mode
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
@@ -290,7 +291,7 @@ class _BatchObjective:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
         model = self._backend.model
         model.write(parameters)
-        value, outputs = model.differentiate(self._x, self._value)
+        value, outputs = model.differentiate(self._x, self._value, self._slope if self._backend.sloped else None)
         if not self.is_evaluated:
             self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
         return model.gradient
@@ -302,6 +303,10 @@ class _BatchObjective:
 
     def _value(self, outputs: Outputs) -> Tensor:
         return self._backend.work.objective.value(Batch(*outputs, self._y), self._context)
+
+    def _slope(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        assert self._backend.sloped is not None, "asked only then"
+        return self._backend.sloped.slope(Batch(*outputs, self._y))
 
 
 class _FullObjective:

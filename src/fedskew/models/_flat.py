@@ -171,10 +171,16 @@ class FlatModel:
         """Return features and logits of a batch, computed as fast as the network can be."""
         return self.network.outputs(x)
 
-    def differentiate(self, x: Tensor, loss: Callable[[Outputs], Tensor]) -> tuple[Tensor, Outputs]:
+    def differentiate(
+        self,
+        x: Tensor,
+        loss: Callable[[Outputs], Tensor],
+        slope: Callable[[Outputs], tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, Outputs]:
         """Set `gradient` to that of a loss, 0-d, of the network's outputs for a batch; return the loss and the outputs.
 
-        Where the network is a chain, autograd sees the loss alone, on features and logits as leaves.
+        Where the network is a chain, autograd sees the loss alone, on features and logits as leaves; or, if there is
+        one, `slope` gives the loss and its gradient by the logits.
         """
         chain = self.network.chain(x)
         if chain is None:
@@ -186,9 +192,15 @@ class FlatModel:
         else:
             with torch.no_grad():
                 outputs = chain.outputs(x)
-            leaves = Outputs(*(tensor.detach().requires_grad_() for tensor in outputs))
-            value = loss(Outputs(*(leaf.clone() for leaf in leaves)))  # which it may overwrite
-            by_features, by_logits = torch.autograd.grad(value, leaves, allow_unused=True)
+            by_features: Tensor | None = None
+            by_logits: Tensor | None = None
+            if slope is not None:
+                with torch.no_grad():
+                    value, by_logits = slope(outputs)
+            else:
+                leaves = Outputs(*(tensor.detach().requires_grad_() for tensor in outputs))
+                value = loss(Outputs(*(leaf.clone() for leaf in leaves)))  # which it may overwrite
+                by_features, by_logits = torch.autograd.grad(value, leaves, allow_unused=True)
             with torch.no_grad():
                 if chain.trained < len(self._parameters):  # its other parameters have a gradient of 0
                     self.gradient.zero_()

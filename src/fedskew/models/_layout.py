@@ -15,12 +15,13 @@ def pack(x: Numbers, y: Numbers, groups: int, at: int, strides: tuple[int, int, 
     batch, channels, height, width = x.shape
     for g in range(groups):
         for c in range(channels):
-            for h in range(height):
-                to = at + g * strides[0] + c * strides[1] + h * strides[2]
+            for first in range(0, height, 8):  # runs that a processor reads ahead, and rows that its cache holds
                 for s in range(step):
                     sample = g * step + s
-                    for w in range(width):
-                        y[np.uintp(to + w * step + s)] = x[sample, c, h, w] if sample < batch else np.float32(0)
+                    for h in range(first, min(first + 8, height)):
+                        to = at + g * strides[0] + c * strides[1] + h * strides[2] + s
+                        for w in range(width):
+                            y[np.uintp(to + w * step)] = x[sample, c, h, w] if sample < batch else np.float32(0)
 
 
 @njit(cache=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import mean_cross_entropy
+from fedskew.objectives._tensors import cross_entropy_slope, mean_cross_entropy
 from fedskew.parameters import component
 
 
@@ -26,3 +26,7 @@ class CrossEntropy(Classification):
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
         return mean_cross_entropy(batch.logits, batch.targets, batch.mask)
+
+    def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the value and its gradient by the logits; see `Sloped`."""
+        return cross_entropy_slope(batch.logits, batch.targets, batch.mask)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
+from fedskew.components import covers
 from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
@@ -62,6 +63,16 @@ class Loss(Protocol):
         """
 
 
+class Sloped(Protocol):
+    """A loss of logits alone that also knows its gradient: autograd would take as long as a small network's step."""
+
+    def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the value of a batch and its gradient by the logits; of a stack of batches, one for each.
+
+        The batch is not written to.
+        """
+
+
 class Classification:
     """Base class of classification losses that read the batch and the counts alone."""
 
@@ -99,6 +110,12 @@ class Objective:
     def reads(self) -> frozenset[str]:
         """All parts of the context that its losses read."""
         return self.loss.reads.union(*(term.reads for _, term in self.terms))
+
+    @property
+    def sloped(self) -> Sloped | None:
+        """The loss, if it alone is the objective and knows its gradient."""
+        alone = not self.terms and covers(type(self), "sloped", "value")  # who looks at values wants to see them
+        return cast(Sloped, self.loss) if alone and covers(self.loss, "slope", "value") else None
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """Return the sum of the loss and its weighted terms, 0-d.

@@ -62,6 +62,21 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None) -> 
     return row_mean(F.cross_entropy(real_rows(logits, mask), real_rows(targets, mask), reduction="none"), mask)
 
 
+def cross_entropy_slope(logits: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the mean cross-entropy over real rows, and its gradient by the logits, `(..., batch, classes)`."""
+    if mask is not None:
+        logits, targets = torch.where(mask.unsqueeze(-1), logits, 0), torch.where(mask, targets, 0)
+    log_shares, at = torch.log_softmax(logits, -1), targets.unsqueeze(-1)
+    losses = log_shares.gather(-1, at).squeeze(-1).neg_()
+    gradient = log_shares.exp_()
+    gradient.scatter_add_(-1, at, gradient.new_full((), -1.0).expand(at.shape))
+    if mask is None:
+        return losses.mean(-1), gradient.div_(logits.shape[-2])
+    rows = mask.sum(-1).clamp(min=1)
+    each = (mask / rows.unsqueeze(-1)).unsqueeze(-1)
+    return torch.where(mask, losses, 0).sum(-1) / rows, gradient.mul_(each)
+
+
 def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax.
 

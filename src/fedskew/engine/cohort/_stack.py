@@ -267,15 +267,20 @@ class _StackObjective:
 
     def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor) -> Tensor:
         own, views = self._own, self._network.views(parameters)
-        leaves = Outputs(*(part.detach().requires_grad_() for part in chain.outputs(views, own.x.flatten(2))))
+        outputs = chain.outputs(views, own.x.flatten(2))
+        leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
 
         def value(features: Tensor, logits: Tensor, own: Own) -> Tensor:
             context = Context(own.counts, own.teacher, own.previous, own.broadcast)
             return self._work.objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), context)
 
-        with torch.enable_grad():
-            values = vmap(value, in_dims=(0, 0, self._dims))(*leaves, own)
-            by_features, by_logits = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
+        by_features = None
+        if (sloped := self._work.objective.sloped) is not None:
+            values, by_logits = sloped.slope(Batch(*outputs, own.y, own.mask))
+        else:
+            with torch.enable_grad():
+                values = vmap(value, in_dims=(0, 0, self._dims))(*leaves, own)
+                by_features, by_logits = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
         gradients = torch.empty_like(parameters)
         by_logits = torch.zeros_like(leaves.logits) if by_logits is None else by_logits
         chain.backward(views, self._network.views(gradients), by_features, by_logits)
