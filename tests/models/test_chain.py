@@ -256,6 +256,10 @@ def test_a_network_that_is_no_chain_is_computed_as_it_was_written(network):
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x768 and 16x4)",
         ),
         ([nn.Conv2d(3, 4, (1, 12), padding=(0, 6)), *head(1088)], "it has a convolution with a window of 12 columns"),
+        (
+            [nn.Conv2d(3, 16, 3), nn.Conv2d(16, 4, 3), *head(576)],
+            "it convolves 16 channels, which PyTorch does as fast",
+        ),
         ([nn.Conv2d(3, 4, 10), *head(4 * 49)], "it has a convolution with rows of 7 outputs"),
         ([nn.Flatten(), nn.Linear(768, 5), nn.ReLU()], "its logits are not the outputs of a linear layer"),
     ],

@@ -31,6 +31,8 @@ _POOL_FUNCTIONS = (functional.max_pool2d, torch.max_pool2d)
 _OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
 _SHAPES = ("flatten", "view", "reshape")
+_MANY = 16
+"""Channels that fill a register of PyTorch's convolutions, which then take no longer than ours."""
 _SHORTEST_ROW = 8
 """Columns of a convolution's outputs below which PyTorch's own is faster."""
 _WIDEST_WINDOW = 11
@@ -187,6 +189,8 @@ def _convolutions(layers: list[tuple[str, nn.Module | None]], shape: tuple[int, 
             raise UnreadableError("it has dropout between convolutions")
         layer = layers.pop(0)[1]
         assert isinstance(layer, nn.Conv2d), "`_layers` says so"
+        if layer.in_channels >= _MANY:
+            raise UnreadableError(f"it convolves {layer.in_channels} channels, which PyTorch does as fast")
         pooled = relu = False
         while layers and layers[0][0] in ("relu", "pooling", "dropout"):
             kind, what = layers.pop(0)
