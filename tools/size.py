@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 33_560, "docstrings": 9_750, "files": 303, "names": 372},
-    "tests": {"code": 29_480},
+    "src": {"code": 31_900, "docstrings": 8_950, "files": 280, "names": 307},
+    "tests": {"code": 27_120},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
