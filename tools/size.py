@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 31_900, "docstrings": 8_950, "files": 280, "names": 307},
+    "src": {"code": 31_960, "docstrings": 8_950, "files": 280, "names": 307},
     "tests": {"code": 27_120},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

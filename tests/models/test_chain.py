@@ -112,6 +112,12 @@ LAYERS = {
         nn.Linear(432, 5),
     ],
     "nothing": lambda: [nn.Identity(), nn.Conv2d(3, 7, 5), nn.Identity(), *head(7 * 144), nn.Identity()],
+    "many channels": lambda: [
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 20, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Dropout2d(0.3), *head(20 * 49),
+    ],
+    "short rows": lambda: [nn.Conv2d(3, 4, 10), nn.ReLU(), nn.MaxPool2d(2), *head(4 * 9)],
+    "a wide window": lambda: [nn.Conv2d(3, 4, (1, 12)), nn.ReLU(), *head(4 * 80)],
     "dropout of channels": lambda: [nn.Conv2d(3, 12, 5), nn.Dropout2d(0.4), nn.MaxPool2d(2), nn.ReLU(), *head(432)],
 }  # fmt: skip
 
@@ -255,12 +261,6 @@ def test_a_network_that_is_no_chain_is_computed_as_it_was_written(network):
             [nn.Linear(16, 4), *head(192)],
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x768 and 16x4)",
         ),
-        ([nn.Conv2d(3, 4, (1, 12), padding=(0, 6)), *head(1088)], "it has a convolution with a window of 12 columns"),
-        (
-            [nn.Conv2d(3, 16, 3), nn.Conv2d(16, 4, 3), *head(576)],
-            "it convolves 16 channels, which PyTorch does as fast",
-        ),
-        ([nn.Conv2d(3, 4, 10), *head(4 * 49)], "it has a convolution with rows of 7 outputs"),
         ([nn.Flatten(), nn.Linear(768, 5), nn.ReLU()], "its logits are not the outputs of a linear layer"),
     ],
 )

@@ -1,7 +1,8 @@
 """A network that is a chain of known layers, computed forward and backward without autograd, on buffers laid out once.
 
 Linear layers are products by `torch.addmm` and `torch.mm`; a convolution of stride 1 with its bias, ReLU and 2 x 2
-max-pooling is one kernel each way (`_kernels`). The loss stays PyTorch's: autograd sees features and logits alone.
+max-pooling is one kernel each way (`_kernels`), or PyTorch's own where those are as fast. The loss stays PyTorch's:
+autograd sees features and logits alone.
 
 The function is the network's own. Sums are added up in another order, so gradients differ in their last digits, and two
 trajectories part where a ReLU or a maximum is nearly tied, as they do between two builds of PyTorch.
@@ -257,6 +258,76 @@ class Convolutions:
         self.batch = batch
 
 
+class WideConvolution:
+    """A convolution with its bias, 2 x 2 max-pooling and ReLU by PyTorch's own functions."""
+
+    def __init__(self, layer: nn.Conv2d, pooled: bool, relu: bool, first: bool) -> None:
+        self.layer, self.pooled, self.relu, self.first = layer, pooled, relu, first
+        self.weight, self.bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
+        self.x = self.before = self.choice = self.y = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        self.x = x
+        y = torch.conv2d(x, self.weight, self.bias, padding=self.layer.padding)
+        if self.pooled:
+            self.before = y
+            y, self.choice = torch.ops.aten.max_pool2d_with_indices(y, (2, 2), (2, 2))
+        self.y = y.relu_() if self.relu else y
+        return self.y
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        """Write the layer's gradients, and return its inputs'; of the first layer nothing of use."""
+        if self.relu:
+            gradient = torch.ops.aten.threshold_backward(gradient, self.y, 0)
+        if self.pooled:
+            gradient = torch.ops.aten.max_pool2d_with_indices_backward(
+                gradient, self.before, (2, 2), (2, 2), (0, 0), (1, 1), False, self.choice
+            )
+        to = [_gradient(self.layer.weight), _gradient(self.layer.bias)]
+        needed = [not self.first, *(one is not None for one in to)]
+        dx, *found = torch.ops.aten.convolution_backward(
+            gradient,
+            self.x,
+            self.weight,
+            (len(self.weight),),
+            (1, 1),
+            self.layer.padding,
+            (1, 1),
+            False,
+            (0, 0),
+            1,
+            needed,
+        )
+        for own, one in zip(to, found, strict=True):
+            if own is not None:
+                own.copy_(one)
+        return gradient if self.first else dx
+
+
+class WideConvolutions:
+    """Convolutions of a chain that fill PyTorch's registers, channels innermost: images to rows of values."""
+
+    def __init__(self, convolutions: Sequence[WideConvolution]) -> None:
+        self.convolutions = convolutions
+        self.shape = torch.Size()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Stage`."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        for convolution in self.convolutions:
+            x = convolution.forward(x)
+        self.shape = x.shape
+        return x.reshape(len(x), -1)
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        """See `Stage`."""
+        gradient = gradient.view(self.shape).contiguous(memory_format=torch.channels_last)
+        for convolution in reversed(self.convolutions):
+            gradient = convolution.backward(gradient)
+        return gradient
+
+
 class Chain:
     """Stages one after another; the last is the linear layer whose inputs are the features.
 
@@ -271,9 +342,10 @@ class Chain:
 
     def __init__(self, shape: tuple[int, ...], stages: Sequence[Stage], dropouts: Sequence[Dropout]) -> None:
         self.shape, self.stages, self.dropouts = shape, stages, dropouts
-        self.images = isinstance(stages[0], Convolutions)
+        self.images = isinstance(stages[0], Convolutions | WideConvolutions)
         layers: list[nn.Module] = [stage.layer for stage in stages if isinstance(stage, Linear)]
-        layers += [one.layer for stage in stages if isinstance(stage, Convolutions) for one in stage.convolutions]
+        if isinstance(stages[0], Convolutions | WideConvolutions):
+            layers += [one.layer for one in stages[0].convolutions]
         self._parameters = [own for layer in layers for own in layer.parameters()]
         self.trained = sum(own.requires_grad for own in self._parameters)
         self._addresses = self._found()

@@ -21,9 +21,19 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from fedskew.errors import in_one_line
 from fedskew.models._added import is_plain, layer_hooks
-from fedskew.models._chain import Chain, Convolution, Convolutions, Images, Linear, Mask, ReLU, Stage
+from fedskew.models._chain import (
+    Chain,
+    Convolution,
+    Convolutions,
+    Images,
+    Linear,
+    Mask,
+    ReLU,
+    Stage,
+    WideConvolution,
+    WideConvolutions,
+)
 from fedskew.models._dropout import ChannelDropout, Dropout, count_anew
 from fedskew.models._kernels import LONGEST_ROW
 
@@ -178,19 +188,13 @@ def _convolutions(layers: list[tuple[str, nn.Module | None]], shape: tuple[int, 
     """Take the convolutions, and what belongs to them, off the front of the layers; return their stages."""
     if len(shape) != 3:
         raise UnreadableError("it convolves what is no image")
-    try:
-        import numba  # noqa: F401
-    except Exception as error:  # where it isn't built for this Python or processor
-        raise UnreadableError(f"Numba can't be imported: {in_one_line(error)}") from error
-    convolutions: list[Convolution] = []
+    found: list[tuple[nn.Conv2d, bool, bool]] = []
     masks: list[Mask] = []
     while layers and layers[0][0] == "convolution":
         if masks:
             raise UnreadableError("it has dropout between convolutions")
         layer = layers.pop(0)[1]
         assert isinstance(layer, nn.Conv2d), "`_layers` says so"
-        if layer.in_channels >= _MANY:
-            raise UnreadableError(f"it convolves {layer.in_channels} channels, which PyTorch does as fast")
         pooled = relu = False
         while layers and layers[0][0] in ("relu", "pooling", "dropout"):
             kind, what = layers.pop(0)
@@ -199,17 +203,33 @@ def _convolutions(layers: list[tuple[str, nn.Module | None]], shape: tuple[int, 
             pooled, relu = pooled or kind == "pooling", relu or kind == "relu"
             if isinstance(what, Dropout):  # of whole channels: before or after pooling and ReLU is the same
                 masks.append(Mask(what, layer.out_channels if isinstance(what, ChannelDropout) else None))
-        if layer.kernel_size[1] > _WIDEST_WINDOW:
-            raise UnreadableError(f"it has a convolution with a window of {layer.kernel_size[1]} columns")
-        down, across = map(int, layer.padding)
-        one = Convolution(layer, Images(*shape, (down, across)), pooled, relu, first=not convolutions)
-        if not _SHORTEST_ROW <= one.width <= LONGEST_ROW or one.height < 2:
-            raise UnreadableError(f"it has a convolution with rows of {one.width} outputs")
-        convolutions.append(one)
-        shape = one.out_shape
+        found.append((layer, pooled, relu))
     if not layers or layers[0][0] != "flatten":
         raise UnreadableError("what follows its last convolution is not flattened")
-    return [Convolutions(convolutions), *masks]
+    narrow = _narrow(found, shape)
+    wide = [WideConvolution(*one, first=not at) for at, one in enumerate(found)] if narrow is None else []
+    return [WideConvolutions(wide) if narrow is None else Convolutions(narrow), *masks]
+
+
+def _narrow(found: list[tuple[nn.Conv2d, bool, bool]], shape: tuple[int, ...]) -> list[Convolution] | None:
+    """Return convolutions for kernels of ours; None where PyTorch's are as fast, or Numba can't be imported."""
+    if any(layer.in_channels >= _MANY or layer.kernel_size[1] > _WIDEST_WINDOW for layer, _, _ in found):
+        return None
+    try:
+        import numba  # noqa: F401
+    except Exception:  # where it isn't built for this Python or processor
+        return None
+    convolutions: list[Convolution] = []
+    for layer, pooled, relu in found:
+        down, across = map(int, layer.padding)
+        channels, height, width = shape
+        images = Images(channels, height, width, (down, across))
+        one = Convolution(layer, images, pooled, relu, first=not convolutions)
+        if not _SHORTEST_ROW <= one.width <= LONGEST_ROW or one.height < 2:
+            return None
+        convolutions.append(one)
+        shape = one.out_shape
+    return convolutions
 
 
 def _layers(program: fx.GraphModule) -> Iterator[tuple[str, nn.Module | None]]:
