@@ -120,9 +120,7 @@ class ProcessBackend(Backend):
         try:
             self.open()
             for number, reply in self._pool.run(jobs, lambda job: (job.run(here), None, "")):
-                if isinstance(reply.value, Died):
-                    raise RunError(f"evaluation: the process that did it ended early ({reply.value})")
-                parts[number] = _checked(reply.value)
+                parts[number] = _checked(reply.value, "evaluation: the process that did it")
         except BaseException:
             self.close()
             raise
@@ -134,10 +132,8 @@ class ProcessBackend(Backend):
         updates: dict[int, Update] = {}
         for number, reply in self._pool.run(jobs):
             place = places[number]
-            if isinstance(reply.value, Died):
-                where = f"round {round}, client {cohort[place].client}"
-                raise RunError(f"{where}: the process that trained it ended early ({reply.value})")
-            updates[place] = _mapped(np.ndarray, _as_tensor, _checked(reply.value))._replace(change=changes[place])
+            who = f"round {round}, client {cohort[place].client}: the process that trained it"
+            updates[place] = _mapped(np.ndarray, _as_tensor, _checked(reply.value, who))._replace(change=changes[place])
         return [updates[place] for place in range(len(cohort))]
 
 
@@ -172,7 +168,10 @@ _Result = tuple[Any, Exception | None, str]
 """What a job gave, or an error and its traceback."""
 
 
-def _checked(result: _Result) -> Any:
+def _checked(result: _Result | Died, who: str) -> Any:
+    """Return what a job gave; raise its error, or one that says that the process `who` ended early."""
+    if isinstance(result, Died):
+        raise RunError(f"{who} ended early ({result})")
     value, error, trace = result
     if error is not None:
         raise error from _RemoteError(trace)

@@ -141,7 +141,7 @@ class Convolution:
         down, across = x.padding
         outs = layer.out_channels
         self.height, self.width = height + 2 * down - rows + 1, width + 2 * across - taps + 1
-        self.kernel = rows, taps
+        self.form = channels, rows, outs, self.height, self.width
         around = (0, 0) if first else (rows - 1 - down, taps - 1 - across)
         self.dy = Images(outs, self.height, self.width, around)
         self.out_shape = outs, self.height // (1 + pooled), self.width // (1 + pooled)
@@ -169,12 +169,9 @@ class Convolution:
         x, y = self.x, self.y
         np.copyto(self.weight, self.layer.weight.detach().numpy())
         bias = self.no_bias if self.layer.bias is None else self.layer.bias.detach().numpy()
-        down, across = x.padding
-        at = x.at - down * x.strides[2] - across * x.step
-        shape = x.shape[0], self.kernel[0], self.layer.out_channels, self.height, self.width
         self.convolve(
-            x.values, self.weight, bias, y.values, self.choice, self.sums, self.lower, x.groups, at, x.strides,
-            y.at, y.strides, shape, x.step, int(self.pooled), self.relu,
+            x.values, self.weight, bias, y.values, self.choice, self.sums, self.lower, x.groups, x.strides,
+            y.at, y.strides, self.form, x.step, int(self.pooled), self.relu,
         )  # fmt: skip
 
     def backward(self, gradient: Images) -> None:
@@ -191,23 +188,18 @@ class Convolution:
                 dy.values, self.db, gradient.values, y.values, x.groups, dy.at, dy.strides, y.at, y.strides,
                 self.out_shape, x.step, self.relu,
             )  # fmt: skip
-        down, across = x.padding
-        at = x.at - down * x.strides[2] - across * x.step
-        shape = x.shape[0], self.kernel[0], self.layer.out_channels, self.height, self.width
         if (to := _gradient(self.layer.weight)) is not None:
-            self.weigh(self.dw, x.values, dy.values, x.groups, at, x.strides, dy.at, dy.strides, shape, x.step)
+            self.weigh(self.dw, x.values, dy.values, x.groups, x.strides, dy.at, dy.strides, self.form, x.step)
             to.copy_(torch.from_numpy(self.dw))
         if (to := _gradient(self.layer.bias)) is not None:
             to.copy_(torch.from_numpy(self.db))
         if self.convolve_back is None:
             return
         np.copyto(self.turned, self.weight.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1])
-        down, across = dy.padding
-        at = dy.at - down * dy.strides[2] - across * dy.step
-        shape = self.layer.out_channels, self.kernel[0], *x.shape
+        form = self.layer.out_channels, self.form[1], *x.shape
         self.convolve_back(
-            dy.values, self.turned, self.no_bias, self.dx.values, self.choice, self.sums, self.lower, x.groups, at,
-            dy.strides, self.dx.at, self.dx.strides, shape, x.step, 0, False,
+            dy.values, self.turned, self.no_bias, self.dx.values, self.choice, self.sums, self.lower, x.groups,
+            dy.strides, self.dx.at, self.dx.strides, form, x.step, 0, False,
         )  # fmt: skip
 
 
@@ -286,19 +278,8 @@ class WideConvolution:
             )
         to = [_gradient(self.layer.weight), _gradient(self.layer.bias)]
         needed = [not self.first, *(one is not None for one in to)]
-        dx, *found = torch.ops.aten.convolution_backward(
-            gradient,
-            self.x,
-            self.weight,
-            (len(self.weight),),
-            (1, 1),
-            self.layer.padding,
-            (1, 1),
-            False,
-            (0, 0),
-            1,
-            needed,
-        )
+        options = (len(self.weight),), (1, 1), self.layer.padding, (1, 1), False, (0, 0), 1, needed
+        dx, *found = torch.ops.aten.convolution_backward(gradient, self.x, self.weight, *options)
         for own, one in zip(to, found, strict=True):
             if own is not None:
                 own.copy_(one)

@@ -113,7 +113,7 @@ class FlatModel:
         self.gradient = torch.zeros_like(self.vector)
         self._buffer_slices = _lay_out(floating, False)
         self.buffers = _gather(floating, self._buffer_slices, device)
-        self._parameters, self._own = list(parameters.values()), self.parts(self.vector)
+        self._parameters = list(parameters.values())
         self._gradients = self.parts(self.gradient)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient

@@ -38,7 +38,7 @@ def add_row(sums, first, x, w, at, channel, row, length, step, channels, rows, o
 
 
 @njit(cache=True, fastmath=MATHS)
-def convolve(x, w, bias, y, choice, sums, lower, groups, x_at, x_strides, y_at, y_strides, shape, step, pooled, relu):
+def convolve(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_strides, shape, step, pooled, relu):
     # Convolution, bias and, if wanted, 2 x 2 max-pooling and ReLU; `choice`: which of four was the largest, 4: none.
     channels, rows, outs, height, width = shape
     length = (width * step + 15) // 16 * 16
@@ -52,7 +52,7 @@ def convolve(x, w, bias, y, choice, sums, lower, groups, x_at, x_strides, y_at, 
                     for b in range({block}):
                         for j in range(np.uintp(length)):
                             sums[np.uintp(first + b * {scratch}) + j] = bias[out + b]
-                    at = x_at + g * x_strides[0] + (h + line) * x_strides[2]
+                    at = g * x_strides[0] + (h + line) * x_strides[2]
                     add_row(sums, first, x, w, at, x_strides[1], x_strides[2], length, step, channels, rows, out)
                 for b in range({block}):
                     top = b * {scratch}
@@ -87,7 +87,7 @@ def convolve(x, w, bias, y, choice, sums, lower, groups, x_at, x_strides, y_at, 
 
 _WEIGH = """
 @njit(cache=True, fastmath=MATHS)
-def weigh(dw, x, dy, groups, x_at, x_strides, y_at, y_strides, shape, step):
+def weigh(dw, x, dy, groups, x_strides, y_at, y_strides, shape, step):
     # The gradient of a convolution's weights, from that of its outputs.
     channels, rows, outs, height, width = shape
     length = width * step
@@ -98,7 +98,7 @@ def weigh(dw, x, dy, groups, x_at, x_strides, y_at, y_strides, shape, step):
                 for r in range(rows):
                     {totals}
                     for h in range(height):
-                        p = x_at + g * x_strides[0] + c * x_strides[1] + (h + r) * x_strides[2]
+                        p = g * x_strides[0] + c * x_strides[1] + (h + r) * x_strides[2]
                         q = y_at + g * y_strides[0] + out * y_strides[1] + h * y_strides[2]
                         {sources}
                         {zeros}
