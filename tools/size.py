@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 31_960, "docstrings": 8_950, "files": 280, "names": 307},
-    "tests": {"code": 27_120},
+    "src": {"code": 33_900, "docstrings": 9_400, "files": 298, "names": 316},
+    "tests": {"code": 28_600},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
