@@ -34,6 +34,7 @@ ORDER = (
     "fedskew.aggregation",
     "fedskew.server_updates",
     "fedskew.finish",
+    "fedskew.personal",
     "fedskew.pipelines",
     "fedskew.parameters",
     "fedskew.hooks",

@@ -8,8 +8,8 @@ import torch
 from scipy.special import softmax
 
 from fedskew.errors import ArgumentError
-from fedskew.finish import CCVR, NEVER, Adapt, Head, Known, Observed
-from fedskew.labels import EDGES, adapt, calibrate, estimate_mix, outcome_cells, outcome_table
+from fedskew.finish import CCVR, Adapt, Head, Known, Observed
+from fedskew.labels import EDGES, NEVER, adapt, calibrate, estimate_mix, outcome_cells, outcome_table
 
 ALL = frozenset({"training", "held_out", "target"})
 

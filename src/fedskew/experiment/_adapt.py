@@ -24,7 +24,7 @@ from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._identity import set_aside
 from fedskew.experiment._trained import ADAPTED, TrainedModel, digest, moved_model
 from fedskew.files import save_tensors
-from fedskew.finish import LEAST_SAMPLES, offsets
+from fedskew.finish import LEAST_SAMPLES
 from fedskew.labels import (
     EDGES,
     Calibration,
@@ -151,7 +151,7 @@ class Adaptation:
         outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
         estimate = estimate_mix(tables, outcomes, method)
         right = ours.argmax(axis=1) == labels
-        moved = ours / calibration.temperature + offsets(calibration.biases, estimate.mix)
+        moved = ours / calibration.temperature + calibration.offsets(estimate.mix)
         better = (moved.argmax(axis=1) == labels).astype(float) - right
         sizes = np.bincount(labels, minlength=classes)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -161,7 +161,7 @@ class Adaptation:
             # Two more samples, one better and one worse, so that no class's gain is taken to be certain.
             reach = ndtri(0.975) * np.sqrt(((squares - mean**2) * sizes + 2) / (sizes + 2) / (sizes + 2))
         gains = np.stack([mean, (mean - reach).clip(-1, 1), (mean + reach).clip(-1, 1)], axis=1)
-        adapted = moved_model(model, calibration.temperature, calibration.biases, estimate.mix)
+        adapted = moved_model(model, calibration, estimate.mix)
         return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, len(theirs))
 
     @staticmethod

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from fedskew import methods, models
+from fedskew import labels, methods, models
 from fedskew.data import Inputs, Stored, take
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment._config import Config, read
@@ -22,7 +22,6 @@ from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
-from fedskew.finish import offsets
 from fedskew.own_code import of_run
 from fedskew.tables import counted
 
@@ -273,8 +272,8 @@ def _tensor(values: ArrayLike) -> Tensor:
         raise ArgumentError(f"inputs: not an array of numbers: {error}") from None
 
 
-def moved_model(model: TrainedModel, temperature: float, biases: FloatArray, mix: FloatArray) -> TrainedModel:
-    return replace(model, network=Adapted(model.network, temperature, offsets(biases, mix)).eval())
+def moved_model(model: TrainedModel, calibration: labels.Calibration, mix: FloatArray) -> TrainedModel:
+    return replace(model, network=Adapted(model.network, calibration.temperature, calibration.offsets(mix)).eval())
 
 
 def _adapted(run: str | Path, plain: TrainedModel) -> TrainedModel:
@@ -288,7 +287,8 @@ def _adapted(run: str | Path, plain: TrainedModel) -> TrainedModel:
     model = load(run, seed=plain.seed, best=name == "best.safetensors", finished=name == FINISHED)
     if notes["digest"] != digest(model.file):
         raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run fedskew adapt {run} again")
-    return moved_model(model, tensors["temperature"].item(), tensors["biases"].numpy(), tensors["mix"].numpy())
+    calibration = labels.Calibration(tensors["temperature"].item(), tensors["biases"].numpy())
+    return moved_model(model, calibration, tensors["mix"].numpy())
 
 
 def digest(path: Path) -> str:

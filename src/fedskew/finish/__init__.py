@@ -5,9 +5,9 @@ last layer from them; all other weights stay. It goes with every other component
 before it. The trained model is kept too, and both are evaluated.
 """
 
-from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, offsets
+from fedskew.finish._adapt import LEAST_SAMPLES, Adapt
 from fedskew.finish._ccvr import CCVR
-from fedskew.finish._protocol import NEVER, Finish, Finished, Head, Known, Observed, Source
+from fedskew.finish._protocol import Finish, Finished, Head, Known, Observed, Source
 
 INDEX: dict[str, type] = {
     "adapt": Adapt,
@@ -17,12 +17,10 @@ INDEX: dict[str, type] = {
 __all__ = [
     "INDEX",
     "LEAST_SAMPLES",
-    "NEVER",
     "Finish",
     "Finished",
     "Head",
     "Known",
     "Observed",
     "Source",
-    "offsets",
 ]

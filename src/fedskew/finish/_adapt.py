@@ -28,7 +28,6 @@ from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.finish._protocol import (
     LARGEST,
-    NEVER,
     Ask,
     Finish,
     Finished,
@@ -39,7 +38,7 @@ from fedskew.finish._protocol import (
     Source,
     not_counts,
 )
-from fedskew.labels import EDGES, outcome_cells, outcome_table
+from fedskew.labels import EDGES, NEVER, outcome_cells, outcome_table
 from fedskew.parameters import component
 
 BINS = len(EDGES) + 1
@@ -165,22 +164,16 @@ class Adapt(Finish):
             notes["mix"] = (mix / mix.sum()).tolist()
         else:
             raise ArgumentError("target: there are neither unlabelled samples of it nor a mix")
-        return Finished(moved(head, 1 / calibration.temperature, calibration.biases, mix), notes)
+        return Finished(moved(head, calibration, mix), notes)
 
 
-def moved(head: Head, slope: float, biases: FloatArray, mix: FloatArray) -> Head:
-    """Return the layer whose softmax is `softmax(slope * logits + biases)` times the mix, normalised.
+def moved(head: Head, calibration: labels.Calibration, mix: FloatArray) -> Head:
+    """Return the layer whose softmax is the calibrated probabilities times the mix, normalised.
 
-    A bias of -inf is that of an unknown class. A class without a share of the mix is never predicted.
+    A class without a held-out sample, or without a share of the mix, is never predicted.
     """
-    added = _tensor(offsets(biases, mix)).to(head.bias)
+    added, slope = _tensor(calibration.offsets(mix)).to(head.bias), 1 / calibration.temperature
     return Head(head.weight * slope, torch.where(added > NEVER, head.bias * slope + added, added))
-
-
-def offsets(biases: FloatArray, mix: FloatArray) -> FloatArray:
-    """Compute what is added to scaled logits: the calibration's bias plus the logarithm of the class's share."""
-    logarithms = np.log(mix, out=np.full(len(mix), -np.inf), where=mix > 0)
-    return np.maximum(biases + logarithms, NEVER)
 
 
 def _said(estimate: labels.MixEstimate) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.finish._protocol import (
     LARGEST,
-    NEVER,
     Ask,
     Finish,
     Finished,
@@ -45,6 +44,7 @@ from fedskew.finish._protocol import (
     Source,
     not_counts,
 )
+from fedskew.labels import NEVER
 from fedskew.parameters import Count, NonNegative, Switch, component
 
 JITTER = 1e-6

@@ -21,9 +21,6 @@ LARGEST = 1e30
 LARGEST_COUNT = 2.0**40
 """Largest number of samples in a site's answer."""
 
-NEVER = -1e30
-"""The bias of a class that is never predicted; not minus infinity, which some exporters can't handle."""
-
 
 class Observed(NamedTuple):
     """Samples of one holder as the trained model sees them: `(samples, dim)`, `(samples, classes)`, `(samples,)`.

@@ -2,6 +2,8 @@ from ._calibration import Calibration as Calibration
 from ._calibration import CalibrationSums as CalibrationSums
 from ._calibration import adapt as adapt
 from ._calibration import calibrate as calibrate
+from ._calibration import own_mix as own_mix
+from ._calibration import personal as personal
 from ._counts import CountsLike as CountsLike
 from ._counts import LabelCounts as LabelCounts
 from ._counts import as_counts as as_counts
@@ -16,6 +18,7 @@ from ._measures import entropy as entropy
 from ._measures import kl_to_uniform as kl_to_uniform
 from ._measures import projection_distance as projection_distance
 from ._outcomes import EDGES as EDGES
+from ._outcomes import NEVER as NEVER
 from ._outcomes import MixMethod as MixMethod
 from ._outcomes import outcome_cells as outcome_cells
 from ._outcomes import outcome_table as outcome_table

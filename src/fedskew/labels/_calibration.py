@@ -3,6 +3,7 @@
     p(y | x) = softmax(z / T + b)        on held-out data, each class with the same total weight (uniform prior)
     p_target(y | x) ~ p(y | x) q_y / prior_y
 
+A client's own prior q is its label counts, half a sample of each class added; `prior` is then the held-out samples'.
 A model that was trained across clients whose labels differ prefers some classes; one temperature can't mend that, a
 bias for each class can. Source: Alexandari, Kundaje, Shrikumar, "Maximum Likelihood with Bias-Corrected Calibration is
 Hard-To-Beat at Label Shift Adaptation", ICML 2020 (BCTS); Saerens, Latinne, Decaestecker, Neural Computation 2002.
@@ -11,7 +12,7 @@ Hard-To-Beat at Label Shift Adaptation", ICML 2020 (BCTS); Saerens, Latinne, Dec
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from scipy.special import logsumexp, softmax
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import FloatArray, as_amounts, as_floats, as_target
+from fedskew.labels._outcomes import NEVER
 
 _STEPS = 100
 _TOLERANCE = 1e-12
@@ -47,6 +49,18 @@ class Calibration:
             raise ArgumentError(f"logits: must have {len(self.biases)} columns, one for each class, not {raw.shape[1]}")
         probabilities: FloatArray = softmax(raw / self.temperature + self.biases, axis=1)
         return probabilities
+
+    def offsets(self, mix: FloatArray, prior: FloatArray | None = None) -> FloatArray:
+        """What is added to `logits / temperature` for a label mix: `biases + log(mix) - log(prior)`, `(classes,)`.
+
+        `prior` is the mix that `biases` are for; None: uniform. `NEVER` for a class that lacks a share of either, or a
+        held-out sample.
+        """
+        odds = mix if prior is None else np.divide(mix, prior, out=np.zeros(len(mix)), where=prior > 0)
+        added = np.maximum(self.biases + np.log(odds, out=np.full(len(odds), -np.inf), where=odds > 0), NEVER)
+        if (added == NEVER).all():
+            raise ArgumentError("mix: no held-out sample is of a class that it has a share of")
+        return added
 
     @classmethod
     def of_sums(
@@ -207,6 +221,36 @@ def adapt(probabilities: ArrayLike, prior: ArrayLike, mix: ArrayLike) -> FloatAr
         raise ArgumentError(f"probabilities: row {np.flatnonzero(sums == 0)[0]} has no class that mix has a share of")
     adapted: FloatArray = moved / sums
     return adapted
+
+
+def personal(logits: ArrayLike, calibration: Calibration, held_out_mix: ArrayLike, counts: ArrayLike) -> FloatArray:
+    """Probabilities for one client: `softmax(logits / temperature + biases + log(own) - log(held_out_mix))`.
+
+    A class without a held-out sample has probability 0 even where the client has samples of it: nothing says how large
+    its logits should be.
+
+    Args:
+        logits: Of the common model, `(samples, classes)`.
+        calibration: Of these logits, from held-out samples of all clients.
+        held_out_mix: The mix that the calibrated probabilities are for, `(classes,)`: the held-out samples' where each
+            weighed the same (`calibrate(..., weights=ones)`), uniform where each class did.
+        counts: The client's samples of each class, `(classes,)`; `own` is its mix with half a sample more of each.
+
+    Example:
+        >>> calibration = Calibration(1.0, np.zeros(2))
+        >>> personal([[0.0, 0.0]], calibration, held_out_mix=[0.5, 0.5], counts=[8, 0]).round(3).tolist()
+        [[0.944, 0.056]]
+    """
+    classes = len(calibration.biases)
+    added = calibration.offsets(own_mix(counts, classes), as_target(held_out_mix, classes, "held_out_mix"))
+    return replace(calibration, biases=added).apply(logits)
+
+
+def own_mix(counts: ArrayLike, classes: int) -> FloatArray:
+    """Return a client's label mix, `(classes,)`, of its samples of each class and half a one more."""
+    smoothed = as_amounts(counts, "counts", (classes,), "one number for each class") + 0.5
+    mix: FloatArray = smoothed / smoothed.sum()
+    return mix
 
 
 def _logits(logits: ArrayLike, name: str) -> FloatArray:

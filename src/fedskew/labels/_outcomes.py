@@ -14,6 +14,9 @@ MixMethod: TypeAlias = Literal["gls", "em-cells", "bbse", "em"]
 EDGES = (0.5, 0.8, 0.95)
 """Where a predicted class's cells are divided by the largest probability."""
 
+NEVER = -1e30
+"""The bias of a class that is never predicted; not minus infinity, which some exporters can't handle."""
+
 
 def outcome_cells(outputs: FloatArray, edges: ArrayLike = EDGES, logits: bool = False) -> NDArray[np.int64]:
     """Return the outcome cell of each sample from its probability of each class, or logit, `(samples, classes)`.
