@@ -43,6 +43,7 @@ class Purpose(enum.IntEnum):
     ASKED = 20
     FINISH = 21
     UPDATE_NOISE = 22
+    CLIENT_TEST = 23
 
 
 _WORD = 1 << 64

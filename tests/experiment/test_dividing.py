@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from torch import nn
 
 import fedskew
 from fedskew.data import Dataset
-from fedskew.errors import ConfigError, PartitionError
+from fedskew.errors import ConfigError, DataError, PartitionError
 from fedskew.experiment import make_task, resolve
-from fedskew.partition import INDEX
+from fedskew.partition import INDEX, Partition
 
 DirichletWithinDomains = INDEX["dirichlet_within_domains"]
 
@@ -153,6 +153,57 @@ def test_what_is_held_out_depends_on_the_partitions_seed_alone():
     other = digits(0, {"held_out": 0.2}, seed=4).held_out
     assert all((one == two).all() for one, two in zip(*fixed, strict=True))
     assert any(one.tolist() != two.tolist() for one, two in zip(fixed[0], other, strict=True))
+
+
+def test_each_client_is_tested_on_samples_of_its_own_that_it_neither_trains_on_nor_holds_out():
+    whole, apart = digits(), digits(data={"client_test": 0.3, "held_out": 0.2})
+    labels = whole.dataset.targets.numpy()
+    tested = digits(data={"client_test": 0.3}).client_test
+    for client, before in enumerate(whole.partition.indices):
+        own, held, test = apart.partition.indices[client], apart.held_out[client], apart.client_test[client]
+        assert sorted([*own, *held, *test]) == before.tolist()
+        assert apart.counts[client].tolist() == np.bincount(labels[own], minlength=10).tolist()
+        classes = np.unique(labels[before])
+        assert set(labels[own]) == set(classes)  # a class of one sample is trained on
+        at = [np.bincount(labels[rows], minlength=10)[classes] for rows in (before, held, test)]
+        assert (np.abs(at[2] - 0.3 * at[0]) <= 1).all()
+        assert abs(len(held) - 0.2 * len(before)) <= 1 + len(classes)
+        assert test.tolist() == tested[client].tolist()  # whatever is held out
+
+
+def test_a_stored_partition_keeps_what_it_has_apart(tmp_path):
+    shares = {"client_test": 0.3, "held_out": 0.2}
+    made = digits(data=shares).partition
+    made.save(tmp_path / "own.npz")
+    stored = {"rule": "file", "path": str(tmp_path / "own.npz")}
+
+    def task(**data):
+        return make_task(resolve(DIGITS | {"data": {"name": "digits", **data}, "partition": stored}), 7)
+
+    assert task(**shares).partition.hash == made.hash
+    assert Partition.load(tmp_path / "own.npz").hash == made.hash
+    plain = task()
+    assert plain.partition.hash == Partition.of(made.indices, plain.dataset.targets, 10).hash
+    assert [len(rows) for rows in plain.client_test] == [0] * 5
+    made.check(plain.dataset.targets)
+    with pytest.raises(DataError, match="made for another data set"):
+        replace(made, test=(made.indices[0], *made.test[1:])).check(plain.dataset.targets)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"data": {"name": "digits", "client_test": 0.001}}, r"data\.client_test: 0\.001 of each client is not one"),
+        (
+            {"data": {"name": "digits", "client_test": 0.5, "held_out": 0.5}},
+            r"data\.client_test: .* smaller shares",
+        ),
+        ({"evaluation": {"sites": True}}, r"evaluation\.sites: .* set data\.client_test = 0\.3"),
+    ],
+)
+def test_test_samples_that_there_are_not_are_refused(tables, message):
+    with pytest.raises(ConfigError, match=message):
+        make_task(resolve(DIGITS | {"partition": {"rule": "iid", "clients": 20}} | tables), 0)
 
 
 def test_a_target_client_holds_nothing_out():

@@ -35,6 +35,16 @@ def test_one_sample_at_least_stays(samples):
         assert len(kept) >= min(samples, 1)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
+def test_one_sample_of_every_class_stays_where_that_is_asked_for(share):
+    for seed in range(20):
+        kept, held = hold_out(ROWS, LABELS, share, np.random.default_rng(seed), every_class=True)
+        assert sorted([*kept, *held]) == ROWS.tolist()
+        assert set(LABELS[kept]) == {0, 1, 2}
+        assert abs(np.bincount(LABELS[held], minlength=3)[0] - 40 * share) < 1 + (share == 0.95)
+    assert [part.tolist() for part in hold_out(ROWS[:0], LABELS, 0.3, np.random.default_rng(0), True)] == [[], []]
+
+
 def test_a_share_out_of_range_is_refused():
     with pytest.raises(ArgumentError, match="share: must be from 0 to below 1, not 1.0"):
         hold_out(ROWS, LABELS, 1.0, np.random.default_rng(0))

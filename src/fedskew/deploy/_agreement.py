@@ -35,6 +35,7 @@ SIMULATED = {
     "tune": "it chooses by a validation set, and the server has no data",
     "data.validation": "the server has no data to hold out",
     "data.held_out": "it is simulated; real sites hold out samples of their own",
+    "data.client_test": "it is simulated; real sites test on samples of their own",
     "evaluation.patience": "it stops by a validation set, and the server has no data",
     "evaluation.clients": "it needs a test set at the server",
     "conditions.dropout": "it is simulated; real sites drop out by themselves",

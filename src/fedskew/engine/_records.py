@@ -157,6 +157,8 @@ class RoundRecord:
         privacy: Only with differential privacy: the largest `epsilon` of any client so far, its `delta`, the epsilon
             that the `round` alone costs, the most `rounds` that a client has taken part in, and who `declined`, as its
             budget is spent.
+        sites: Figures at the clients, on their own test samples, summarised over the clients (see
+            `metrics.SiteRow.over_clients`); only in records of rounds with `evaluation.sites`.
     """
 
     seed: int
@@ -187,6 +189,7 @@ class RoundRecord:
     deployment: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
     steps_summed: int | None = field(default=None, metadata=_SPARSE)
     privacy: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
+    sites: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values, as it is written to `rounds.jsonl`."""

@@ -181,8 +181,8 @@ def _read(kept: Named) -> EstimatedMix:
 
 
 @torch.inference_mode()
-def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) -> FloatArray:
-    """Compute what a network says of some samples."""
+def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None, finite: bool = True) -> FloatArray:
+    """Compute what a network says of some samples; ArgumentError where that is not finite but has to be."""
     network.eval()
     wanted = torch.arange(len(inputs)) if rows is None else torch.from_numpy(rows)
     device = next(network.parameters()).device
@@ -191,6 +191,6 @@ def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None) 
         for start in range(0, len(wanted), _BATCH)
     ]
     logits: FloatArray = torch.cat(parts).numpy() if parts else np.zeros((0, 0))
-    if not np.isfinite(logits).all():
+    if finite and not np.isfinite(logits).all():
         raise ArgumentError("logits: the model's outputs are not finite")
     return logits

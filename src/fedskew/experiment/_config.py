@@ -287,6 +287,10 @@ def _check(config: Config) -> None:
     ):
         if by_validation and config.data.validation == 0:
             raise ConfigError(f"{asking}: there is no validation set; set data.validation to a share such as 0.1")
+    if config.evaluation.sites and not config.data.client_test:
+        raise ConfigError("evaluation.sites: clients have no test samples of their own; set data.client_test = 0.3")
+    if config.data.client_test + config.data.held_out >= 1:
+        raise ConfigError("data.client_test: with data.held_out nothing is left to train on; set smaller shares")
     if training.steps is not None and training.epochs != 1:
         raise ConfigError("training.steps: stands in place of epochs; set only one of them")
     if config.conditions.stragglers and (training.steps is not None or 0 < training.epochs < 1):

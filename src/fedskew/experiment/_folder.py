@@ -7,6 +7,7 @@
     checkpoint/         the server's state
     model.safetensors   the final model; best.safetensors where a validation set exists, finished.safetensors where the
                         method has a finish
+    sites.csv           figures of the models at each client, where clients have test samples
     task.json           names of clients and classes, the target, what the labels say about the run
     summary.json        final figures, versions, machine, seconds
     report.html
@@ -19,6 +20,7 @@ A checkpoint is one safetensors file: the tensors of a `RunState`, and its numbe
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import tomllib
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedskew.engine import RoundRecord, ServerState
@@ -39,13 +42,15 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._identity import ANEW, Identity, Present, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
+from fedskew.metrics import SiteRow
 from fedskew.models import ModelState
 from fedskew.partition import Partition
 from fedskew.report import SeedRun
-from fedskew.tables import flatten, json_text
+from fedskew.tables import csv_text, flatten, json_text
 
 FINISHED = "finished.safetensors"
 CHECKPOINT = "checkpoint/state.safetensors"
+SITES = "sites.csv"
 _ALIKE = ("name", "seeds", "output.", "data.root")  # keys that make no other run
 
 
@@ -203,6 +208,12 @@ class RunFolder:
         """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
 
+    def write_sites(self, rows: Sequence[SiteRow]) -> None:
+        """Write `sites.csv`, a line for each client and row; NaN as an empty cell."""
+        lines = [["" if value != value else value for value in vars(row).values()] for row in rows]
+        with writing(self.path / SITES):
+            write_text(self.path / SITES, csv_text([list(SiteRow.__annotations__), *lines]))
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, in plain values."""
         with writing(self.path / "summary.json"):
@@ -329,11 +340,21 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         target=None if task["target"] is None else np.array(task["target"]),
         summary=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {},
         notes=tuple(task.get("notes", ())),
+        sites=_read_sites(path / SITES),
     )
     if not run.rounds:
         raise RunError(f"{path / 'rounds.jsonl'}: holds no round yet, or has been emptied")
     check_summary(summary, run.summary, run.rounds)
     return run
+
+
+def _read_sites(path: Path) -> tuple[SiteRow, ...]:
+    """Read what `RunFolder.write_sites` wrote; nothing if there is no such file."""
+    if not path.exists():
+        return ()
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = [{name: cell or "nan" for name, cell in line.items()} for line in csv.DictReader(file)]
+    return tuple(TypeAdapter(list[SiteRow]).validate_python(rows))
 
 
 def check_summary(path: Path, summary: Mapping[str, Any], rounds: Sequence[RoundRecord]) -> None:

@@ -22,6 +22,7 @@ from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._progress import TRACKERS, Tracker
 from fedskew.experiment._summary import summarise, surroundings
+from fedskew.metrics import SiteRow
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
 
@@ -36,6 +37,9 @@ RunRounds = Callable[[Sequence[engine.RoundRunner], Sequence[Any]], Sequence[Pla
 
 Evaluator = Callable[[int, ModelState], tuple[engine.Evaluation | None, engine.Evaluation | None]]
 """Evaluates the model of a round on the test and on the validation set; None for a set that there isn't."""
+
+SiteEvaluator = Callable[[ModelState], tuple[SiteRow, ...]]
+"""Evaluates a model at each client, on the client's own test samples."""
 
 Finisher = Callable[[ModelState, Any], FinishedModel]
 """Returns what becomes of the model of the last round, and of the server's last state."""
@@ -66,6 +70,7 @@ class TrainingLoop:
         clients: What clients keep between their participations.
         folder: Where the run is written; None: it stays in memory.
         watch: Judges each round; None: none is undone.
+        sites: Evaluates models at each client; None where clients have no test samples.
         finisher: Finishes the last round's model; None: it stays as it is.
         finished: The finished model after `finish`; None where the method has no finish.
     """
@@ -80,6 +85,7 @@ class TrainingLoop:
     clients: engine.ClientStates
     folder: RunFolder | None = None
     watch: Watch | None = None
+    sites: SiteEvaluator | None = None
     finisher: Finisher | None = None
     records: list[engine.RoundRecord] = field(default_factory=list, init=False)
     finished: ModelState | None = field(default=None, init=False)
@@ -168,6 +174,9 @@ class TrainingLoop:
             self.model.write_state(state.best)
             folder.save_model("best.safetensors", self.model.state_dict(), self.info)
         self.save_model()
+        rows = () if self.sites is None else self.sites(self.model.read_state())
+        if rows and folder is not None:
+            folder.write_sites(rows)
         if self.finisher is not None:
             with self._kept():
                 summary["finished"] = self._finish(self.finisher, self.model.read_state())
@@ -175,7 +184,7 @@ class TrainingLoop:
             folder.write_summary(summary)
         for tracker in self._trackers:
             tracker.finish(summary)
-        return self._run(summary)
+        return self._run(summary, rows)
 
     def save_model(self) -> None:
         """Write the model as it is after the last round; it is then in `model` too."""
@@ -231,7 +240,7 @@ class TrainingLoop:
             "seconds": seconds,
         }
 
-    def _run(self, summary: dict[str, Any]) -> SeedRun:
+    def _run(self, summary: dict[str, Any], sites: tuple[SiteRow, ...]) -> SeedRun:
         return SeedRun(
             label=self.config.name,
             seed=self.config.seeds[0],
@@ -239,6 +248,7 @@ class TrainingLoop:
             rounds=self.records,
             **vars(self.task()),
             summary=summary,
+            sites=sites,
         )
 
     def _check(self) -> None:
@@ -251,6 +261,8 @@ class TrainingLoop:
         model = self.runner.evaluated_model(state.server) if due else None
         if model is not None:
             record.evaluation, record.validation = self.evaluate(record.round, model)
+            if self.sites is not None and self.config.evaluation.sites:
+                record.sites = SiteRow.over_clients(self.sites(model))
             if record.validation is not None and record.validation.score > state.best_score:
                 score = record.validation.score
                 state = replace(state, best=model, best_score=score, best_round=record.round, stale=0)

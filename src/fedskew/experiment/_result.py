@@ -117,6 +117,25 @@ class Result:
             )
         return pandas.concat(frames, ignore_index=True)
 
+    def sites(self) -> list[dict[str, Any]]:
+        """Return the figures of the models at each client, on the client's own test samples.
+
+        They are plain dicts, one for each seed, client and row. Keys are `seed`, `client`, `name` (the client's), `row`
+        ("alone", "common", "personal" or "pooled"), `samples` and the figures (see `metrics.SiteRow`);
+        `pandas.DataFrame(result.sites())` is a tidy data frame.
+
+        Raises:
+            ArgumentError: Clients have no test samples of their own.
+        """
+        rows = [
+            {"seed": run.seed, **vars(one), "name": run.client_names[one.client]}
+            for run in self.runs
+            for one in run.sites
+        ]
+        if not rows:
+            raise ArgumentError("sites: clients have no test samples of their own; set data.client_test = 0.3")
+        return rows
+
     def adapt(
         self,
         target: ArrayLike | Tensor,

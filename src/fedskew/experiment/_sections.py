@@ -54,6 +54,10 @@ class DataSection(Named):
     held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of each client's samples that it does not train on, drawn at random by class: it calibrates on them, and
     with them the label mix of a target is estimated. Label counts are those of the other samples."""
+    client_test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of each client's samples that it is tested on and never trains on, drawn at random by class: what the
+    model is worth to each client (`fedskew sites`). Of each class that a client holds, one sample at least is trained
+    on."""
     rows: Annotated[int, Field(ge=1)] | None = None
     """Use only so many of the training samples, drawn at random with the same share of every class (and the validation
     samples among them); without it: all."""
@@ -226,6 +230,9 @@ class EvaluationSection(Section):
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     clients: bool = False
     """Also evaluate each client's model after its local training."""
+    sites: bool = False
+    """Also evaluate the model at each client, on the client's own test samples (`data.client_test`), whenever it is
+    evaluated; without it: after the last round alone."""
     patience: Annotated[int, Field(ge=0)] = 0
     """Stop after so many evaluations without a better validation accuracy; 0: never."""
     summary: Literal["final", "last 10", "best on validation"] = "final"

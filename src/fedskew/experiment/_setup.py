@@ -29,6 +29,7 @@ from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
+from fedskew.experiment._sites import ClientTests
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import Task, make_task, model_info
 from fedskew.experiment._work import (
@@ -103,6 +104,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         clients=clients,
         folder=files,
         watch=make_watch(seed, runner, model, task),
+        sites=ClientTests(task, model).common if config.data.client_test else None,
         finisher=make_finisher(config, seed, task, model),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config
 from fedskew.experiment._identity import Loaded, data_seed, loaded
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.experiment._sections import TargetSection
+from fedskew.experiment._sections import DataSection, TargetSection
 from fedskew.labels import as_target
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator
@@ -39,7 +39,8 @@ class Task:
         target: Target label mix, `(classes,)`, sum 1, or None: what accuracy on the target is measured with.
         server_target: The mix that the server knows, `(classes,)`; None: there is none, or it is estimated.
         validation: Rows of the training data that are held out.
-        held_out: Rows that each client which trains holds and does not train on; none of them are in `partition`.
+        held_out: Rows that each client which trains holds and does not train on, to calibrate by.
+        client_test: Rows that each client which trains holds and is tested on by itself.
         unlabelled: The target's samples, whose labels nobody knows; None where its mix is not estimated.
     """
 
@@ -51,6 +52,7 @@ class Task:
     server_target: FloatArray | None
     validation: IntArray
     held_out: tuple[IntArray, ...]
+    client_test: tuple[IntArray, ...]
     unlabelled: Inputs | None
 
     @property
@@ -75,7 +77,14 @@ def make_task(config: Config, seed: int) -> Task:
     target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), training)
     if config.partition.oracle:
         divided = _oracle(divided, training, kept, labels, target, generator(seed, Purpose.ORACLE))
-    divided, held_out = _hold_out_of_clients(divided, training, labels, config.data.held_out, seed)
+    divided = _set_apart(divided, training, labels, config.data, seed)
+    nothing = (np.empty(0, dtype=np.int64),) * training
+    held_out, client_test = divided.held_out[:training] or nothing, divided.test[:training] or nothing
+    if config.data.client_test and not sum(map(len, client_test)):
+        raise ConfigError(
+            f"data.client_test: {config.data.client_test:g} of each client is not one sample; set a larger share, or "
+            "fewer clients"
+        )
     counts = divided.counts[:training].astype(np.float64)
     if counts.sum() == 0:
         raise ConfigError("partition.clients: no client that trains has a sample; set fewer clients")
@@ -86,7 +95,7 @@ def make_task(config: Config, seed: int) -> Task:
         _check_held_out(config.data.held_out, held_out)
         last = divided.indices[-1] if training < len(divided.indices) else None
         unlabelled = _unlabelled(config, dataset, last, validation, target, generator(seed, Purpose.UNLABELLED))
-    return Task(source, divided, counts, names, target, server_target, validation, held_out, unlabelled)
+    return Task(source, divided, counts, names, target, server_target, validation, held_out, client_test, unlabelled)
 
 
 def model_info(dataset: Dataset) -> ModelInfo:
@@ -141,19 +150,31 @@ def _hold_out(
     return np.setdiff1d(free, validation), validation
 
 
-def _hold_out_of_clients(
-    divided: Partition, training: int, labels: IntArray, share: float, seed: int
-) -> tuple[Partition, tuple[IntArray, ...]]:
-    """Return the partition without what clients don't train on, and that; a target client holds out nothing."""
-    if not share:
-        return divided, (np.empty(0, dtype=np.int64),) * training
-    parts = [
-        partition.hold_out(rows, labels, share, generator(seed, Purpose.HELD_OUT, 0, client))
-        for client, rows in enumerate(divided.indices[:training])
-    ]
-    kept = [*(own for own, _ in parts), *divided.indices[training:]]
-    rule = f"{divided.rule}, without the {share:.3g} of each client's samples that are held out"
-    return Partition.of(kept, labels, divided.num_classes, rule), tuple(held for _, held in parts)
+def _set_apart(divided: Partition, training: int, labels: IntArray, section: DataSection, seed: int) -> Partition:
+    """Return the partition with what clients are tested on and hold out apart from the rest; a target client keeps all.
+
+    What a stored partition has apart already is taken as it is.
+    """
+    kept, rule = list(divided.indices), divided.rule
+    apart: dict[str, tuple[IntArray, ...]] = {"test": (), "held_out": ()}
+    for name, share, of, purpose, what in (
+        ("test", section.client_test, 1.0, Purpose.CLIENT_TEST, "it is tested on"),
+        ("held_out", section.held_out, 1 - section.client_test, Purpose.HELD_OUT, "are held out"),
+    ):
+        if share and not (stored := getattr(divided, name)):
+            parts = [
+                partition.hold_out(
+                    rows, labels, share / of, generator(seed, purpose, 0, client), every_class=section.client_test > 0
+                )
+                for client, rows in enumerate(kept[:training])
+            ]
+            kept[:training] = [own for own, _ in parts]
+            apart[name] = (*(own for _, own in parts), *(rows[:0] for rows in kept[training:]))
+            rule = f"{rule}, without the {share:.3g} of each client's samples that {what}"
+        elif share:
+            apart[name] = stored
+    made = Partition.of(kept, labels, divided.num_classes, rule)
+    return replace(made, held_out=apart["held_out"], test=apart["test"])
 
 
 def _divide(config: Config, dataset: Dataset, kept: IntArray, seed: int) -> Partition:
@@ -162,7 +183,7 @@ def _divide(config: Config, dataset: Dataset, kept: IntArray, seed: int) -> Part
     if section.rule == "file":
         stored = Partition.load(config.place(section.parameters["path"]))
         stored.check(labels)
-        if not np.isin(np.concatenate(stored.indices), kept).all():
+        if not np.isin(np.concatenate([*stored.indices, *stored.held_out, *stored.test]), kept).all():
             raise ConfigError(
                 "partition.path: some of its samples are held out or left out; set data.validation to 0, no data.rows"
             )

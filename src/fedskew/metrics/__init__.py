@@ -11,8 +11,10 @@ from fedskew.metrics._measures import (
     per_class_accuracy,
     target_accuracy,
 )
+from fedskew.metrics._sites import SiteRow
 
 __all__ = [
+    "SiteRow",
     "balanced_accuracy",
     "class_groups",
     "drift_diversity",

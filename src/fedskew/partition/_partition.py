@@ -21,6 +21,7 @@ from fedskew.partition._rule import IntArray
 
 _FORMAT = "fedskew partition 1"
 _ROW = "fedskew row"
+_PARTS = ("", "held_out_", "test_")  # prefixes of the arrays in a file: trained on, held out, tested on
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -29,12 +30,17 @@ class Partition:
     """Which samples each client holds.
 
     Attributes:
-        counts: Label counts, shape `(clients, classes)`, int64.
+        indices: Of each client, the samples that it trains on.
+        counts: Label counts of these, shape `(clients, classes)`, int64.
+        held_out: Of each client, the samples that it holds out, to calibrate; empty where nobody does.
+        test: Of each client, its own test samples; empty where nobody has such.
     """
 
     indices: tuple[IntArray, ...]
     counts: IntArray
     rule: str
+    held_out: tuple[IntArray, ...] = ()
+    test: tuple[IntArray, ...] = ()
 
     @classmethod
     def of(cls, indices: Sequence[ArrayLike], labels: ArrayLike, num_classes: int, rule: object = "") -> Partition:
@@ -111,18 +117,26 @@ class Partition:
     def hash(self) -> str:
         """SHA-256, in hex, of the clients' samples in order.
 
-        Computed over little-endian int64: the number of clients, the size of each, then all indices client by client.
+        Computed over little-endian int64: the number of clients, the size of each, then all indices client by client;
+        and the same of samples that are held out, and of test samples, where there are such.
         """
-        sizes = [len(held) for held in self.indices]
-        digest = hashlib.sha256(np.array([len(sizes), *sizes], dtype="<i8").tobytes())
-        for held in self.indices:
-            digest.update(held.astype("<i8").tobytes())
+        digest = hashlib.sha256()
+        for part in self._parts().values():
+            digest.update(np.array([len(part), *map(len, part)], dtype="<i8").tobytes())
+            for held in part:
+                digest.update(held.astype("<i8").tobytes())
         return digest.hexdigest()
+
+    def _parts(self) -> dict[str, tuple[IntArray, ...]]:
+        """Return who holds what, by the prefix of its arrays in a file; without what nobody has."""
+        parts = zip(_PARTS, (self.indices, self.held_out, self.test), strict=True)
+        return {prefix: part for prefix, part in parts if part}
 
     def check(self, labels: ArrayLike) -> None:
         """Raise DataError unless this partition was made for a data set with these labels."""
         try:
-            counts = Partition.of(self.indices, labels, self.num_classes).counts
+            all_parts = [*self.indices, *self.held_out, *self.test]
+            counts = Partition.of(all_parts, labels, self.num_classes).counts[: len(self.indices)]
         except ArgumentError as error:
             raise DataError(f"the partition was made for another data set ({error})") from None
         if not np.array_equal(counts, self.counts):
@@ -135,9 +149,10 @@ class Partition:
             "rule": np.array(self.rule),
             "hash": np.array(self.hash),
             "counts": self.counts,
-            "sizes": np.array([len(held) for held in self.indices], dtype=np.int64),
-            "indices": np.concatenate(self.indices),
         }
+        for prefix, held in self._parts().items():
+            arrays[f"{prefix}sizes"] = np.array([len(own) for own in held], dtype=np.int64)
+            arrays[f"{prefix}indices"] = np.concatenate(held)
         # Not numpy.savez: it leaves the time stamps in the archive to the Python version.
         with replacing(Path(path)) as part, zipfile.ZipFile(part, "w") as archive:
             for name, array in arrays.items():
@@ -149,19 +164,24 @@ class Partition:
         """Read a file that `save` wrote; DataError is raised where it is missing, damaged or of another kind."""
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in ("format", "rule", "hash", "counts", "sizes", "indices")}
+                arrays = {name: archive[name] for name in archive.files}
+                kind, stored, rule = (str(arrays[name]) for name in ("format", "hash", "rule"))
+                held, *apart = (
+                    tuple(np.split(arrays[f"{part}indices"], np.cumsum(arrays[f"{part}sizes"])[:-1]))
+                    if not part or f"{part}sizes" in arrays
+                    else ()
+                    for part in _PARTS
+                )
+                partition = cls(held, arrays["counts"], rule, *apart)
         except FileNotFoundError:
             raise DataError(f"{path}: there is no such partition file") from None
         except Exception as error:  # a damaged archive can raise almost anything
             raise DataError(
                 f"{path}: is not a readable partition file ({type(error).__name__}); save it again"
             ) from error
-        if str(arrays["format"]) != _FORMAT:
-            raise DataError(f"{path}: is of format {str(arrays['format'])!r}, and this version reads {_FORMAT!r}")
-        sizes = arrays["sizes"]
-        indices = tuple(np.split(arrays["indices"], np.cumsum(sizes)[:-1]))
-        partition = cls(indices, arrays["counts"], str(arrays["rule"]))
-        if partition.hash != str(arrays["hash"]) or not np.array_equal(partition.counts.sum(axis=1), sizes):
+        if kind != _FORMAT:
+            raise DataError(f"{path}: is of format {kind!r}, and this version reads {_FORMAT!r}")
+        if partition.hash != stored or not np.array_equal(partition.counts.sum(axis=1), arrays["sizes"]):
             raise DataError(f"{path}: its contents don't match its hash; save it again")
         return partition
 

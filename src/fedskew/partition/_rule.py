@@ -132,7 +132,9 @@ def stratified(labels: ArrayLike, size: int, rng: np.random.Generator) -> IntArr
     return deal(array, apportion(np.array([size]), class_sizes[None]), rng)[0]
 
 
-def hold_out(rows: IntArray, labels: ArrayLike, share: float, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+def hold_out(
+    rows: IntArray, labels: ArrayLike, share: float, rng: np.random.Generator, every_class: bool = False
+) -> tuple[IntArray, IntArray]:
     """Divide a client's samples into those that it trains on and those that are held out, both ascending.
 
     Every sample is held out with the same probability, and of every class the share, rounded up or down at random: so
@@ -142,6 +144,7 @@ def hold_out(rows: IntArray, labels: ArrayLike, share: float, rng: np.random.Gen
         rows: The client's samples, as indices into `labels`.
         labels: Class ids of the whole data set, shape `(samples,)`.
         share: Share to hold out, from 0 to below 1; else ArgumentError is raised.
+        every_class: Whether one sample at least of each class stays.
     """
     if not 0 <= share < 1:
         raise ArgumentError(f"share: must be from 0 to below 1, not {share}")
@@ -149,6 +152,10 @@ def hold_out(rows: IntArray, labels: ArrayLike, share: float, rng: np.random.Gen
     by_class = mixed[np.argsort(np.asarray(labels)[mixed], kind="stable")]
     passed = np.floor(share * np.arange(len(by_class) + 1) + rng.random())  # systematic sampling, from a random start
     taken = np.diff(passed) > 0
-    if taken.all():
+    if every_class:
+        _, first, sizes = np.unique(np.asarray(labels)[by_class], return_index=True, return_counts=True)
+        whole = np.add.reduceat(taken.astype(np.int64), first) == sizes
+        taken[first[whole]] = False
+    elif taken.all():
         taken[-1:] = False
     return np.sort(by_class[~taken]), np.sort(by_class[taken])

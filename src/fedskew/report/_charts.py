@@ -33,8 +33,9 @@ from fedskew.names import visible
 from fedskew.report._runs import Group, alike, listed
 from fedskew.report.drawing import Curve, FloatArray
 
-GOOD, CLASSES, DATA, ROUND, LOCAL = (
+GOOD, SITES, CLASSES, DATA, ROUND, LOCAL = (
     "How good the model is",
+    "Worth it for each client",
     "Class by class",
     "Who holds what, and who trains",
     "What happens in a round",
@@ -218,7 +219,7 @@ class Figure:
 
 def figures(groups: list[Group]) -> list[tuple[str, list[Figure]]]:
     """Draw every figure that these runs have the records for, under its heading."""
-    sections: dict[str, list[Figure]] = {section: [] for section in (GOOD, CLASSES, DATA, ROUND, LOCAL)}
+    sections: dict[str, list[Figure]] = {section: [] for section in (GOOD, SITES, CLASSES, DATA, ROUND, LOCAL)}
     for draw, key, settings in FIGURES:
         for members in alike(groups, key):
             drawn = Figure(groups, members, **settings)

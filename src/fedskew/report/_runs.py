@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from fedskew.engine import Evaluation, RoundRecord
+    from fedskew.metrics import SiteRow
 
 LAST = 10
 """How many rounds at the end `last10` of a summary is a mean of."""
 
 
-_NOT_TESTED = ("root", "validation", "held_out")  # keys of `[data]` that don't change the test set
+_NOT_TESTED = ("root", "validation", "held_out", "client_test")  # keys of `[data]` that don't change the test set
 _WORSE = 0.01  # of accuracy: a finish that costs more is pointed out
 _UNEVEN = 1.5  # the most frequent class has more than so many times an even share of the test samples
 
@@ -47,6 +48,7 @@ class SeedRun:
         target: Label mix of the target, shape `(classes,)`, sum 1; None without a target.
         summary: The content of `summary.json`; empty for a run that has not ended.
         notes: What its labels said about it before it was trained, a sentence each.
+        sites: Figures of the trained models at each client, on its own test samples; empty where there are none.
     """
 
     MOMENTS: ClassVar[Mapping[str, str]] = {
@@ -66,6 +68,7 @@ class SeedRun:
     target: NDArray[np.float64] | None
     summary: dict[str, Any]
     notes: tuple[str, ...] = ()
+    sites: tuple[SiteRow, ...] = ()
 
     @property
     def summarised_by(self) -> str:
@@ -241,14 +244,13 @@ class SeedRun:
         return lines
 
 
-def _entry(record: RoundRecord, name: str, inner: str = "") -> float:
-    """Return a record's entry, or an entry of that; NaN where there is none."""
+def _entry(record: RoundRecord, name: str, *path: str) -> float:
+    """Return a record's entry, or by a path an entry inside it; NaN where there is none."""
     whole: Any = getattr(record, name)
-    values = [
-        part if not inner else part[inner] if isinstance(part, dict) else getattr(part, inner)
-        for part in (whole if isinstance(whole, list) else [whole])
-        if part is not None
-    ]
+    values = whole if isinstance(whole, list) else [whole]
+    for inner in path:
+        known_parts = [part for part in values if part is not None]
+        values = [part.get(inner) if isinstance(part, dict) else getattr(part, inner) for part in known_parts]
     known = [float(value) for value in values if value is not None and math.isfinite(value)]
     return statistics.fmean(known) if known else math.nan
 
@@ -265,7 +267,7 @@ def _finished(run: SeedRun, finish: dict[str, Any]) -> SeedRun:
     moments = {"final": figures, "last10": {**figures, "evaluations": 1}, "max": figures}
     missing = {"last_tenth": None, "best_by_validation": None}
     summary = run.summary | {key: run.summary[key] + cost for key, cost in costs.items()} | moments | missing
-    return replace(run, label=SeedRun.after_finish(run.label, finish["name"]), rounds=rounds, summary=summary)
+    return replace(run, label=SeedRun.after_finish(run.label, finish["name"]), rounds=rounds, summary=summary, sites=())
 
 
 def averaged_over(runs: Iterable[SeedRun]) -> str:

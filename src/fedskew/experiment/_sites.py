@@ -1,0 +1,48 @@
+"""Models at each client, evaluated on the client's own test samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from fedskew.engine.target import logits_of
+from fedskew.experiment._task import Task
+from fedskew.metrics import SiteRow
+from fedskew.models import FlatModel, ModelState
+
+
+@dataclass(frozen=True)
+class ClientTests:
+    """The test samples of all clients, `task.client_test`, and the network that a model is written into."""
+
+    task: Task
+    model: FlatModel
+
+    def rows(self, row: str, logits: Callable[[int], ArrayLike | Tensor]) -> tuple[SiteRow, ...]:
+        """Make a row of the table for every client that has test samples.
+
+        `logits(client)` returns those of `task.client_test[client]`, `(samples, classes)`, in this order: for a model
+        of the client's own `self.logits(network, client)`.
+        """
+        targets = self.task.dataset.targets.numpy()
+        return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits)
+
+    def logits(self, network: nn.Module, client: int) -> ArrayLike:
+        """Compute the logits of one client's test samples; the network is left in its evaluation mode."""
+        return logits_of(network, self.task.dataset.inputs, self.task.client_test[client], finite=False)
+
+    def of_one(self, row: str, state: ModelState) -> tuple[SiteRow, ...]:
+        """Make a row of the table for one model at all clients, whose samples go through the network together."""
+        self.model.write_state(state)
+        own = self.task.client_test
+        together = logits_of(self.model.network, self.task.dataset.inputs, np.concatenate(own), finite=False)
+        apart = np.split(together, np.cumsum([len(rows) for rows in own])[:-1])
+        return self.rows(row, apart.__getitem__)
+
+    def common(self, state: ModelState) -> tuple[SiteRow, ...]:
+        """Make the row of the federation's model; a `SiteEvaluator`."""
+        return self.of_one("common", state)
