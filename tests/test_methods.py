@@ -207,7 +207,9 @@ def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
         refused |= bool(robust & MERGING) and bool({first, second} & {"fednova", "fedexp"})
         refused |= {first, second} <= FIXED
         refused |= bool(FIXED & {first, second}) and bool({"adapt", "ccvr"} & {first, second})
-        refused |= "fedconcat" in (first, second) and bool({first, second} & {"fedvls", *OF_ONE_MODEL})
+        own = {"partial", "ditto", "rod"}
+        refused |= "fedconcat" in (first, second) and bool({first, second} & {"fedvls", *own, *OF_ONE_MODEL})
+        refused |= {first, second} == {"partial", "scaffold"}
         for name in (f"{first}+{second}", f"{second}+{first}"):
             if refused:
                 with pytest.raises(CombinationError):
@@ -219,7 +221,9 @@ def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
 @pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
 def test_a_preset_expands_to_a_method_that_replays_itself(name):
     whole = expand({"preset": name})
-    assert set(whole) == set(SLOTS) | ({"pipeline"} if name == "fedconcat" else BRINGS.get(name, set()) & {"finish"})
+    assert set(whole) == set(SLOTS) | (
+        {"pipeline"} if name == "fedconcat" else BRINGS.get(name, set()) & {"finish", "personal"}
+    )
     assert expand(whole) == whole
     assert expand({slot: getattr(build(whole), slot) for slot in whole}) == whole
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 33_900, "docstrings": 9_400, "files": 298, "names": 316},
+    "src": {"code": 33_900, "docstrings": 9_400, "files": 298, "names": 324},
     "tests": {"code": 28_600},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -28,7 +28,7 @@ def test_three_classes_by_hand() -> None:
     calibration = Calibration(2.0, np.log([1.0, 1.0, 0.5]))
     expected = np.array([14.0, 12.0, 24.0]) / 50
     np.testing.assert_allclose(personal(logits, calibration, [2, 1, 1], [3, 0, 1]), [expected], rtol=1e-12)
-    moved = Prior().move(logits, HeldOut(calibration, np.array([0.5, 0.25, 0.25])), [3, 0, 1])
+    moved = Prior().moved(logits, HeldOut(calibration, np.array([0.5, 0.25, 0.25])), [3, 0, 1])
     np.testing.assert_allclose(softmax(moved, axis=1), [expected], rtol=1e-12)
 
 
@@ -55,7 +55,7 @@ def test_it_is_as_often_right_as_bayes_rule(mix: str, balanced: bool) -> None:
         told = HeldOut(calibrate(3 * held + skewed, labels), np.full(3, 1 / 3), told.tables)
     theirs, truth = mixture(OWN, 100_000, 2)
     bayes = np.argmax(theirs + np.log(np.maximum(OWN, 1e-300)), axis=1) == truth
-    moved = Prior(mix).move(3 * theirs + skewed, told, 1000 * OWN)
+    moved = Prior(mix).moved(3 * theirs + skewed, told, 1000 * OWN)
     assert np.mean(moved.argmax(axis=1) == truth) == pytest.approx(bayes.mean(), abs=0.002)
     assert np.mean((3 * theirs + skewed).argmax(axis=1) == truth) < bayes.mean() - 0.1
 
@@ -64,18 +64,20 @@ def test_an_estimate_follows_a_mix_that_counts_do_not_know() -> None:
     held, labels = mixture(HELD_OUT, 5000, 3)
     now, truth = mixture(np.array([0.05, 0.9, 0.05]), 2000, 4)
     told, before = HeldOut.of(held, labels), [900, 50, 50]
-    right = {mix: np.mean(Prior(mix).move(now, told, before).argmax(axis=1) == truth) for mix in ("counts", "estimate")}
+    right = {
+        mix: np.mean(Prior(mix).moved(now, told, before).argmax(axis=1) == truth) for mix in ("counts", "estimate")
+    }
     assert right["estimate"] > right["counts"] + 0.3
     few = now[:10]  # say too little of a mix
-    np.testing.assert_array_equal(Prior("estimate").move(few, told, before), Prior().move(few, told, before))
-    assert Prior("estimate").move(now[:0], told, before).shape == (0, 3)
+    np.testing.assert_array_equal(Prior("estimate").moved(few, told, before), Prior().moved(few, told, before))
+    assert Prior("estimate").moved(now[:0], told, before).shape == (0, 3)
 
 
 def test_a_class_without_a_held_out_sample_is_never_predicted() -> None:
     logits, labels = np.random.default_rng(5).normal(size=(50, 3)), np.arange(50) % 2
     told = HeldOut.of(logits, labels)
     assert told.mix.tolist() == [0.5, 0.5, 0]
-    moved = Prior().move(logits, told, [1, 1, 98])
+    moved = Prior().moved(logits, told, [1, 1, 98])
     assert (moved[:, 2] == NEVER).all()
     assert np.isfinite(moved).all()
     assert not personal(logits, told.calibration, told.mix, [1, 1, 98])[:, 2].any()
@@ -107,6 +109,6 @@ def test_mistakes_are_named(held_out_mix, counts, message) -> None:
 
 def test_an_estimate_needs_the_held_out_samples_by_outcome() -> None:
     with pytest.raises(ArgumentError, match="^tables: "):
-        Prior("estimate").move([[0.0, 0.0]], HeldOut(Calibration(1.0, np.zeros(2)), np.array([0.5, 0.5])), [1, 1])
+        Prior("estimate").moved([[0.0, 0.0]], HeldOut(Calibration(1.0, np.zeros(2)), np.array([0.5, 0.5])), [1, 1])
     with pytest.raises(ArgumentError, match="mix"):
         Prior("guess")

@@ -361,7 +361,9 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     """Make the site that a config and an agreement describe, and that keeps to its terms."""
     plan = Plan.of(config, agreement, at_site=True)
     assert data.state is not None, "data.toml always has one"
-    work = make_work(config, config.seeds[0], plan.method, data, tuple(agreement.mean), tuple(agreement.std))
+    work = make_work(
+        config, config.seeds[0], plan.method, plan.model, data, tuple(agreement.mean), tuple(agreement.std)
+    )
     torch.set_num_threads(config.engine.threads)
     worker = Worker(plan.model, work, data)
     masks = Masks.of(plan, terms, data.state, place) if plan.is_masked else None

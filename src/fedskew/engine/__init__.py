@@ -15,6 +15,7 @@ from fedskew.engine._backend import (
     cohort_size,
 )
 from fedskew.engine._faults import stilled
+from fedskew.engine._private import Private
 from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundRecord, RoundRunner, plain, predict
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState
@@ -36,6 +37,7 @@ __all__ = [
     "LocalWork",
     "Observer",
     "PartitionedData",
+    "Private",
     "ProcessBackend",
     "RankBackend",
     "RoundRecord",

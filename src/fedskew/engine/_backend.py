@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew.data import Augmentation, Inputs
+from fedskew.engine._private import Private
 from fedskew.errors import ArgumentError, ComponentError, FedskewError, RunError, place_of
 from fedskew.hooks import Hooks
 from fedskew.local_steps import LocalStep, StepSettings
@@ -278,7 +279,7 @@ class LocalWork:
     """Local training as a method and a run's settings define it.
 
     Shuffles, quotas, dropout and augmentation depend only on (`seed`, round, client). `hooks` are the method's
-    components that have hooks, by name.
+    components that have hooks, by name; `private` is what of the model never leaves a client.
     """
 
     data: ClientData
@@ -288,6 +289,7 @@ class LocalWork:
     seed: int
     augment: Augmentation | None = None
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
+    private: Private | None = None
 
     def trains_like(self, other: LocalWork) -> bool:
         """Return whether other work on the same data set is the same but for samples, seed and learning rate.
@@ -295,8 +297,8 @@ class LocalWork:
         Pickles are compared, so that no parameter of a component is left out; what has none is different.
         """
         training = replace(other.training, lr=self.training.lr, lr_decay=self.training.lr_decay)
-        ours = (self.objective, self.local_step, self.training, self.hooks)
-        theirs = (other.objective, other.local_step, training, other.hooks)
+        ours = (self.objective, self.local_step, self.training, self.hooks, self.private)
+        theirs = (other.objective, other.local_step, training, other.hooks, other.private)
         try:
             return pickle.dumps(ours) == pickle.dumps(theirs)
         except Exception:  # such as a class that stands in a function

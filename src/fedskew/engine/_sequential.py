@@ -38,11 +38,16 @@ PERSISTENT = "training."
 
 
 class ClientSetup(NamedTuple):
-    """Everything that a client's local steps need; `state` is what it kept, on the training device."""
+    """Everything that a client's local steps need.
+
+    `sent` is what it begins with, that is, what the server sent, with layers that the client has for itself; `common`
+    the model as it was sent. `state` is what the client kept, on the training device.
+    """
 
     round: int
     task: Assignment
     sent: Sent
+    common: ModelState
     state: Mapping[str, Tensor]
     samples: ClientSamples
     settings: StepSettings
@@ -127,12 +132,16 @@ class SequentialBackend(Backend):
 
     def set_up(self, round: int, task: Assignment, sent: Sent) -> ClientSetup:
         """Prepare a client's local training: its samples, settings and context."""
-        start = sent.model.parameters
-        state = {name: value.to(start.device) for name, value in task.state.items()}  # from files: on the CPU
+        common, device = sent.model, sent.model.parameters.device
+        state = {name: value.to(device) for name, value in task.state.items()}  # from files: on the CPU
         samples = self.work.samples(round, task)
-        counts = torch.as_tensor(samples.counts, dtype=start.dtype, device=start.device)
+        if (private := self.work.private) is not None:
+            sent = sent._replace(model=private.start(common, state))
+            state |= private.steps(self.work.training.batches_of_epoch(len(samples.rows)))
+        counts = torch.as_tensor(samples.counts, dtype=common.parameters.dtype, device=device)
         settings = self.work.settings(round, sent, state)
-        return ClientSetup(round, task, sent, state, samples, settings, Context(counts, broadcast=sent.broadcast))
+        context = Context(counts, broadcast=sent.broadcast)
+        return ClientSetup(round, task, sent, common, state, samples, settings, context)
 
     def finish(self, setup: ClientSetup, result: ClientResult, row: Tensor | None = None) -> Update:
         """Make the update of a client that has taken its last local step; `row` is memory for its change."""
@@ -164,12 +173,16 @@ class SequentialBackend(Backend):
                 own, returned = hooks.end_local(end)
             state |= own
             reply |= returned
-        change = torch.sub(result.model.parameters, start, out=row)
+        change, buffers = torch.sub(result.model.parameters, start, out=row), result.model.buffers
+        if (private := work.private) is not None:
+            state |= private.kept(result.model)
+            change[private.parameters] = 0
+            buffers = torch.where(private.buffers, setup.common.buffers, buffers)
         return Update(
             client=setup.task.client,
             change=change,
             norm=torch.linalg.vector_norm(change),
-            buffers=result.model.buffers,
+            buffers=buffers,
             integers=result.model.integers,
             steps=result.steps,
             loss=result.loss,
@@ -181,6 +194,8 @@ class SequentialBackend(Backend):
     def _train(self, setup: ClientSetup) -> ClientResult:
         work, settings = self.work, setup.settings
         round, task, samples, client = setup.round, setup.task, setup.samples, setup.task.client
+        if self._teacher is not None and work.private is not None:
+            self._teacher.load(setup.sent.model)
         self.model.write_state(setup.sent.model)
         self.model.network.train()
         previous = self._previous_of(setup)

@@ -275,6 +275,7 @@ def _with_rule_defaults(section: sections.PartitionSection) -> sections.Partitio
 def _check(config: Config) -> None:
     """Check what depends on several sections."""
     engine, training, tune = config.engine, config.training, config.tune
+    method = methods.build(config.method, training.momentum)
     if engine.seeds_together and engine.backend != "cohort":
         raise ConfigError(
             "engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
@@ -291,6 +292,7 @@ def _check(config: Config) -> None:
         raise ConfigError("evaluation.sites: clients have no test samples of their own; set data.client_test = 0.3")
     if config.data.client_test + config.data.held_out >= 1:
         raise ConfigError("data.client_test: with data.held_out nothing is left to train on; set smaller shares")
+    _check_sites(config, method)
     if training.steps is not None and training.epochs != 1:
         raise ConfigError("training.steps: stands in place of epochs; set only one of them")
     if config.conditions.stragglers and (training.steps is not None or 0 < training.epochs < 1):
@@ -299,7 +301,6 @@ def _check(config: Config) -> None:
         raise ConfigError(f"seeds: {config.seeds} names a seed twice")
     if config.target.is_estimated and config.target.noise:
         raise ConfigError("target.noise: is added to a mix that is given, and this one is estimated; set it to 0")
-    method = methods.build(config.method, training.momentum)
     if engine.updates == "masked" and (reason := methods.masks_refused(method)) is not None:
         raise ConfigError(f"engine.updates: {reason}")
     if engine.label_counts == "summed":
@@ -335,6 +336,16 @@ def _check(config: Config) -> None:
             config.tuned(value)
         except FedskewError as error:
             raise ConfigError(f"tune.values: {value!r} is not valid: {error}") from None
+
+
+def _check_sites(config: Config, method: methods.Method) -> None:
+    """Refuse models at clients that could not be made or evaluated."""
+    if config.evaluation.baselines and not config.data.client_test:
+        raise ConfigError("evaluation.baselines: clients have no test samples of their own; set data.client_test = 0.3")
+    if config.evaluation.baselines and method.pipeline is not None:
+        raise ConfigError("evaluation.baselines: not possible with a pipeline, which trains several networks")
+    if getattr(method.personal, "head_epochs", 0) and config.training.persist_momentum:
+        raise ConfigError("method.personal.head_epochs: not possible with training.persist_momentum")
 
 
 def _check_summed(config: Config, method: methods.Method) -> None:

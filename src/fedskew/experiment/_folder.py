@@ -86,7 +86,7 @@ class RunState:
 
     `best` is the best model by validation so far, `best_round` its round and `best_score` its score (-1 before the
     first validation, and the untrained model), `stale` the number of validations since then. `clients` are the rounds
-    that clients' stored states are of, `(clients that took part, 2)`.
+    that clients' stored states are of, `(clients that took part, 2)`, `own` those of their own models.
     """
 
     server: ServerState
@@ -95,6 +95,7 @@ class RunState:
     best_round: int
     stale: int
     clients: NDArray[np.int64]
+    own: NDArray[np.int64]
 
     def numbers(self) -> dict[str, Any]:
         """Return what is no tensor."""
@@ -108,15 +109,17 @@ class RunState:
     def tensors(self) -> Mapping[str, Tensor]:
         """Return all tensors by name: the server's, and those of two more owners."""
         whole = self.server.having("best", self.best._asdict())
-        return whole.having("clients", {"rounds": torch.from_numpy(self.clients)}).tensors
+        rounds = {"rounds": torch.from_numpy(self.clients), "own": torch.from_numpy(self.own)}
+        return whole.having("clients", rounds).tensors
 
     def restored(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> RunState:
         """Return the state of which these are, whose tensors are named, and on the devices, as here."""
         own = {name: numbers[name] for name in self.numbers()}
         parts = {name: tensors[name].to(like.device) for name, like in self.tensors().items()}
         whole = ServerState(own.pop("round"), parts)
-        best, clients = ModelState(**whole.of("best")), whole.of("clients")["rounds"].numpy()
-        return RunState(whole.having("best", {}).having("clients", {}), best, clients=clients, **own)
+        best, rounds = ModelState(**whole.of("best")), whole.of("clients")
+        server = whole.having("best", {}).having("clients", {})
+        return RunState(server, best, clients=rounds["rounds"].numpy(), own=rounds["own"].numpy(), **own)
 
 
 class RunFolder:

@@ -38,8 +38,6 @@ RunRounds = Callable[[Sequence[engine.RoundRunner], Sequence[Any]], Sequence[Pla
 Evaluator = Callable[[int, ModelState], tuple[engine.Evaluation | None, engine.Evaluation | None]]
 """Evaluates the model of a round on the test and on the validation set; None for a set that there isn't."""
 
-SiteEvaluator = Callable[[ModelState], tuple[SiteRow, ...]]
-"""Evaluates a model at each client, on the client's own test samples."""
 
 Finisher = Callable[[ModelState, Any], FinishedModel]
 """Returns what becomes of the model of the last round, and of the server's last state."""
@@ -53,6 +51,24 @@ class Watch(Protocol):
 
     def check(self, server: Any, /) -> None:
         """Raise RunError where the run must not go on from a state, which is saved."""
+
+
+class Sites(Protocol):
+    """The models that there are at each client."""
+
+    states: engine.ClientStates
+
+    def advance(self, round: int, sent: ModelState, answered: list[int], /) -> None:
+        """Train clients' own models beside the common one, after a round."""
+
+    def complete(self, records: Sequence[engine.RoundRecord], /) -> None:
+        """Train own models of the clients that never took part."""
+
+    def __call__(self, common: ModelState, round: int, /) -> tuple[SiteRow, ...]:
+        """Evaluate all models of a round on the clients' own test samples."""
+
+    def close(self) -> None:
+        """Release what trains own models."""
 
 
 @dataclass(eq=False)
@@ -70,7 +86,7 @@ class TrainingLoop:
         clients: What clients keep between their participations.
         folder: Where the run is written; None: it stays in memory.
         watch: Judges each round; None: none is undone.
-        sites: Evaluates models at each client; None where clients have no test samples.
+        sites: The models at each client; None where clients have no test samples.
         finisher: Finishes the last round's model; None: it stays as it is.
         finished: The finished model after `finish`; None where the method has no finish.
     """
@@ -85,7 +101,7 @@ class TrainingLoop:
     clients: engine.ClientStates
     folder: RunFolder | None = None
     watch: Watch | None = None
-    sites: SiteEvaluator | None = None
+    sites: Sites | None = None
     finisher: Finisher | None = None
     records: list[engine.RoundRecord] = field(default_factory=list, init=False)
     finished: ModelState | None = field(default=None, init=False)
@@ -121,7 +137,7 @@ class TrainingLoop:
         self._progress = progress
         server = self.runner.start(self.untrained)
         nobody = np.zeros((0, 2), dtype=np.int64)
-        state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0, clients=nobody)
+        state = RunState(server, best=server.model, best_score=-1.0, best_round=-1, stale=0, clients=nobody, own=nobody)
         found = None
         if self.folder is not None:
             self.folder.open(self.config, self.task(), resume)
@@ -132,6 +148,8 @@ class TrainingLoop:
         else:
             self._state, self.records = found
             self.clients.restore(self._state.clients)
+            if self.sites is not None:
+                self.sites.states.restore(self._state.own)
         if progress is not None:
             for record in self.records:
                 progress(record.to_dict())
@@ -143,6 +161,8 @@ class TrainingLoop:
 
     def advance(self, server: Any, record: engine.RoundRecord) -> None:
         """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due."""
+        if self.sites is not None:
+            self.sites.advance(record.round, self.server.model, record.answered)
         self._state = self._evaluated(replace(self._state, server=server), record)
         if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
             self.save()
@@ -158,8 +178,11 @@ class TrainingLoop:
         Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
         """
         if self.folder is not None and self.clients.newest <= self.server.round:
-            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save()))
-            self.clients.drop_stale()
+            own = None if self.sites is None else self.sites.states
+            kept = self._state.own if own is None else own.save()
+            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save(), own=kept))
+            for states in filter(None, (self.clients, own)):
+                states.drop_stale()
 
     def finish(self) -> SeedRun:
         """Write the summary and the models; the final one is then in `model`."""
@@ -174,17 +197,26 @@ class TrainingLoop:
             self.model.write_state(state.best)
             folder.save_model("best.safetensors", self.model.state_dict(), self.info)
         self.save_model()
-        rows = () if self.sites is None else self.sites(self.model.read_state())
-        if rows and folder is not None:
-            folder.write_sites(rows)
         if self.finisher is not None:
             with self._kept():
                 summary["finished"] = self._finish(self.finisher, self.model.read_state())
+        rows = self._evaluate_sites()
         if folder is not None:
             folder.write_summary(summary)
         for tracker in self._trackers:
             tracker.finish(summary)
         return self._run(summary, rows)
+
+    def _evaluate_sites(self) -> tuple[SiteRow, ...]:
+        """Evaluate the models at each client, the common one as it was finished, and write their figures."""
+        if self.sites is None:
+            return ()
+        self.sites.complete(self.records)
+        with self._kept():
+            rows = self.sites(self.model.read_state() if self.finished is None else self.finished, self.server.round)
+        if self.folder is not None:
+            self.folder.write_sites(rows)
+        return rows
 
     def save_model(self) -> None:
         """Write the model as it is after the last round; it is then in `model` too."""
@@ -262,7 +294,7 @@ class TrainingLoop:
         if model is not None:
             record.evaluation, record.validation = self.evaluate(record.round, model)
             if self.sites is not None and self.config.evaluation.sites:
-                record.sites = SiteRow.over_clients(self.sites(model))
+                record.sites = SiteRow.over_clients(self.sites(model, record.round))
             if record.validation is not None and record.validation.score > state.best_score:
                 score = record.validation.score
                 state = replace(state, best=model, best_score=score, best_round=record.round, stale=0)
@@ -314,6 +346,8 @@ def run_in_step(
     with compute_threads(loops[0].config.engine.threads), ExitStack() as stack:
         for loop in loops:
             stack.enter_context(closing(loop.runner)).open()
+            if loop.sites is not None:
+                stack.enter_context(closing(loop.sites))
         for loop in loops:
             loop.begin(resume, progress)
         try:

@@ -233,6 +233,10 @@ class EvaluationSection(Section):
     sites: bool = False
     """Also evaluate the model at each client, on the client's own test samples (`data.client_test`), whenever it is
     evaluated; without it: after the last round alone."""
+    baselines: list[Literal["alone", "pooled"]] = []
+    """What the models at each client are compared with: "alone", each client's own training, as many steps as it takes
+    in the federation, of which the best on its held-out samples counts; "pooled", one model of all training samples in
+    one place, in every round as many steps as a client takes in the mean."""
     patience: Annotated[int, Field(ge=0)] = 0
     """Stop after so many evaluations without a better validation accuracy; 0: never."""
     summary: Literal["final", "last 10", "best on validation"] = "final"

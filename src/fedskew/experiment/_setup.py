@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
-from fedskew.experiment._sites import ClientTests
+from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import Task, make_task, model_info
 from fedskew.experiment._work import (
@@ -76,7 +77,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     )
     clients = engine.ClientStates(None if folder is None else folder / "checkpoint" / "clients")
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
-    runner, untrained, model = _make_runner(config, seed, task, device, clients, observe)
+    runner, untrained, model, sites = _make_runner(config, seed, task, device, clients, observe, folder)
     if refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0]))):
         check_batches(config, task.client_names, task.counts.sum(axis=1).astype(np.int64))
     method = methods.build(config.method, config.training.momentum)
@@ -104,7 +105,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         clients=clients,
         folder=files,
         watch=make_watch(seed, runner, model, task),
-        sites=ClientTests(task, model).common if config.data.client_test else None,
+        sites=sites,
         finisher=make_finisher(config, seed, task, model),
     )
 
@@ -144,8 +145,9 @@ def _make_runner(
     device: torch.device,
     clients: engine.ClientStates,
     observe: engine.Observer | None,
-) -> tuple[engine.RoundRunner, ModelState, FlatModel]:
-    """Return the runner of a method's rounds, the untrained model, and the network for evaluated models."""
+    folder: Path | None,
+) -> tuple[engine.RoundRunner, ModelState, FlatModel, SiteModels | None]:
+    """Return the runner of a method's rounds, the untrained model, the network for evaluated models, and own models."""
     training, dataset = config.training, task.dataset
     method = methods.build(config.method, training.momentum)
     some = dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
@@ -155,7 +157,7 @@ def _make_runner(
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
     )
-    work = make_work(config, seed, method, samples, dataset.mean, dataset.std)
+    work = make_work(config, seed, method, model, samples, dataset.mean, dataset.std)
     conditions = config.conditions
     noisy = (
         None
@@ -171,9 +173,11 @@ def _make_runner(
         size //= method.pipeline.clusters  # each cluster's part of a cohort trains by itself
     protection = make_protection(config, model, len(task.counts))
     announced = _announced(config, method, task.counts if weighed is None else weighed, target)
+    processes = _processes(config, model, task, size, some)
+    private_bytes = 0 if work.private is None else work.private.bytes
     federation = engine.Federation(
         method=method,
-        backend=_backend(config, model, work, observe, size, _processes(config, model, task, size, some)),
+        backend=_backend(config, model, work, observe, size, processes),
         counts=task.counts,
         target=target,
         participation=training.participation,
@@ -187,12 +191,15 @@ def _make_runner(
         weight_limit=training.weight_limit,
         aim=config.target.estimation(dataset.num_classes),
         codec=Floats() if config.engine.updates == "plain" else FixedPoint(protection, announced),
-        constant_bytes=model.constant_bytes(some.to(device)),
+        constant_bytes=model.constant_bytes(some.to(device)) + private_bytes,
     )
+    runner: engine.RoundRunner = federation
+    untrained, whole = model.read_state(), model
     if method.pipeline is not None:
         runner = _fedconcat(method.pipeline, config, federation, model, work, observe)
-        return runner, model.read_state(), runner.whole
-    return federation, model.read_state(), model
+        whole = runner.whole
+    own = partial(_backend, config, observe=None, clients=size, processes=processes)
+    return runner, untrained, whole, SiteModels.of(config, task, whole, work, untrained, clients, folder, own)
 
 
 def _announced(config: Config, method: methods.Method, counts: FloatArray, target: FloatArray | None) -> Facts | None:

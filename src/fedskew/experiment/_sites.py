@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fedskew.engine.target import logits_of
 from fedskew.experiment._task import Task
 from fedskew.metrics import SiteRow
 from fedskew.models import FlatModel, ModelState
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class ClientTests:
         targets = self.task.dataset.targets.numpy()
         return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits)
 
-    def logits(self, network: nn.Module, client: int) -> ArrayLike:
+    def logits(self, network: nn.Module, client: int) -> FloatArray:
         """Compute the logits of one client's test samples; the network is left in its evaluation mode."""
         return logits_of(network, self.task.dataset.inputs, self.task.client_test[client], finite=False)
 
@@ -42,7 +44,3 @@ class ClientTests:
         together = logits_of(self.model.network, self.task.dataset.inputs, np.concatenate(own), finite=False)
         apart = np.split(together, np.cumsum([len(rows) for rows in own])[:-1])
         return self.rows(row, apart.__getitem__)
-
-    def common(self, state: ModelState) -> tuple[SiteRow, ...]:
-        """Make the row of the federation's model; a `SiteEvaluator`."""
-        return self.of_one("common", state)

@@ -18,6 +18,7 @@ from fedskew.engine import (
     ClientEvaluation,
     Evaluation,
     LocalWork,
+    Private,
     cohort_size,
     plain,
     predict,
@@ -27,6 +28,7 @@ from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
+from fedskew.personal import Names, Personal
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
 
@@ -57,9 +59,15 @@ def make_network(
 
 
 def make_work(
-    config: Config, seed: int, method: Method, samples: ClientData, mean: tuple[float, ...], std: tuple[float, ...]
+    config: Config,
+    seed: int,
+    method: Method,
+    model: FlatModel,
+    samples: ClientData,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
 ) -> LocalWork:
-    """Build the local training of a config.
+    """Build the local training of a config; ConfigError where the network lacks layers that clients are to keep.
 
     Samples were normalised by `mean` and `std`, by channel, which augmentation needs.
     """
@@ -71,12 +79,22 @@ def make_work(
     return LocalWork(
         data=samples,
         objective=method.objective,
-        local_step=method.local_step,
+        local_step=method.local_step if method.personal is None else method.personal.local_step(method.local_step),
         training=config.training.local(),
         seed=seed,
         augment=augment,
         hooks=hooked(method),
+        private=None if method.personal is None else _private(method.personal, model),
     )
+
+
+def _private(personal: Personal, model: FlatModel) -> Private | None:
+    """Mark what never leaves a client; None where that is nothing."""
+    try:
+        names = personal.private(Names.of(model.module, model.names))
+    except ArgumentError as error:
+        raise ConfigError(f"method.personal.{error}") from None
+    return Private.of(model, names, getattr(personal, "head_epochs", 0)) if names else None
 
 
 def make_protection(config: Config, model: FlatModel, clients: int) -> Protection | None:

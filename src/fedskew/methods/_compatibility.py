@@ -25,6 +25,12 @@ FUNCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "aggregation": {"combine": ("updates", "weights"), "combine_buffers": ("changes", "weights")},
     "server_update": {"move": ("state", "parameters", "change", "extras"), "init": ("parameters",)},
     "finish": {"finish": ("head", "ask", "known"), "statistics": ("question", "observed")},
+    "personal": {
+        "trainings": (),
+        "private": ("names",),
+        "local_step": ("step",),
+        "moved": ("logits", "held_out", "counts"),
+    },
     "pipeline": {"divide": ("counts", "rng")},
 }
 """The functions that a component of each slot must have, with the arguments that they are called with, by position."""

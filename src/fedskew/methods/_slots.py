@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedskew import aggregation, finish, local_steps, objectives, pipelines, selection, server_updates, weighting
+from fedskew import (
+    aggregation,
+    finish,
+    local_steps,
+    objectives,
+    personal,
+    pipelines,
+    selection,
+    server_updates,
+    weighting,
+)
 from fedskew.aggregation import Aggregation, Mean
 from fedskew.finish import Finish
 from fedskew.local_steps import LocalStep
 from fedskew.objectives import Loss, Objective
+from fedskew.personal import Personal
 from fedskew.pipelines import FedConcat
 from fedskew.selection import Selection
 from fedskew.server_updates import ServerUpdate
@@ -27,6 +38,7 @@ class Method:
         objective: What a client minimises: a classification loss and weighted terms.
         pipeline: Set where the rounds are not all alike.
         finish: What happens once after the last round; mostly nothing.
+        personal: What a client does with the common model for itself; mostly nothing.
     """
 
     selection: Selection
@@ -37,6 +49,7 @@ class Method:
     aggregation: Aggregation = field(default_factory=Mean)
     pipeline: FedConcat | None = None
     finish: Finish | None = None
+    personal: Personal | None = None
 
     def components(self) -> list[tuple[str, Any]]:
         """Return every component with its slot; the objective as its loss and its terms."""
@@ -57,8 +70,13 @@ SLOTS: dict[str, Mapping[str, type]] = {
 }
 """The components of each slot of a round by name."""
 
-PLACES: dict[str, Mapping[str, type]] = {**SLOTS, "finish": finish.INDEX, "pipeline": pipelines.INDEX}
-"""Where a component may stand: the slots of a round, and finish and pipeline, which most methods leave empty."""
+PLACES: dict[str, Mapping[str, type]] = {
+    **SLOTS,
+    "finish": finish.INDEX,
+    "personal": personal.INDEX,
+    "pipeline": pipelines.INDEX,
+}
+"""Where a component may stand: the slots of a round, and others, which most methods leave empty."""
 
 DEFAULTS: dict[str, Table] = {
     "selection": {"name": "uniform"},

@@ -41,6 +41,7 @@ QUESTIONS = {
     "aggregation": "how the weighted updates become one change",
     "server_update": "how that change moves the model",
     "finish": "what happens once after the last round (mostly nothing)",
+    "personal": "what a client does with the common model for itself (mostly nothing)",
     "pipeline": "how rounds follow each other, where they are not all alike (mostly none)",
 }
 

@@ -14,6 +14,7 @@ from fedskew.models._wrappers import (
     OnSimplex,
     Projected,
     last_layer,
+    with_added_head,
     with_features,
     with_fixed_head,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "last_layer",
     "note",
     "unit_rows",
+    "with_added_head",
     "with_features",
     "with_fixed_head",
 ]

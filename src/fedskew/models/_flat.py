@@ -82,6 +82,7 @@ class FlatModel:
         gradient: Likewise; every parameter's `.grad` is a view of it, so that `loss.backward()` adds to it.
         names: The parameters' names, in the order of the vector. A tied parameter counts once.
         buffers: The floating-point buffers of the state dict, `(buffers,)`, float32, of which the module's are views.
+        channels_last: Whether convolution weights are stored so.
         integer_buffers: The state dict's other buffers, by name.
 
     Raises:
@@ -104,6 +105,7 @@ class FlatModel:
         if channels_last is None:
             convolves = any(parameter.dim() == 4 for parameter in parameters.values())
             channels_last = convolves and not takes_views(module)
+        self.channels_last = channels_last
         self._options: dict[str, Any] = {"channels_last": channels_last, "buffers": buffers}
         self.integer_buffers = {name: b for name, b in held.items() if name not in floating}
         self._slices = _lay_out(parameters, channels_last)

@@ -155,6 +155,34 @@ def with_fixed_head(network: nn.Module) -> nn.Module:
     return network
 
 
+def with_added_head(model: nn.Module, samples: Tensor) -> nn.Module:
+    """Return a copy of a network with a second last layer, of zeros, whose outputs are added to its logits.
+
+    The new layer's parameters, `added.weight` and `added.bias`, are the last ones. No gradient reaches the others.
+    `samples`, `(batch, ...)`, are those by which the number of features is found.
+    """
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        features, logits = with_features(copied.eval())(samples.to(next(copied.parameters()).device))
+    return _WithAddedHead(copied, features.shape[1], logits.shape[1])
+
+
+class _WithAddedHead(nn.Module):
+    def __init__(self, network: nn.Module, width: int, classes: int) -> None:
+        super().__init__()
+        self.network = network
+        with torch.device("meta"):  # neither storage nor random numbers
+            self.added = nn.Linear(width, classes)
+        self.added.to_empty(device=next(network.parameters()).device)
+        nn.init.zeros_(self.added.weight)
+        nn.init.zeros_(self.added.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Outputs = with_features(self.network)(x)
+        added: Tensor = self.added(outputs.features.detach())
+        return outputs.logits.detach() + added
+
+
 class Concatenated(Network):
     """Encoders side by side under one linear head: the final model of FedConcat.
 

@@ -14,7 +14,6 @@ never took part can have its model too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,48 +21,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew import labels
 from fedskew.components import Cost
-from fedskew.errors import ArgumentError
-from fedskew.labels import EDGES, outcome_cells, outcome_table
 from fedskew.parameters import component
+from fedskew.personal._held_out import HeldOut
+from fedskew.personal._protocol import Personal
 
 FloatArray = NDArray[np.float64]
 
-BINS = len(EDGES) + 1
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """What all clients are told of the samples that no client trained on.
-
-    Attributes:
-        calibration: Of the common model's logits.
-        mix: The label mix that the calibrated probabilities are for, `(classes,)`.
-        tables: These samples by true class and calibrated outcome cell (`labels.outcome_table`); None: not counted.
-    """
-
-    calibration: labels.Calibration
-    mix: FloatArray
-    tables: FloatArray | None = None
-
-    @classmethod
-    def of(cls, logits: ArrayLike, targets: ArrayLike) -> HeldOut:
-        """Calibrate logits, `(samples, classes)`, on their true classes, each sample with the same weight."""
-        outputs, true = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.int64)
-        calibration = labels.calibrate(outputs, true, np.ones(len(true)))
-        classes = outputs.shape[1]
-        tables = outcome_table(true, outcome_cells(calibration.apply(outputs)), classes, BINS)
-        return cls(calibration, tables.sum(axis=1) / len(true), tables)
-
-    def estimate(self, logits: ArrayLike) -> labels.MixEstimate:
-        """Estimate the label mix of unlabelled samples from their logits, `(samples, classes)`."""
-        if self.tables is None:
-            raise ArgumentError("tables: an estimate of a mix needs the held-out samples by class and outcome")
-        cells = outcome_cells(self.calibration.apply(logits))
-        return labels.estimate_mix(self.tables, np.bincount(cells, minlength=self.tables.shape[1]))
-
 
 @component
-class Prior:
+class Prior(Personal):
     """The common model's calibrated probabilities under the client's own label mix.
 
     Attributes:
@@ -74,14 +40,13 @@ class Prior:
     paper: ClassVar[str] = "Saerens et al., Neural Computation 2002"
     cost: ClassVar[Cost] = Cost(numbers=("(C+1)(C+2) up, about 8 times, once",))
 
+    reads_held_out: ClassVar[bool] = True
+
     mix: Literal["counts", "estimate"] = "counts"
 
-    def move(self, logits: ArrayLike, held_out: HeldOut, counts: ArrayLike) -> FloatArray:
-        """Return one client's logits, `(samples, classes)`, of the common model's.
-
-        Args:
-            counts: The client's training samples of each class, `(classes,)`.
-        """
+    def moved(self, logits: ArrayLike, held_out: HeldOut | None, counts: ArrayLike) -> FloatArray:
+        """See `Personal.moved`."""
+        assert held_out is not None, "it reads_held_out"
         outputs, calibration = np.asarray(logits, dtype=np.float64), held_out.calibration
         own = self._own_mix(outputs, held_out, counts)
         moved: FloatArray = outputs / calibration.temperature + calibration.offsets(own, held_out.mix)

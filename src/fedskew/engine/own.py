@@ -1,0 +1,135 @@
+"""Models that clients train for themselves, beside the common one or from it; nothing of them leaves a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedskew.engine._backend import Assignment, Backend, LocalTraining, LocalWork, Sent, Update
+from fedskew.engine._faults import is_finite
+from fedskew.engine._private import BUFFERS, PARAMETERS, Private
+from fedskew.hooks import Named
+from fedskew.local_steps import SGD, Gradient, StepSettings
+from fedskew.models import FlatModel, ModelState
+from fedskew.objectives import INDEX, Objective
+from fedskew.parameters import NonNegative, component
+
+TOGETHER = 64
+"""Clients whose models are trained, and held, at a time."""
+SENT, TRAINED = "own.sent", "own.trained"
+
+Score = Callable[[int, ModelState], float | None]
+"""How good a client's own model is on its held-out samples; None if it has none."""
+
+
+@component
+class OwnStep(SGD):
+    """SGD of a client's own model.
+
+    Attributes:
+        pull: Strength of the pull towards the model that was sent.
+        some: Whether some of the parameters are trained alone; the others stay as they are.
+    """
+
+    pull: NonNegative = 0.0
+    some: bool = False
+
+    def step(
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named]:
+        """Take a step along the gradient plus `pull (v - w)`; no argument is written to."""
+
+        def pulled(at: Tensor) -> Tensor:
+            return torch.add(gradient(at), at - settings.broadcast[SENT], alpha=self.pull)
+
+        moved, carried = SGD().step(parameters, pulled if self.pull else gradient, carried, settings)
+        return (torch.where(settings.broadcast[TRAINED], moved, parameters) if self.some else moved), carried
+
+
+@dataclass(eq=False)
+class OwnModels:
+    """One model for each client, trained for itself alone by plain cross-entropy.
+
+    Attributes:
+        name: Begins the names of its tensors in what clients keep.
+        model: The network that computes these models: the common one, or that with layers of its own behind.
+        backend: Trains them, by a `work` that keeps `private` what a model has of its own.
+        settings: Those of its local training.
+        trained: A mask of the parameters that are trained, `(parameters,)`; None: all.
+        first: What a client's first training begins with; None: the model that is sent then.
+        score: Keeps the best of a client's models by it, and not the last; None: the last.
+    """
+
+    name: str
+    model: FlatModel
+    backend: Backend
+    private: Private
+    settings: LocalTraining
+    trained: Tensor | None = None
+    first: ModelState | None = None
+    score: Score | None = None
+
+    @staticmethod
+    def work(like: LocalWork, private: Private, pull: float, some: bool) -> LocalWork:
+        """Return the local training of own models on the same samples and settings as another's."""
+        step = OwnStep(pull, some) if pull or some else SGD()
+        training = replace(like.training, persist_momentum=False)
+        objective = Objective(INDEX["cross_entropy"]())
+        return replace(like, objective=objective, local_step=step, training=training, hooks={}, private=private)
+
+    def of(self, common: ModelState, kept: Named, best: bool = True) -> ModelState:
+        """Return a client's own model, by what it kept; the common one where it has none yet."""
+        prefix = f"{self.name}.best." if best and f"{self.name}.best.parameters" in kept else f"{self.name}."
+        own = {PARAMETERS: "parameters", BUFFERS: "buffers"}
+        return self.private.start(
+            self._widened(common), {key: kept[prefix + part] for key, part in own.items() if prefix + part in kept}
+        )
+
+    def train(
+        self, round: int, tasks: Sequence[Assignment], common: ModelState, kept: Callable[[int], Named]
+    ) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Train some clients' own models for a round; yield each client with all that it keeps of its model.
+
+        A model that diverges is not kept: its client goes on with the one before.
+
+        Args:
+            round: Learning rate, shuffles and dropout are this round's.
+            tasks: The clients and how long they train.
+            common: The model that the server sent, or the one to begin with.
+            kept: Gives what a client kept so far, empty before its first training.
+        """
+        wide = self._widened(common)
+        sent = Sent(wide, {SENT: wide.parameters} | ({} if self.trained is None else {TRAINED: self.trained}))
+        remaining = iter(tasks)
+        while some := list(islice(remaining, TOGETHER)):
+            some = [task._replace(state=self._begin(wide, kept(task.client))) for task in some]
+            for update in self.backend.train(round, some, sent):
+                if is_finite(*update.state.values()):
+                    yield update.client, self._next(update, kept(update.client), wide)
+
+    def _begin(self, wide: ModelState, kept: Named) -> dict[str, Tensor]:
+        """Return what a client keeps before a round: its own last model, or the first one."""
+        begun = f"{self.name}.parameters" in kept
+        return self.private.kept(self.of(wide, kept, best=False) if begun or self.first is None else self.first)
+
+    def _next(self, update: Update, kept: Named, wide: ModelState) -> dict[str, Tensor]:
+        own = update.state
+        last = {f"{self.name}.parameters": own[PARAMETERS], f"{self.name}.buffers": own[BUFFERS]}
+        if self.score is None or (score := self.score(update.client, self.of(wide, last))) is None:
+            return last
+        before = {name: part for name, part in kept.items() if name.startswith(f"{self.name}.best.")}
+        if before and score < float(before[f"{self.name}.best.score"]):
+            return last | before
+        best = {name.replace(f"{self.name}.", f"{self.name}.best."): part for name, part in last.items()}
+        return last | best | {f"{self.name}.best.score": torch.tensor(score, dtype=torch.float64)}
+
+    def _widened(self, common: ModelState) -> ModelState:
+        """Return a common model with zeros for the parameters that only own ones have, which stand behind its own."""
+        added = len(self.model.vector) - len(common.parameters)
+        if not added:
+            return common
+        return common._replace(parameters=torch.cat([common.parameters, common.parameters.new_zeros(added)]))

@@ -1,0 +1,47 @@
+"""What all clients are told of the samples that no client trained on, as the common model sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedskew import labels
+from fedskew.errors import ArgumentError
+from fedskew.labels import EDGES, outcome_cells, outcome_table
+
+FloatArray = NDArray[np.float64]
+
+BINS = len(EDGES) + 1
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What all clients are told of the samples that no client trained on.
+
+    Attributes:
+        calibration: Of the common model's logits.
+        mix: The label mix that the calibrated probabilities are for, `(classes,)`.
+        tables: These samples by true class and calibrated outcome cell (`labels.outcome_table`); None: not counted.
+    """
+
+    calibration: labels.Calibration
+    mix: FloatArray
+    tables: FloatArray | None = None
+
+    @classmethod
+    def of(cls, logits: ArrayLike, targets: ArrayLike) -> HeldOut:
+        """Calibrate logits, `(samples, classes)`, on their true classes, each sample with the same weight."""
+        outputs, true = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.int64)
+        calibration = labels.calibrate(outputs, true, np.ones(len(true)))
+        classes = outputs.shape[1]
+        tables = outcome_table(true, outcome_cells(calibration.apply(outputs)), classes, BINS)
+        return cls(calibration, tables.sum(axis=1) / len(true), tables)
+
+    def estimate(self, logits: ArrayLike) -> labels.MixEstimate:
+        """Estimate the label mix of unlabelled samples from their logits, `(samples, classes)`."""
+        if self.tables is None:
+            raise ArgumentError("tables: an estimate of a mix needs the held-out samples by class and outcome")
+        cells = outcome_cells(self.calibration.apply(logits))
+        return labels.estimate_mix(self.tables, np.bincount(cells, minlength=self.tables.shape[1]))

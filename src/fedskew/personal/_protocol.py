@@ -1,0 +1,110 @@
+"""The protocol of a personal component: its base class, and the types that its functions take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedskew.local_steps import LocalStep
+from fedskew.personal._held_out import HeldOut
+
+FloatArray = NDArray[np.float64]
+Layers: TypeAlias = Literal["all", "head"]
+
+
+class Names(NamedTuple):
+    """Names of a network's tensors, as a state dict has them.
+
+    Attributes:
+        trained: Its trained parameters.
+        buffers: Its floating-point buffers, such as batch norm's running statistics.
+        head: The parameters of its last linear layer.
+        norm: Parameters and buffers of its normalisations.
+    """
+
+    trained: tuple[str, ...]
+    buffers: tuple[str, ...]
+    head: frozenset[str]
+    norm: frozenset[str]
+
+    @staticmethod
+    def of(module: nn.Module, trained: tuple[str, ...]) -> Names:
+        """Read the names from a network."""
+        kept = set(module.state_dict())
+        buffers = tuple(name for name, buffer in module.named_buffers() if name in kept and buffer.is_floating_point())
+        layers = dict(module.named_modules())
+        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+        last = "head" if isinstance(layers.get("head"), nn.Linear) else (linear or [None])[-1]
+        norms = [name for name, layer in layers.items() if isinstance(layer, _NORMS)]
+        whole = (*trained, *buffers)
+        return Names(
+            trained,
+            buffers,
+            frozenset(name for name in trained if last is not None and name.rpartition(".")[0] == last),
+            frozenset(name for name in whole if name.rpartition(".")[0] in norms),
+        )
+
+
+_NORMS = nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm
+
+
+class OwnTraining(NamedTuple):
+    """A training of a client's own model: SGD on the cross-entropy of its training samples.
+
+    Attributes:
+        when: "rounds": in each round that the client takes part in, from where its own model was left; "end": from the
+            common model, whenever a personal one is asked for.
+        layers: What is trained; "added": a last layer of its own, of zeros at first, whose outputs are added to the
+            common model's.
+        pull: Strength of the pull towards the model that was sent, pull / 2 times the squared distance.
+        epochs: Local epochs; None: as many as a round has.
+    """
+
+    when: Literal["rounds", "end"]
+    layers: Literal["all", "head", "added"] = "all"
+    pull: float = 0.0
+    epochs: int | None = None
+
+
+class Personal:
+    """A component of the place `personal`: a frozen dataclass of hyper-parameters that inherits from this class.
+
+    What a client does with the common model for itself. Nothing of it leaves the client.
+
+    Attributes:
+        refuses: The components that no personal one goes with; see `fedskew.components`.
+        reads_held_out: Whether it needs labelled samples that no client trains on (`data.held_out`).
+    """
+
+    refuses: ClassVar[Mapping[str, str]] = {}
+    reads_held_out: ClassVar[bool] = False
+
+    def private(self, names: Names) -> frozenset[str]:
+        """Return the names of the parameters and buffers that never leave a client.
+
+        Every client trains them from the first model's, and from its own last ones. Raises ArgumentError where the
+        network has none of them.
+        """
+        return frozenset()
+
+    def local_step(self, step: LocalStep) -> LocalStep:
+        """Return the local step that clients take in place of the method's."""
+        return step
+
+    def trainings(self) -> tuple[OwnTraining, ...]:
+        """Return the trainings of own models; of several, a client takes what is best on its held-out samples."""
+        return ()
+
+    def moved(self, logits: FloatArray, held_out: HeldOut | None, counts: FloatArray) -> FloatArray:
+        """Return what becomes of a client's logits, `(samples, classes)`.
+
+        Args:
+            logits: The personal model's, or where none is trained, the common one's.
+            held_out: What all clients are told of the common model; None unless it `reads_held_out`.
+            counts: The client's training samples of each class, `(classes,)`.
+        """
+        return logits
