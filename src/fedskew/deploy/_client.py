@@ -201,6 +201,8 @@ def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None =
         built = methods.build(methods.expand({"preset": method} if isinstance(method, str) else method), momentum)
     if built.pipeline is not None:
         raise ConfigError("method: FedConcat's stages are not deployed; simulate it")
+    if built.personal is not None:
+        raise ConfigError("method.personal: it needs fedskew's own sites, which keep it; use server_app and site_app")
     if built.finish is not None:
         raise ConfigError("method.finish: it needs fedskew's own server; use server_app and site_app")
     for component in hooked(built).values():

@@ -51,6 +51,11 @@ class Private(NamedTuple):
         buffers[self.buffers] = state[BUFFERS].to(buffers.device)
         return sent._replace(parameters=parameters, buffers=buffers)
 
+    def shared(self, model: ModelState, sent: ModelState) -> ModelState:
+        """Return a client's model as others may see it: with what is private as it was sent."""
+        parameters = torch.where(self.parameters, sent.parameters, model.parameters)
+        return model._replace(parameters=parameters, buffers=torch.where(self.buffers, sent.buffers, model.buffers))
+
     def kept(self, model: ModelState) -> dict[str, Tensor]:
         """Return what a client keeps of its model, for its state."""
         return {PARAMETERS: model.parameters[self.parameters], BUFFERS: model.buffers[self.buffers]}

@@ -108,13 +108,15 @@ class SequentialBackend(Backend):
     def train_client(self, round: int, task: Assignment, sent: Sent) -> tuple[Update, ModelState]:
         """Train one client, as a real site does; return its update, and its model without rounding.
 
+        What never leaves the client is in the model as it was sent.
         The model may be a view of the backend's own, which the backend overwrites at its next use.
         """
         if self._teacher is not None:
             self._teacher.load(sent.model)
         setup = self.set_up(round, task, sent)
-        result = self._train(setup)
-        return self.finish(setup, result), result.model
+        result, private = self._train(setup), self.work.private
+        update = self.finish(setup, result)
+        return update, result.model if private is None else private.shared(result.model, setup.common)
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """See `Backend.find_fault`."""
