@@ -44,6 +44,7 @@ class Purpose(enum.IntEnum):
     FINISH = 21
     UPDATE_NOISE = 22
     CLIENT_TEST = 23
+    INTERVAL = 24
 
 
 _WORD = 1 << 64

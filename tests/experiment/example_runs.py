@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
 from fedskew.engine import ClientEvaluation, Evaluation, RoundRecord
+from fedskew.metrics import SiteRow
 from fedskew.report import SeedRun
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -97,6 +99,17 @@ def example_run(
         target=mix,
         summary=_summary(lines),
     )
+
+
+def with_sites(run: SeedRun, rows: dict[str, list[float]]) -> SeedRun:
+    """The run with these accuracies of its clients by row; NaN: the client has no test samples."""
+    made = [
+        SiteRow(client, row, 10, value, value, value, math.nan, math.nan, 0.1, 1 - value)
+        for row, values in rows.items()
+        for client, value in enumerate(values)
+        if not math.isnan(value)
+    ]
+    return dataclasses.replace(run, sites=tuple(made))
 
 
 def _evaluation(

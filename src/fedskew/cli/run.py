@@ -33,6 +33,7 @@ from fedskew.tables import Spread, counted
 if TYPE_CHECKING:
     from fedskew import Result
     from fedskew.experiment import Config
+    from fedskew.report import SeedRun
 
 
 def run(
@@ -180,15 +181,20 @@ def report(
         fedskew report runs/digits-fedavg-* runs/digits-fedvls-* --out comparison.html
         fedskew report small=runs/digits-1a2b3c4d large=runs/digits-5e6f7a8b
     """
-    from fedskew.experiment import RunFolder
     from fedskew.report import write_report
+
+    Console().say(f"report: {write_report(read_runs(folders, label), out, title)}")
+
+
+def read_runs(folders: Sequence[str], label: Sequence[str] | None = None) -> list[SeedRun]:
+    """Read the runs that arguments RUN and LABEL=RUN name, or with these labels."""
+    from fedskew.experiment import RunFolder
 
     named = [(None, one) if Path(one).exists() else _label_and_folder(one) for one in folders]
     if label and len(label) != len(folders):
         raise ArgumentError(f"--label: given {len(label)} times for {counted(len(folders), 'run')}; give one for each")
     labels: list[str | None] = [*label] if label else [name for name, _ in named]
-    runs = RunFolder.read_compared([Path(folder) for _, folder in named], labels)
-    Console().say(f"report: {write_report(runs, out, title)}")
+    return RunFolder.read_compared([Path(folder) for _, folder in named], labels)
 
 
 def _label_and_folder(text: str) -> tuple[str | None, str]:

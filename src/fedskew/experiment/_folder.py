@@ -213,9 +213,8 @@ class RunFolder:
 
     def write_sites(self, rows: Sequence[SiteRow]) -> None:
         """Write `sites.csv`, a line for each client and row; NaN as an empty cell."""
-        lines = [["" if value != value else value for value in vars(row).values()] for row in rows]
         with writing(self.path / SITES):
-            write_text(self.path / SITES, csv_text([list(SiteRow.__annotations__), *lines]))
+            write_text(self.path / SITES, csv_text([list(SiteRow.__annotations__), *(row.cells() for row in rows)]))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, in plain values."""

@@ -70,6 +70,10 @@ class SiteRow:
             if len(labels)
         )
 
+    def cells(self) -> list[Any]:
+        """Return the values as a line of CSV holds them; None where one is undefined."""
+        return [None if value != value else value for value in vars(self).values()]
+
     @staticmethod
     def over_clients(rows: Sequence[SiteRow]) -> dict[str, dict[str, dict[str, Any]]]:
         """Summarise rows over the clients: `found[row][figure]`, by the rows that there are, in the order of a table.

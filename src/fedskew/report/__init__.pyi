@@ -5,3 +5,4 @@ from ._runs import LAST as LAST
 from ._runs import SeedRun as SeedRun
 from ._runs import label_shares as label_shares
 from ._sites import SiteActivity as SiteActivity
+from ._worth import ClientTable as ClientTable

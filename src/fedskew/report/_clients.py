@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.labels import ClassPairs
+from fedskew.metrics import SiteRow
 from fedskew.report import _charts as charts
 from fedskew.report._runs import Group, alike, label_shares, listed, same_cohorts, same_data, together
+from fedskew.report._worth import ClientTable
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import counted
 
@@ -18,6 +20,14 @@ _CELLS = 120_000
 _MOST_BARS = 200
 _BARS = 60  # height of the clients' sizes above the map, in pixels
 _PAIRED = 60  # classes whose pairs are drawn
+_STEPS = ("alone", "common", "personal")  # the way of a client's line
+_SHAPES = ("circle", "square", "diamond", "triangle")  # as `report.js` has them
+_MODELS = {
+    "alone": "its own model alone",
+    "common": "the common model",
+    "personal": "its personal model",
+    "pooled": "the model of all clients' samples in one place",
+}
 
 
 def _digits(counts: NDArray[Any]) -> int:
@@ -145,6 +155,45 @@ def _participation(drawn: charts.Figure) -> None:
     if len(rows) == 1:
         drawn.order_by("x", drawn.traces[0]["x"], {"least often first": rows[0][1]})
     drawn.layout |= {"xaxis": charts.CATEGORY, "yaxis": charts.percent(rangemode="tozero", nticks=5)}
+
+
+@charts.figure(charts.SITES, "What each client gets", "", by_run=True, wide=True)
+def _worth(drawn: charts.Figure) -> None:
+    """Draw a line for each client from its model alone to the common and to its personal one; name who loses."""
+    tables = [(group, table) for group in drawn.groups if (table := ClientTable.of(group.seeds)).rows]
+    if not tables:
+        return
+    kinds = [kind for kind in SiteRow.ROWS if any(kind in table.kinds for _, table in tables)]
+    many = max(len(table.names) for _, table in tables) > charts.MANY
+    drawn.axis, across = ("x", "y") if many else ("y", "x")
+    drawn.height = 380 if many else 110 + 22 * max(len(table.names) for _, table in tables)
+    for group, table in tables:
+        values = {kind: 100 * table.values(kind, "accuracy") for kind in kinds}
+        first = [values[kind] for kind in _STEPS if kind in table.kinds] or [values["pooled"]]
+        order = np.argsort((first[0] if len(first) > 1 else 0) - first[-1], kind="stable")
+        names = charts.categories([table.names[at] for at in order], "client")
+        steps = np.stack([*first, np.full(len(order), np.nan)], axis=1)[order]
+        lines = {drawn.axis: np.repeat(names, steps.shape[1]).tolist(), across: charts.numbers(steps.ravel(), 2)}
+        traces: list[charts.Trace] = [
+            {"type": "scatter", "mode": "lines", "line": {"width": 1}, "hoverinfo": "skip", "meta": {"ink": "line"}}
+            | lines
+        ]
+        for look, kind in enumerate(kinds):
+            points = {drawn.axis: names, across: charts.numbers(values[kind][order], 2)}
+            hover = f"%{{{drawn.axis}}}: %{{{across}:.1f}} %<extra>{kind}</extra>"
+            traces.append(
+                {"type": "scatter", "mode": "markers", "name": kind, "hovertemplate": hover, "meta": {"look": look}}
+                | points
+            )
+        drawn.add(group, *traces, seeds=len(group.seeds))
+        drawn.findings += [drawn.about(group) + gain.in_words() for gain in table.gains("accuracy")]
+    looks = ", ".join(f"{shape} {_MODELS[kind]}" for shape, kind in zip(_SHAPES, kinds, strict=False))
+    drawn.caption = (
+        f"One line a client, by its own test samples; whose last model gains most over its first stands first: {looks}."
+    )
+    axis = charts.percent("accuracy") | ({} if many else {"side": "top"})
+    named = charts.CATEGORY | {"nticks": 16} if many else charts.DOWN
+    drawn.layout = {f"{drawn.axis}axis": named, f"{across}axis": axis, "hovermode": "closest"}
 
 
 def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:

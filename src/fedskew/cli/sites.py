@@ -1,0 +1,98 @@
+"""`fedskew sites`: whether it is worth it for each client, and by which model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.table import Table
+from typer import Argument, Option
+
+from fedskew.cli.page import RULED, AsJson, Console, print_json, table_of, write_csv
+from fedskew.cli.run import read_runs
+from fedskew.errors import DataError
+from fedskew.tables import counted
+
+if TYPE_CHECKING:
+    from fedskew.report import ClientTable, SeedRun
+
+_COLUMNS = {"mean": "mean", "weighted": "weighted", "median": "median", "worst_tenth": "worst tenth", "std": "std"}
+
+
+def sites(
+    folders: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.", show_default=False)],
+    figure: Annotated[
+        Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "pr_auc", "ece", "loss"],
+        Option(help="What is compared; of ece (calibration error) and loss, less is better."),
+    ] = "accuracy",
+    as_json: AsJson = False,
+    csv_path: Annotated[Path | None, Option("--csv", help="Write every figure of every client to this file.")] = None,
+) -> None:
+    """Show what each model is worth to the clients, by their own test samples, and who gains or loses. Takes seconds.
+
+    The runs have test samples of each client's own: `data.client_test = 0.3`. Rows are the models that a client can
+    have: its own ("alone"), the federation's ("common"), its "personal" one, and that of "pooled" data. Columns are
+    over the clients: mean, mean weighted by test samples, median, mean of the worst tenth, standard deviation, and how
+    many are worse off than alone.
+
+    Examples:
+
+        fedskew sites runs/hospitals-1a2b3c4d
+        fedskew sites fedavg=runs/my-1a2b3c4d fedvls=runs/my-5e6f7a8b --figure balanced_accuracy --csv sites.csv
+    """
+    from fedskew.metrics import SiteRow
+    from fedskew.report import ClientTable
+
+    runs = read_runs(folders)
+    for run in runs:
+        _check(run)
+    if csv_path is not None:
+        cells = [(run.label, run.seed, run.client_names[row.client], *row.cells()) for run in runs for row in run.sites]
+        write_csv(csv_path, [("run", "seed", "name", *SiteRow.__annotations__), *cells])
+    labels = dict.fromkeys(run.label for run in runs)
+    tables = [ClientTable.of([run for run in runs if run.label == label]) for label in labels]
+    if as_json:
+        print_json({"figure": figure, "runs": [_plain(table, figure) for table in tables]})
+        return
+    console = Console(highlight=False)
+    console.print(_table(tables, figure))
+    for table in tables:
+        said = [gain.in_words() for gain in table.gains(figure)]
+        if "alone" not in table.kinds:
+            said.append('What clients get alone is not known: evaluation.baselines = ["alone"] trains that too.')
+        console.sentences(f"Who gains and who loses{f', {table.label}' if len(tables) > 1 else ''}", said)
+
+
+def _check(run: SeedRun) -> None:
+    if run.sites:
+        return
+    if not run.config.get("data", {}).get("client_test"):
+        raise DataError(
+            f"{run.label}: its clients have no test samples of their own; train it with data.client_test = 0.3 "
+            "(fedskew run CONFIG --set data.client_test=0.3)"
+        )
+    raise DataError(f"{run.label}: is not finished (seed {run.seed}); go on with fedskew run CONFIG --resume")
+
+
+def _table(tables: Sequence[ClientTable], figure: str) -> Table:
+    """Return a row for each run and model: a figure over the clients."""
+    scale, digits = (1, 3) if figure == "loss" else (100, 1)
+    lines = []
+    for table in tables:
+        for kind, summaries in table.summaries().items():
+            found = summaries[figure]
+            cells = ["-" if found[key] is None else f"{scale * found[key]:.{digits}f}" for key in _COLUMNS]
+            lines.append([table.label, kind, str(found["clients"]), *cells, str(found.get("losing", "-"))])
+    headings = ["run", "model", ">clients", *(f">{name}" for name in _COLUMNS.values()), ">lose"]
+    seeds = max(len(table.seeds) for table in tables)
+    title = f"{figure.replace('_', ' ').capitalize()} at the clients, by their own test samples{', %' * (scale == 100)}"
+    caption = f"{counted(seeds, 'seed')}; lose: how many clients are worse off than alone"
+    return table_of(headings, lines, title, caption=caption, **RULED)
+
+
+def _plain(table: ClientTable, figure: str) -> dict[str, Any]:
+    """Return what `--json` prints of a run."""
+    rows = {kind: summaries[figure] for kind, summaries in table.summaries().items()}
+    gains = [gain.to_dict() for gain in table.gains(figure)]
+    return {"run": table.label, "seeds": list(table.seeds), "rows": rows, "gains": gains}
