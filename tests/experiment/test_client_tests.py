@@ -68,6 +68,13 @@ def test_a_run_that_was_killed_before_its_summary_has_the_same_rows(result, tmp_
     assert (again.folder / "sites.csv").read_bytes() == written == (result.folder / "seed-0/sites.csv").read_bytes()
 
 
+def test_a_model_alone_that_is_the_best_so_far_is_saved_with_a_checkpoint(tmp_path):
+    data = {"name": "digits", "client_test": 0.3, "held_out": 0.2}
+    alone = CONFIG | {"data": data, "evaluation": {"baselines": ["alone"]}}
+    rows = fedskew.simulate(alone, out=tmp_path).sites()
+    assert [row["row"] for row in rows] == ["alone"] * 10 + ["common"] * 10
+
+
 def test_an_undefined_figure_is_an_empty_cell_and_none_in_records(tmp_path):
     one_label = CONFIG | {"partition": {"rule": "quantity", "clients": 10, "labels_per_client": 1}}
     result = fedskew.simulate(one_label, out=tmp_path)

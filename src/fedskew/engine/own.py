@@ -124,7 +124,7 @@ class OwnModels:
         before = {name: part for name, part in kept.items() if name.startswith(f"{self.name}.best.")}
         if before and score < float(before[f"{self.name}.best.score"]):
             return last | before
-        best = {name.replace(f"{self.name}.", f"{self.name}.best."): part for name, part in last.items()}
+        best = {name.replace(f"{self.name}.", f"{self.name}.best."): part.clone() for name, part in last.items()}
         return last | best | {f"{self.name}.best.score": torch.tensor(score, dtype=torch.float64)}
 
     def _widened(self, common: ModelState) -> ModelState:

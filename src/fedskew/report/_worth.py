@@ -57,8 +57,9 @@ class Gain:
         """Return a sentence: the mean with its interval, how many gain, and who loses."""
         ends = "" if math.isnan(self.low) else f" (95 % interval {self._text(self.low)} to {self._text(self.high)})"
         lost = [f"{name} ({self._text(self.differences[at])})" for at, name in enumerate(self.names[: self.losing])]
+        mean = self._text(self.differences.mean(), unit=True)
         return (
-            f"{self.row.capitalize()} against {self.other}: {self._text(self.differences.mean(), unit=True)} in the mean over "
+            f"{self.row.capitalize()} against {self.other}: {mean} in the mean over "
             f"{counted(len(self.names), 'client')}{ends}; {self.gaining:,} gain, {len(lost):,} lose"
             f"{f': {listed(lost, _NAMED)}' if lost else ''}."
         )
