@@ -67,9 +67,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _own_files_are_forgotten() -> Generator[None]:
     """Forget modules that a test wrote and imported: another one's file may have the same name."""
-    before = set(sys.modules)
+    last = next(reversed(sys.modules))  # to compare all names takes a tenth of the tests' time
     yield
-    for name in set(sys.modules) - before:
+    for name in list(itertools.takewhile(lambda name: name != last, reversed(sys.modules))):
         if (getattr(sys.modules[name], "__file__", None) or "").startswith(tempfile.gettempdir()):
             del sys.modules[name]
 

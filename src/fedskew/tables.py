@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,12 @@ def json_text(value: Any) -> str:
 
 def filled(package: str, template: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
     """Fill in a text of a package's `templates/` (Jinja), with functions that the text may use as filters."""
+    return _template(package, template, tuple(filters.items())).render(values)
+
+
+@functools.lru_cache(16)  # filters may be closures
+def _template(package: str, template: str, filters: tuple[tuple[str, Callable[..., Any]], ...]) -> jinja2.Template:
+    """Read and compile a text, which takes a quarter of a small run's set-up, once."""
     import jinja2  # it takes long to import
 
     environment = jinja2.Environment(
@@ -104,5 +114,5 @@ def filled(package: str, template: str, filters: Mapping[str, Callable[..., Any]
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= filters
-    return environment.get_template(template).render(values)
+    environment.filters |= dict(filters)
+    return environment.get_template(template)
