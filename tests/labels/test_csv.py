@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -260,6 +261,43 @@ def test_a_target_is_matched_by_name_and_normalised(tmp_path: Path, text: str) -
 def test_a_malformed_target_is_one_line_that_says_where(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         read_target(written(tmp_path, text), ["cat", "dog"])
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "client"),
+    [
+        ("class,count\ndog,3\ncat,1\n", None),
+        ("Diagnosis;Cases\ndog;3\ncat;1\n", None),
+        ("dog,cat\n3,1\n", None),
+        ("0,1\n1,3\n", None),  # ids
+        ("client,dog,cat\nx,3,1\n", None),
+        ("client,dog,cat\nx,9,9\ny,3,1\n", "y"),
+        ("hospital,class,count\nx,cat,9\ny,cat,1\ny,dog,3\n", "y"),
+        ("client,0,1,2\n7,9,9,0\n8,1,3,0\n", "8"),
+    ],
+)
+def test_one_clients_counts_are_matched_by_name_and_0_where_none_is_named(tmp_path: Path, text: str, client) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # that clients are named by a column "hospital"
+        own = LabelCounts.read_own(written(tmp_path, text), ["cat", "dog", "owl"], client=client)
+    assert own.tolist() == [1, 3, 0]
+
+
+def test_one_clients_counts_say_whose_they_are(tmp_path: Path) -> None:
+    several, one = written(tmp_path, "client,cat\nnorth,1\nsouth,2\n"), tmp_path / "one.csv"
+    with pytest.raises(ArgumentError, match=r"has no client 'nort' \(did you mean 'north'\?\)"):
+        LabelCounts.read_own(several, ["cat"], client="nort")
+    one.write_text("class,count\ncat,1\n")
+    with pytest.raises(ArgumentError, match="the counts of one client, without a name"):
+        LabelCounts.read_own(one, ["cat"], client="north")
+
+
+@pytest.mark.parametrize(("text", "message"), MALFORMED["own"])
+def test_malformed_counts_of_one_client_are_one_line_that_says_where(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        LabelCounts.read_own(written(tmp_path, text), ["cat", "dog"])
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 

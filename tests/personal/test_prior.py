@@ -112,3 +112,15 @@ def test_an_estimate_needs_the_held_out_samples_by_outcome() -> None:
         Prior("estimate").moved([[0.0, 0.0]], HeldOut(Calibration(1.0, np.zeros(2)), np.array([0.5, 0.5])), [1, 1])
     with pytest.raises(ArgumentError, match="mix"):
         Prior("guess")
+
+
+def test_a_class_that_a_finish_ruled_out_is_left_out_of_the_calibration() -> None:
+    held, labels = mixture(HELD_OUT, 2000, 6)
+    ruled_out = held + np.array([0.0, 0.0, NEVER])
+    told, without = HeldOut.of(ruled_out, labels), HeldOut.of(held[labels < 2], labels[labels < 2])
+    assert told.mix[2] == 0
+    np.testing.assert_allclose(told.mix, without.mix)
+    moved = Prior().moved(ruled_out, told, [5, 1, 9])
+    assert (moved.argmax(axis=1) < 2).all()
+    by_pair = calibrate(held[labels < 2][:, :2], labels[labels < 2], np.ones(np.sum(labels < 2)))
+    assert told.calibration.temperature == pytest.approx(by_pair.temperature, rel=1e-6)

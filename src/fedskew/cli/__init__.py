@@ -20,6 +20,7 @@ from fedskew.cli import (
     new,
     operate,
     papers,
+    personal,
     predict,
     reference,
     run,
@@ -54,7 +55,7 @@ _add(app, counts.counts, labels.describe, labels.weights, counts.advise, target.
 _add(app, reference.check)
 _add(app, reference.listing, name="list")
 _add(app, new.new, run.run, sweep.sweep, sweep.arena, papers.recipes, papers.reproduce, run.report, sites.sites)
-_add(app, predict.predict, target.adapt, papers.demo)
+_add(app, predict.predict, target.adapt, personal.personal, papers.demo)
 _add(federation, deploy.init, deploy.check, site.site, deploy.local)
 _add(federation, operate.superlink, site.supernode, **_FLOWER)
 _add(federation, operate.register, operate.revoke, deploy.renew)

@@ -40,6 +40,9 @@ def predict(
     adapted: Annotated[
         bool, Option("--adapted", help="Use the model that `fedskew adapt` moved to a target's label mix.")
     ] = False,
+    personal: Annotated[
+        bool, Option("--personal", help="Use the model that `fedskew personal` made for one site.")
+    ] = False,
     csv_path: Annotated[
         Path | None, Option("--csv", help="Write the probability of every class for every file.")
     ] = None,
@@ -74,10 +77,17 @@ def predict(
         raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
     if export is not None and export not in ModelInfo.EXPORTS:
         raise ArgumentError(f"--export: can't export as {export!r} (known: {', '.join(ModelInfo.EXPORTS)})")
-    if adapted and (best or finished):
-        which = "--best" if best else "--finished"
-        raise ArgumentError(f"--adapted: `fedskew adapt {which}` says of which model it is; leave out {which} here")
-    model = load(run, seed=seed, best=best, finished=finished, adapted=adapted, trust_code=trust_code)
+    if adapted and personal:
+        raise ArgumentError("--personal: is one model, and --adapted another; give one of them")
+    if (adapted or personal) and (best or finished):
+        which, command = "--best" if best else "--finished", "adapt" if adapted else "personal"
+        raise ArgumentError(
+            f"--{'adapted' if adapted else command}: `fedskew {command} {which}` says of which model it is; leave out "
+            f"{which} here"
+        )
+    model = load(
+        run, seed=seed, best=best, finished=finished, adapted=adapted, personal=personal, trust_code=trust_code
+    )
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
         path = model.export(out or model.file.with_suffix(ModelInfo.EXPORTS[export]), export)

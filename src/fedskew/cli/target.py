@@ -25,6 +25,22 @@ LEAST_SAMPLES = 8
 """Fewest samples of a target whose mix is estimated; what intervals are worth from there: docs/label-counts.md."""
 DEFAULT_FIGURE = Path("target-mix.png")
 
+HeldOutData = Annotated[
+    Path | None,
+    Option(
+        "--held-out",
+        help="Labelled samples that the model was not trained on: a folder with a folder for each class, or an "
+        ".npz file of x and y.  [default: the run's own, of data.held_out or data.validation]",
+    ),
+]
+MovedSeed = Annotated[int | None, Option("--seed", help="The seed whose model is moved.  [default: the first]")]
+MovesBest = Annotated[bool, Option("--best", help="Move the model that was best on validation samples.")]
+MovesFinished = Annotated[bool, Option("--finished", help="Move the model that the method's finish made.")]
+Force = Annotated[
+    bool, Option("--force", help="Write the moved model even from few samples, or if it is expected to lose.")
+]
+Fresh = Annotated[bool, Option("--fresh", help="Make it anew; a moved model that is there goes to earlier/ beside it.")]
+
 
 def target(
     predictions: Annotated[
@@ -183,28 +199,18 @@ def adapt(
             show_default=False,
         ),
     ],
-    held_out: Annotated[
-        Path | None,
-        Option(
-            help="Labelled samples that the model was not trained on: a folder with a folder for each class, or an "
-            ".npz file of x and y.  [default: the run's own, of data.held_out or data.validation]",
-        ),
-    ] = None,
-    seed: Annotated[int | None, Option(help="The seed whose model is moved.  [default: the first]")] = None,
-    best: Annotated[bool, Option("--best", help="Move the model that was best on validation samples.")] = False,
-    finished: Annotated[bool, Option("--finished", help="Move the model that the method's finish made.")] = False,
+    held_out: HeldOutData = None,
+    seed: MovedSeed = None,
+    best: MovesBest = False,
+    finished: MovesFinished = False,
     method: Annotated[str, Option("--method", help="How the mix is estimated: gls, em-cells, bbse or em.")] = "gls",
     on_misfit: Annotated[
         Literal["stop", "warn"],
         Option("--on-misfit", help="What to do where the target's samples are no mix of the held-out classes."),
     ] = "stop",
     trust_code: TrustCode = False,
-    force: Annotated[
-        bool, Option("--force", help="Write the moved model even from few samples, or if it is expected to lose.")
-    ] = False,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Make it anew; a moved model that is there goes to earlier/ beside it.")
-    ] = False,
+    force: Force = False,
+    fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
     """Move a trained model to the label mix of the place where it will be used, from unlabelled samples of that place.
@@ -217,10 +223,8 @@ def adapt(
 
     In Python: result.adapt(samples), fedskew.load("runs/my-1a2b3c4d", adapted=True).
     """
-    import torch
-
     import fedskew
-    from fedskew import data, experiment
+    from fedskew import experiment
 
     wanted = mix_method(method)
     model = fedskew.load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
@@ -230,22 +234,47 @@ def adapt(
             f"--finished: the finish of {run} was adapt, so that model is moved already; leave --finished out to move "
             "the one that was trained"
         )
+    found = moved_by_samples(model, target_data, held_out, wanted, on_misfit == "warn", "--on-misfit warn")
+    write_move(found, model, target_data[0], force, fresh, as_json)
+
+
+def moved_by_samples(
+    model: TrainedModel, paths: list[Path], held_out: Path | None, method: MixMethod, misfits: bool, option: str
+) -> Adaptation:
+    """Return a model's move to the label mix of unlabelled samples; refuse those that are no mix unless `misfits`."""
+    import torch
+
+    from fedskew import data, experiment
+
     labelled = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
-    samples = torch.cat([some.inputs for some in data.unlabelled(target_data, model.in_shape)])
-    check_samples(len(samples), target_data[0])
-    found = experiment.Adaptation.of(model, samples, labelled, wanted, normalised=(False, held_out is None))
-    if found.estimate.misfit and on_misfit == "stop":
+    samples = torch.cat([some.inputs for some in data.unlabelled(paths, model.in_shape)])
+    check_samples(len(samples), paths[0])
+    found = experiment.Adaptation.of(model, samples, labelled, method, normalised=(False, held_out is None))
+    if found.estimate.misfit and not misfits:
         raise ArgumentError(
-            f"{target_data[0]}: {sentences(found.estimate, model.classes)[0]} Nothing was written; --on-misfit warn "
-            "adapts the model in spite of that"
+            f"{paths[0]}: {sentences(found.estimate, model.classes)[0]} Nothing was written; {option} moves the model "
+            "in spite of that"
         )
-    path = None if found.doubt and not force else found.save(fresh=fresh)
+    return found
+
+
+def write_move(
+    found: Adaptation,
+    model: TrainedModel,
+    of: Path,
+    force: bool,
+    fresh: bool,
+    as_json: bool,
+    personal: bool = False,
+) -> None:
+    """Write a move to a file beside the model's, unless there is a doubt, and print what it is worth."""
+    path = None if found.doubt and not force else found.save(fresh=fresh, personal=personal)
     if as_json:
         print_json(_values(found, model, path))
     else:
         _print(found, model, path)
     if path is None:
-        raise ArgumentError(f"{target_data[0]}: {found.doubt}. Nothing was written; --force writes the moved model")
+        raise ArgumentError(f"{of}: {found.doubt}. Nothing was written; --force writes the moved model")
 
 
 def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
@@ -257,24 +286,29 @@ def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
         f"{plain + gain:.1%} when moved ({100 * gain:+.1f} points, 95 % interval "
         f"{100 * low:+.1f} to {100 * high:+.1f})."
     )
-    title = f"What the target's {found.samples:,} samples say"
-    console.sentences(title, [*sentences(found.estimate, model.classes), accuracy])
+    if found.is_counted:
+        names = ", ".join(model.classes[label] for label in found.estimate.unseen)
+        said = [f"No held-out sample of {names}: the moved model never says so, and what it says was not tested."]
+        console.sentences(f"What the site's {found.samples:,} labels say", [accuracy, *(said if names else [])])
+    else:
+        title = f"What the target's {found.samples:,} samples say"
+        console.sentences(title, [*sentences(found.estimate, model.classes), accuracy])
     columns: dict[str, Sequence[str]] = {
         "class": model.classes,
-        ">target": shares(found.estimate.mix),
+        ">site" if found.is_counted else ">target": shares(found.estimate.mix),
         ">right now": shares(found.plain),
         ">moved": shares(found.adapted),
         ">points": [f"{100 * gain:+.1f}" for gain, _, _ in found.gains],
         ">95 % interval": [f"{100 * low:+.1f} to {100 * high:+.1f}" for _, low, high in found.gains],
     }
     for heading, cells in [*columns.items()][1:]:
-        missing = "not known" if heading == ">target" else "-"
+        missing = "not known" if heading in (">target", ">site") else "-"
         columns[heading] = [cell if there else missing for cell, there in zip(cells, found.held_out, strict=True)]
     title = f"Classes ({found.held_out.sum():,} held-out samples)"
     order = np.argsort(-found.estimate.mix, kind="stable")
     console.columns(title, columns, order, "with the largest share; all with --json")
     if path is not None:
-        console.say(f"\nadapted: {path}")
+        console.say(f"\n{path.stem}: {path}")
 
 
 def _values(found: Adaptation, model: TrainedModel, path: Path | None) -> dict[str, Any]:

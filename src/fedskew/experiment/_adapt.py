@@ -3,7 +3,8 @@
     p_target(y | x) ~ softmax(z / T + b)_y q_y        z: the network's logits
 
 The temperature T and the biases b are found on labelled samples that the model was not trained on, the mix q from the
-target's unlabelled samples (`labels.calibrate`, `labels.estimate_mix`). No weight changes. It repairs what training
+target's unlabelled samples (`labels.calibrate`, `labels.estimate_mix`), or from its label counts, which makes the model
+that of one client (`personal.Prior`). No weight changes. It repairs what training
 across clients with different labels does to a model, its preference for some classes, beside the change of mix.
 """
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from fedskew.data import Inputs, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._identity import set_aside
-from fedskew.experiment._trained import ADAPTED, TrainedModel, digest, moved_model
+from fedskew.experiment._trained import ADAPTED, PERSONAL, TrainedModel, digest, mix_of_client, moved_model
 from fedskew.files import save_tensors
 from fedskew.finish import LEAST_SAMPLES
 from fedskew.labels import (
@@ -35,6 +36,7 @@ from fedskew.labels import (
     outcome_cells,
     outcome_table,
 )
+from fedskew.personal import HeldOut
 
 FloatArray = NDArray[np.float64]
 
@@ -50,6 +52,7 @@ class Adaptation:
         gains: What the move changes in these shares, with 95 % interval ends: `(classes, 3)`.
         held_out: Held-out samples of each class, `(classes,)`.
         samples: Number of the target's samples.
+        held_out_mix: The mix that the calibration is for, where the target's own is of counts; None: uniform.
     """
 
     model: TrainedModel
@@ -60,6 +63,12 @@ class Adaptation:
     gains: FloatArray
     held_out: NDArray[np.int64]
     samples: int
+    held_out_mix: FloatArray | None = None
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the target's mix is of label counts, and not estimated."""
+        return self.held_out_mix is not None
 
     def expected(self) -> tuple[float, float, float, float]:
         """Return the model's expected accuracy on the target, what the move gains, and that gain's 95 % interval.
@@ -88,22 +97,22 @@ class Adaptation:
     @property
     def doubt(self) -> str | None:
         """Why the move is not to be used; None: nothing speaks against it."""
-        if self.samples < LEAST_SAMPLES:
+        if self.samples < LEAST_SAMPLES and not self.is_counted:
             return f"{self.samples} samples of the target are too few to move a model by; give {LEAST_SAMPLES} or more"
-        gain = self.expected()[1]
-        if gain < 0:
+        _, gain, _, high = self.expected()
+        if (high if self.is_counted else gain) < 0:
             return (
                 f"the moved model is expected to get {-100 * gain:.1f} points less right; use the one that was trained"
             )
         return None
 
-    def save(self, *, fresh: bool = False) -> Path:
-        """Write `adapted.safetensors` beside the model's file: temperature, biases and mix.
+    def save(self, *, fresh: bool = False, personal: bool = False) -> Path:
+        """Write `adapted.safetensors`, or `personal.safetensors`, beside the model's file: temperature, biases, mix.
 
         RunError where there is one already, which `fresh` moves to `earlier/` beside it, or it can't be written.
         """
         file = self.model.file
-        path = file.with_name(ADAPTED)
+        path = file.with_name(PERSONAL if personal else ADAPTED)
         if fresh:
             set_aside(path)
         elif path.exists():
@@ -116,6 +125,8 @@ class Adaptation:
             "mix": torch.from_numpy(self.estimate.mix.copy()),
             "covariance": torch.from_numpy(self.estimate.covariance.copy()),
         }
+        if self.held_out_mix is not None:
+            tensors["held_out_mix"] = torch.from_numpy(self.held_out_mix.copy())
         save_tensors(path, tensors, {"model": file.name, "digest": digest(file), "seed": self.model.seed})
         return path
 
@@ -150,8 +161,39 @@ class Adaptation:
         tables = outcome_table(labels, held_cells, classes, bins)
         outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
         estimate = estimate_mix(tables, outcomes, method)
+        return Adaptation._of_mix(model, calibration, estimate, ours, labels, len(theirs))
+
+    @staticmethod
+    def of_counts(model: TrainedModel, counts: ArrayLike, logits: FloatArray, targets: ArrayLike) -> Adaptation:
+        """Work out the move of a model to one client's label mix, from its counts.
+
+        Args:
+            model: The trained model.
+            counts: The client's samples of each class, `(classes,)`.
+            logits: Of labelled samples that the model was not trained on, `(samples, classes)`.
+            targets: Their classes.
+        """
+        labels = np.asarray(targets, dtype=np.int64)
+        held_out = HeldOut.of(logits, labels)
+        unseen = tuple(np.flatnonzero(held_out.mix == 0).tolist())
+        estimate = MixEstimate.known(mix_of_client(counts, held_out.mix), unseen)
+        samples = round(float(np.sum(counts)))
+        return Adaptation._of_mix(model, held_out.calibration, estimate, logits, labels, samples, held_out.mix)
+
+    @staticmethod
+    def _of_mix(
+        model: TrainedModel,
+        calibration: Calibration,
+        estimate: MixEstimate,
+        ours: FloatArray,
+        labels: NDArray[np.int64],
+        samples: int,
+        held_out_mix: FloatArray | None = None,
+    ) -> Adaptation:
+        """Return a move with what it changes on held-out samples."""
+        classes = len(model.classes)
         right = ours.argmax(axis=1) == labels
-        moved = ours / calibration.temperature + calibration.offsets(estimate.mix)
+        moved = ours / calibration.temperature + calibration.offsets(estimate.mix, held_out_mix)
         better = (moved.argmax(axis=1) == labels).astype(float) - right
         sizes = np.bincount(labels, minlength=classes)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -161,8 +203,8 @@ class Adaptation:
             # Two more samples, one better and one worse, so that no class's gain is taken to be certain.
             reach = ndtri(0.975) * np.sqrt(((squares - mean**2) * sizes + 2) / (sizes + 2) / (sizes + 2))
         gains = np.stack([mean, (mean - reach).clip(-1, 1), (mean + reach).clip(-1, 1)], axis=1)
-        adapted = moved_model(model, calibration, estimate.mix)
-        return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, len(theirs))
+        adapted = moved_model(model, calibration, estimate.mix, held_out_mix)
+        return Adaptation(adapted, calibration, estimate, plain, plain + mean, gains, sizes, samples, held_out_mix)
 
     @staticmethod
     def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:

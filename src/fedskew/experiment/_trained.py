@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
 from fedskew.own_code import of_run
+from fedskew.personal import HeldOut
 from fedskew.tables import counted
 
 FloatArray = NDArray[np.float64]
 
-ADAPTED = "adapted.safetensors"
+ADAPTED, PERSONAL = "adapted.safetensors", "personal.safetensors"
 BATCH = 256
 
 
@@ -80,6 +83,44 @@ class TrainedModel:
             raise RunError(f"{folder}: not one sample of this run was held out; give some with --held-out")
         rows = torch.from_numpy(np.sort(np.concatenate(held)))
         return take(task.dataset.inputs, rows), task.dataset.targets[rows].numpy()
+
+    @cached_property
+    def _held_out_logits(self) -> tuple[FloatArray, NDArray[np.int64]]:
+        samples, targets = self.held_out()
+        return self.logits(samples, normalised=True), targets
+
+    def personal(self, counts: ArrayLike, held_out: tuple[ArrayLike | Inputs, ArrayLike] | None = None) -> TrainedModel:
+        """Return the model of one client, which need not have taken part: this one under the client's own label mix.
+
+            model = fedskew.load("runs/my-1a2b3c4d")
+            ours = model.personal([120, 3, 0])      # samples of each class, in the order of model.classes
+
+        It is the component `prior` (`fedskew.personal.Prior`). Of a model that was moved to a target's mix, the model
+        before that is taken, as the client's mix stands in place of the target's.
+
+        Args:
+            counts: The client's samples of each class, `(classes,)`.
+            held_out: Labelled samples in their own units that the model was not trained on, and their classes; None:
+                those that the run held out.
+
+        Raises:
+            ArgumentError: The counts are not one number >= 0 for each class, or all 0.
+            RunError: The run held no samples out.
+        """
+        model = self.before_move()
+        told = HeldOut.of(*(model._held_out_logits if held_out is None else (model.logits(held_out[0]), held_out[1])))
+        return moved_model(model, told.calibration, mix_of_client(counts, told.mix), told.mix)
+
+    def before_move(self) -> TrainedModel:
+        """Return the model as it was before it was moved to a label mix, if it was: by a finish `adapt`, or later."""
+        if isinstance(self.network, Adapted):
+            return replace(self, network=self.network.network)
+        finish = read(self.file.with_name("config.toml")).method.get("finish", {}) if self.file.name == FINISHED else {}
+        if finish.get("name") != "adapt":
+            return self
+        trained, network = self.file.with_name("model.safetensors"), copy.deepcopy(self.network)
+        network.load_state_dict(load_tensors(trained)[0])
+        return replace(self, network=network, file=trained)
 
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
@@ -162,6 +203,7 @@ def load(
     best: bool = False,
     finished: bool = False,
     adapted: bool = False,
+    personal: bool = False,
     trust_code: bool = False,
 ) -> TrainedModel:
     """Read the model of a finished run, to use it.
@@ -176,6 +218,7 @@ def load(
         best: The model that was best on the validation samples, in place of the final one.
         finished: The model that the method's finish made of the final one.
         adapted: The model that `fedskew adapt` made; its probabilities are those under the target's label mix.
+        personal: The model that `fedskew personal` made; its probabilities are those under one client's label mix.
         trust_code: Import the code that the run folder brings, which then runs with your rights. Without it a network
             of one's own has to be importable from your own files.
 
@@ -183,16 +226,17 @@ def load(
         The model, on the CPU.
 
     Raises:
-        ArgumentError: More than one of `best`, `finished` and `adapted`.
+        ArgumentError: More than one of `best`, `finished`, `adapted` and `personal`.
         RunError: There is no such run or model, or it can't be read.
         ConfigError: Its network can't be built, as where a class of one's own isn't importable here, or came with it.
     """
     if best and finished:
         raise ArgumentError("finished: it is made of the final model, not of the best one; leave out best")
-    if adapted:
-        if best or finished:
-            raise ArgumentError("adapted: the file says of which model it is; leave out best and finished")
-        return _adapted(run, load(run, seed=seed, trust_code=trust_code))
+    if adapted or personal:
+        if best or finished or (adapted and personal):
+            name = "adapted" if adapted else "personal"
+            raise ArgumentError(f"{name}: the file says of which model it is; leave out best, finished and the other")
+        return _moved(run, load(run, seed=seed, trust_code=trust_code), ADAPTED if adapted else PERSONAL)
     folder = _of_seed(Path(run), seed, trust_code)
     config = read(folder / "config.toml")
     path = folder / ("best.safetensors" if best else FINISHED if finished else "model.safetensors")
@@ -272,23 +316,39 @@ def _tensor(values: ArrayLike) -> Tensor:
         raise ArgumentError(f"inputs: not an array of numbers: {error}") from None
 
 
-def moved_model(model: TrainedModel, calibration: labels.Calibration, mix: FloatArray) -> TrainedModel:
-    return replace(model, network=Adapted(model.network, calibration.temperature, calibration.offsets(mix)).eval())
+def moved_model(
+    model: TrainedModel, calibration: labels.Calibration, mix: FloatArray, prior: FloatArray | None = None
+) -> TrainedModel:
+    added = calibration.offsets(mix, prior)
+    return replace(model, network=Adapted(model.network, calibration.temperature, added).eval())
 
 
-def _adapted(run: str | Path, plain: TrainedModel) -> TrainedModel:
-    """Read the model that `fedskew adapt` made of a run's; RunError if there is none, or it is of other weights."""
-    path = plain.file.with_name(ADAPTED)
+def mix_of_client(counts: ArrayLike, held_out_mix: FloatArray) -> FloatArray:
+    """Return a client's label mix among the classes with held-out samples; ArgumentError where there is none."""
+    mix, seen = labels.own_mix(counts, len(held_out_mix)), held_out_mix > 0
+    if not np.any(counts):
+        raise ArgumentError("counts: are all 0, which says nothing of a client; give its samples of each class")
+    if not np.asarray(counts)[seen].any():
+        raise ArgumentError("counts: no held-out sample is of a class that they have, so nothing is known of them")
+    known: FloatArray = np.where(seen, mix, 0.0) / mix[seen].sum()
+    return known
+
+
+def _moved(run: str | Path, plain: TrainedModel, file: str) -> TrainedModel:
+    """Read what `fedskew adapt` or `personal` made of a run's model; RunError if there is none, or of other weights."""
+    path, command = plain.file.with_name(file), f"fedskew {'adapt' if file == ADAPTED else 'personal'} {run}"
     try:
         tensors, notes = load_tensors(path)
     except RunError as error:
-        raise RunError(f"{path}: {error}; make it: fedskew adapt {run} --target-data ...") from None
+        how = "--target-data ..." if file == ADAPTED else "--counts ..."
+        raise RunError(f"{path}: {error}; make it: {command} {how}") from None
     name = notes["model"]
     model = load(run, seed=plain.seed, best=name == "best.safetensors", finished=name == FINISHED)
     if notes["digest"] != digest(model.file):
-        raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run fedskew adapt {run} again")
+        raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run {command} again")
     calibration = labels.Calibration(tensors["temperature"].item(), tensors["biases"].numpy())
-    return moved_model(model, calibration, tensors["mix"].numpy())
+    prior = tensors["held_out_mix"].numpy() if "held_out_mix" in tensors else None
+    return moved_model(model, calibration, tensors["mix"].numpy(), prior)
 
 
 def digest(path: Path) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.labels._csv import lists_samples, read_counts, read_shares, write_counts
+from fedskew.labels._csv import lists_samples, read_counts, read_own, read_shares, write_counts
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -112,6 +112,22 @@ class LabelCounts:
                 none.
         """
         return cls(*read_counts(Path(path), client, decimal, totals))
+
+    @staticmethod
+    def read_own(
+        path: str | Path,
+        classes: Sequence[str],
+        *,
+        client: str | None = None,
+        decimal: Literal[".", ","] | None = None,
+    ) -> FloatArray:
+        """Read one client's counts in the order of `classes`, `(classes,)`; 0 for a class that the file does not name.
+
+        The file is a table as `read_csv` takes it, of which `client` names the row, or has the columns `class` and
+        `count`, or one row of counts under a header of class names; whole numbers stand for class ids where names are
+        words.
+        """
+        return np.array(read_own(Path(path), classes, client, decimal))
 
     @staticmethod
     def lists_samples(path: str | Path) -> bool:

@@ -10,7 +10,7 @@ import csv
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import nullcontext
 from itertools import compress, permutations
 from pathlib import Path
@@ -92,27 +92,67 @@ def read_shares(path: Path, classes: Sequence[str], decimal: Decimal | None) -> 
     """Read an amount for each class from a file; see `read_target`."""
     sheet = Sheet(path, "class,share, or a header of class names over one row of shares", decimal)
     sheet.check_header()
-    words = [plain(name) for name in sheet.header]
-    if sorted(words) == ["class", "share"]:
-        named, amounts = sheet.texts(words.index("class"), "class"), sheet.amounts([words.index("share")])[:, 0]
-        lines = [line for line, _ in sheet]
-    else:
-        rows = sheet.amounts(range(len(words)))
-        if len(rows) > 1:
-            sheet.fail_row(1, f"a second row of shares (expected {sheet.expected})")
-        named, amounts, lines = sheet.header, rows[0], [sheet.line] * len(words)
-    shares: dict[str, float] = {}
-    for name, amount, line in zip(named, amounts.tolist(), lines, strict=True):
-        if name in shares:
-            sheet.fail(line, f"class {name!r} occurs twice")
-        if name not in classes:
-            hint = nearest(name, classes)
-            sheet.fail(line, f"the counts have no class {name!r}{hint}; give it a column of zeros there")
-        shares[name] = amount
+    shares = _by_class(sheet, classes, "the counts have no class {}; give it a column of zeros there", {"share"})
     for name in classes:
         if name not in shares:
             raise ArgumentError(f"{path}: no share for class {name!r}; write 0 where the target has none of it")
     return [shares[name] for name in classes]
+
+
+def read_own(path: Path, classes: Sequence[str], client: str | None, decimal: Decimal | None) -> list[float]:
+    """Read one client's samples of each class; see `LabelCounts.read_own`."""
+    sheet = Sheet(path, "class,count, a header of class names over a row of counts, or a row a client", decimal)
+    words = [plain(name) for name in sheet.header]
+    named, pairs = not words[0] or CLIENT_WORDS.intersection(words), _class_and_amount(words, COUNT_WORDS) is not None
+    if named or (not pairs and any(map(sheet.is_text, range(len(words))))):
+        if not named and len(words) <= 2:
+            sheet.fail(sheet.line, f"the header has no classes, no column 'count' (expected {sheet.expected})")
+        counts, clients, columns = read_counts(path, decimal=decimal)
+        if client is None and len(clients) > 1:
+            raise ArgumentError(
+                f"{path}: has {len(clients):,} clients; say which by client (--client), such as {clients[0]}"
+            )
+        if client is not None and client not in clients:
+            raise ArgumentError(f"{path}: has no client {client!r}{nearest(client, clients)}")
+        found = dict(zip(columns, counts[clients.index(client) if client else 0].tolist(), strict=True))
+    elif client is not None:
+        raise ArgumentError(f"{path}: has the counts of one client, without a name; leave out client (--client)")
+    else:
+        sheet.check_header()
+        found = _by_class(sheet, None, "", COUNT_WORDS)
+    if all(map(str.isdecimal, found)) and not all(map(str.isdecimal, classes)):
+        found = {classes[int(name)] if int(name) < len(classes) else name: found[name] for name in found}
+    for name in found:
+        if name not in classes:
+            raise ArgumentError(f"{path}: the model has no class {name!r}{nearest(name, classes)}")
+    return [found.get(name, 0.0) for name in classes]
+
+
+def _class_and_amount(words: Sequence[str], amount_words: Set[str]) -> tuple[int, int] | None:
+    """Return the columns of classes and amounts where there are these two and no other."""
+    pairs = [pair for pair in ((0, 1), (1, 0)) if len(words) == 2]
+    return next((pair for pair in pairs if words[pair[0]] in CLASS_WORDS and words[pair[1]] in amount_words), None)
+
+
+def _by_class(sheet: Sheet, classes: Sequence[str] | None, unknown: str, amount_words: Set[str]) -> dict[str, float]:
+    """Return an amount for each class that is named in two columns, or in the header over one row."""
+    words = [plain(name) for name in sheet.header]
+    if (pair := _class_and_amount(words, amount_words)) is not None:
+        named, amounts = sheet.texts(pair[0], "class"), sheet.amounts(pair[1:])[:, 0]
+        lines = [line for line, _ in sheet]
+    else:
+        rows = sheet.amounts(range(len(words)))
+        if len(rows) > 1:
+            sheet.fail_row(1, f"a second row of numbers (expected {sheet.expected})")
+        named, amounts, lines = sheet.header, rows[0], [sheet.line] * len(words)
+    found: dict[str, float] = {}
+    for name, amount, line in zip(named, amounts.tolist(), lines, strict=True):
+        if name in found:
+            sheet.fail(line, f"class {name!r} occurs twice")
+        if classes is not None and name not in classes:
+            sheet.fail(line, unknown.format(f"{name!r}{nearest(name, classes)}"))
+        found[name] = amount
+    return found
 
 
 def _client_column(sheet: Sheet, client: str | None) -> int:

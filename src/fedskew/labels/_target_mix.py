@@ -75,6 +75,12 @@ class MixEstimate:
     unseen: tuple[int, ...]
     few: FewSamples | None = field(default=None, repr=False, compare=False)
 
+    @classmethod
+    def known(cls, mix: FloatArray, unseen: tuple[int, ...] = ()) -> MixEstimate:
+        """Return a mix that was counted: nothing about it is unsure, and there is nothing to test."""
+        none = np.zeros_like(mix)
+        return cls(mix, np.diag(none), none, np.nan, 0, np.nan, 0.0, unseen)
+
     @property
     def misfit(self) -> bool:
         """Whether label shift does not hold: p below 0.01 and the cells differ by 3 points more than by chance."""

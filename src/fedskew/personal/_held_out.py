@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew import labels
 from fedskew.errors import ArgumentError
-from fedskew.labels import EDGES, outcome_cells, outcome_table
+from fedskew.labels import EDGES, NEVER, outcome_cells, outcome_table
 
 FloatArray = NDArray[np.float64]
 
@@ -32,12 +32,17 @@ class HeldOut:
 
     @classmethod
     def of(cls, logits: ArrayLike, targets: ArrayLike) -> HeldOut:
-        """Calibrate logits, `(samples, classes)`, on their true classes, each sample with the same weight."""
+        """Calibrate logits, `(samples, classes)`, on their true classes, each sample with the same weight.
+
+        A class that the model never predicts (`labels.NEVER`), as after some finishes, is left out.
+        """
         outputs, true = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.int64)
-        calibration = labels.calibrate(outputs, true, np.ones(len(true)))
-        classes = outputs.shape[1]
-        tables = outcome_table(true, outcome_cells(calibration.apply(outputs)), classes, BINS)
-        return cls(calibration, tables.sum(axis=1) / len(true), tables)
+        possible: NDArray[np.bool_] = np.logical_and.reduce(outputs > NEVER / 2, axis=0)
+        outputs, kept = np.where(possible, outputs, 0.0), np.isin(true, np.flatnonzero(possible))
+        calibration = labels.calibrate(outputs, true, kept.astype(float))
+        cells = outcome_cells(calibration.apply(outputs))
+        tables = outcome_table(true[kept], cells[kept], len(possible), BINS)
+        return cls(calibration, tables.sum(axis=1) / kept.sum(), tables)
 
     def estimate(self, logits: ArrayLike) -> labels.MixEstimate:
         """Estimate the label mix of unlabelled samples from their logits, `(samples, classes)`."""
