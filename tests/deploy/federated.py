@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from fedskew.cli import app
 from fedskew.data import Dataset, load
 from fedskew.deploy import Agreement, Terms, agree, make_deployed_loop, site_app
+from fedskew.deploy._arrays import unpack
 from fedskew.deploy.keys import key_line, write_mask_key
 from fedskew.engine import RoundRecord
 from fedskew.errors import FedskewError
@@ -136,6 +137,7 @@ class LocalGrid(Grid):
         for message in messages:
             name = f"message-{len(self.asked)}"
             message.metadata.__dict__["_message_id"] = name
+            message.content = unpack(message.content)  # for tests that look at it, or change it
             self.asked.append(message)
             ids.append(name)
             answer = self._answer(message)
@@ -167,6 +169,8 @@ class LocalGrid(Grid):
             answer = app(message, context)
         except Exception as error:  # as Flower's own runtime does
             answer = Message(Error(code=0, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+        if answer.has_content():
+            answer.content = unpack(answer.content)
         return self.tamper[node](message, answer) if node in self.tamper else answer
 
 

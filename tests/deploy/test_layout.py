@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from fedskew.deploy import strategy
+from fedskew.deploy._arrays import PACKED, RefusedError, pack, unpack
 
 
 def network() -> nn.Module:
@@ -54,3 +56,45 @@ def test_arrays_of_an_unknown_model_keep_their_shapes_and_dtypes(dtype: str) -> 
         assert record["w"].dtype == dtype
         np.testing.assert_array_equal(record["w"].numpy(), values["w"])
         assert record["n"].numpy() == 5
+
+
+def test_packed_arrays_are_one_array_and_come_back_as_they_were() -> None:
+    before = arrays_of(network().state_dict())
+    content = RecordDict({"arrays": before, "broadcast": ArrayRecord(), "config": ConfigRecord({"server-round": 1})})
+    packed = pack(content)
+    assert [len(packed[key]) for key in ("arrays", "broadcast", "config")] == [1, 1, 1]
+    after = unpack(packed)
+    assert after == content
+    assert list(after["arrays"]) == list(before)
+    assert unpack(content) == content  # as others send it
+
+
+def packed_as(entries: object, values: bytes = b"12345678") -> RecordDict:
+    head = json.dumps(entries).encode()
+    whole = len(head).to_bytes(8, "little") + head + values
+    return RecordDict({"arrays": ArrayRecord({PACKED: Array("uint8", (len(whole),), PACKED, whole)})})
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [["a", "float32", [1], 4]],  # leaves bytes over
+        [["a", "float32", [1], 8], ["b", "float32", [1], 8]],
+        [["a", "float32", [1], 8], ["b", "float32", [1], -8], ["c", "float32", [1], 8]],  # the same bytes twice
+        [["a", "float32", [1], 8.0]],
+        [[1, "float32", [1], 8]],
+        [["a", "float32", 1, 8]],
+        [["a", 8]],
+        {"a": 8},
+        8,
+    ],
+)
+def test_a_record_that_is_packed_in_another_way_is_refused(entries: object) -> None:
+    with pytest.raises(RefusedError, match="not packed as fedskew packs them"):
+        unpack(packed_as(entries))
+
+
+def test_a_packed_record_without_a_head_is_refused() -> None:
+    for whole in (b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"["):
+        with pytest.raises(RefusedError):
+            unpack(RecordDict({"arrays": ArrayRecord({PACKED: Array("uint8", (len(whole),), PACKED, whole)})}))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +23,7 @@ from fedskew.errors import FedskewError
 from fedskew.models import FlatModel, ModelState
 
 AnyArray = NDArray[np.generic]
+Record = ArrayRecord | MetricRecord | ConfigRecord
 
 HEADER = 4096
 """Largest size of an array's header, in bytes."""
@@ -125,6 +127,49 @@ def _decode(array: Array, expected: ArraySpec, what: str) -> AnyArray:
         raise NotFiniteError(f"{what} has a value that is NaN or infinite")
     values: AnyArray = flat.reshape(shape, order="F" if fortran else "C")
     return values
+
+
+PACKED = "fedskew-packed"
+"""Name and Flower's `stype` of an array that holds all arrays of a record."""
+
+
+def pack(content: RecordDict) -> RecordDict:
+    """Return a message with the arrays of each record as one, as Flower sends each array by requests of its own."""
+    return RecordDict(
+        {key: _pack(record) if isinstance(record, ArrayRecord) else record for key, record in content.items()}
+    )
+
+
+def _pack(record: ArrayRecord) -> ArrayRecord:
+    head = json.dumps([[name, array.dtype, array.shape, len(array.data)] for name, array in record.items()]).encode()
+    whole = b"".join([len(head).to_bytes(8, "little"), head, *(array.data for array in record.values())])
+    return ArrayRecord({PACKED: Array("uint8", (len(whole),), PACKED, whole)})
+
+
+def unpack(content: RecordDict) -> RecordDict:
+    """Return a message with its arrays as they were before `pack`, also if they never were packed.
+
+    Raises RefusedError where what was packed has another form; the arrays themselves are for `decode` to check.
+    """
+    return RecordDict({key: _unpack(record) for key, record in content.items()})
+
+
+def _unpack(record: Record) -> Record:
+    if not isinstance(record, ArrayRecord) or list(record) != [PACKED]:
+        return record
+    data, arrays = record[PACKED].data, ArrayRecord()
+    try:
+        start = 8 + int.from_bytes(data[:8], "little")
+        entries = json.loads(data[8:start])
+        sizes = [size for *_, size in entries]
+        if min(sizes, default=0) < 0 or start + sum(sizes) != len(data):  # no byte is in two arrays
+            raise ValueError
+        for name, dtype, shape, size in entries:
+            arrays[name] = Array(dtype, tuple(shape), "numpy.ndarray", data[start : start + size])
+            start += size
+    except Exception as error:  # the sender chose these bytes, which can raise anything
+        raise RefusedError(f"its arrays are not packed as fedskew packs them ({type(error).__name__})") from None
+    return arrays
 
 
 def short(value: object) -> str:

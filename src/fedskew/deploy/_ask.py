@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 
 from fedskew import __version__
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._arrays import RefusedError, pack, unpack
 from fedskew.deploy._log import LOG
 
 FIRST_PAUSE, LONGEST_PAUSE, PAUSE = 0.1, 3.0, 2.0
@@ -38,7 +38,7 @@ class Arrivals(NamedTuple):
         replies: Replies[T] = Replies({}, self.failed, {}, set(self.silent))
         for client, content in self.contents.items():
             try:
-                replies.valid[client] = read(content, client)
+                replies.valid[client] = read(unpack(content), client)
             except RefusedError as error:
                 replies.refused[client] = str(error)
         for client, reason in replies.missing.items():
@@ -146,7 +146,7 @@ class Members:
 def _with(content: RecordDict, refusal: str | None) -> RecordDict:
     """Return a message that says the server's version, and for what reason the client's last reply was refused."""
     more = {wire.VERSION: __version__} | ({} if refusal is None else {wire.REFUSED: refusal})
-    return RecordDict({**content, wire.CONFIG: ConfigRecord({**wire.config_of(content), **more})})
+    return pack(RecordDict({**content, wire.CONFIG: ConfigRecord({**wire.config_of(content), **more})}))
 
 
 def exchange(

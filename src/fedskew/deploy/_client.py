@@ -15,6 +15,7 @@ from torch import nn
 from fedskew import __version__, components, methods, models
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._arrays import pack, unpack
 from fedskew.deploy._log import LOG
 from fedskew.deploy._site import (
     MOST_SAID,
@@ -225,7 +226,8 @@ def _app(make: Callable[[Context], Any], queries: Sequence[str] = ()) -> ClientA
                 LOG.warning("the server refused what this site sent: %s", str(reason)[:MOST_SAID])
             try:
                 _check_version(config)
-                return Message(getattr(make(context), work)(message.content), reply_to=message)
+                answered = getattr(make(context), work)(unpack(message.content))
+                return Message(pack(answered) if wire.VERSION in config else answered, reply_to=message)
             except (Exception, SystemExit) as error:  # a reader's or a model's own can be anything
                 LOG.error("%s", error if isinstance(error, FedskewError) else in_one_line(error))
                 # What is raised, Flower sends to the server, with its text, which may name files and values.

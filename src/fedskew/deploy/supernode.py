@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import httpx
@@ -52,6 +54,9 @@ WORTH_SAYING = 2.0
 """Seconds of difference between clocks from which on a site is warned."""
 
 DAY = 86400.0
+
+SHORTEST_PAUSE, PAUSE_SHARE, LONGEST_PAUSE = 0.1, 0.1, 3.0
+"""Seconds between looks for a message: this share of the time since the last reply. The longest is Flower's own."""
 
 REFUSED = 2
 """Exit status of a site that the server refuses; Flower's would be 0, or 1 and a traceback."""
@@ -222,6 +227,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
         os._exit(REFUSED)  # Flower's threads would go on to tell what they make of the refusal
 
     run_agreed_only(data)
+    answer_at_once()
     os.chdir(folder)
     os.environ.setdefault("FLWR_HOME", str(folder / "flower"))
     _Signer.refused = refused
@@ -315,3 +321,55 @@ def run_agreed_only(data: Path) -> None:
     supernode._pull_and_store_message = pull_agreed
     supernode._verify_fab = verify_agreed
     supernode.FAB_VERIFICATION_ERROR = REFUSED_APP
+
+
+class _Forks:
+    """The process that forks one for each message (see `_forks`), in the place of Flower's SuperExec."""
+
+    def __init__(self) -> None:
+        self._command: list[str] = []
+        self._code: object = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: Sequence[str]) -> None:
+        """Start it in place of this command, whose options it takes."""
+        self._command, self._code, forks = [*command], _installed(), "from fedskew.deploy._forks import main; main()"
+        options = [sys.executable, "-P", "-c", forks, *command[1:]]
+        self._process = subprocess.Popen(options, bufsize=0, stdin=subprocess.PIPE)
+
+    def wake(self) -> None:
+        """Say that there is a message, if it was started; start it again where it was killed, or fedskew is another."""
+        if self._process is not None:
+            if self._process.poll() is not None or self._code != _installed():
+                self._process.communicate()  # closes its input, with which it ends
+                self.start(self._command)
+            assert self._process.stdin is not None, "as it is started"
+            self._process.stdin.write(b".")
+
+
+def _installed() -> tuple[int, int]:
+    """Identify the installation of fedskew: an upgrade replaces its files."""
+    found = Path(__file__).stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def answer_at_once() -> None:
+    """Make this process's SuperNode notice messages and replies soon, and answer by forks of a process that is ready.
+
+    Flower looks for a message every 3 s, for its reply every 0.5 s, and starts a Python for each. It still does the
+    last elsewhere than on Linux, where a process that has loaded numerical libraries can't safely be forked.
+    """
+    supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
+    pull, forks = supernode._pull_and_store_message, _Forks()
+
+    def pull_next(**more: Any) -> int:
+        began = time.monotonic()
+        while (run := pull(**more)) is None:
+            time.sleep(min(max(SHORTEST_PAUSE, PAUSE_SHARE * (time.monotonic() - began)), LONGEST_PAUSE))
+        forks.wake()
+        return int(run)
+
+    supernode._pull_and_store_message = pull_next
+    supernode.time = SimpleNamespace(sleep=lambda _: time.sleep(SHORTEST_PAUSE))  # until this machine's reply is there
+    if sys.platform == "linux":
+        supernode.subprocess = SimpleNamespace(Popen=forks.start)
