@@ -342,6 +342,7 @@ def test_costs_are_those_of_the_definitions():
     assert preset_cost("fedavg") == components.Cost()
     assert preset_cost("fedvls") == components.Cost(forward=1)
     assert preset_cost("fedsam") == components.Cost(forward=1, backward=1)
+    assert preset_cost("ditto") == components.Cost(forward=1, backward=1, client_models=1)
     assert preset_cost("fedentopt").numbers == ("C up once",)
     assert preset_cost("seol_kim").numbers == ("C up once", "C down")
     assert preset_cost("fednova").numbers == ("1 up",)

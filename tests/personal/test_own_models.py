@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from torch import nn
 
 import fedskew
 from fedskew.engine.own import SENT, OwnStep
-from fedskew.errors import CombinationError, ConfigError
+from fedskew.errors import CombinationError, ComponentError, ConfigError
 from fedskew.local_steps import StepSettings
-from fedskew.personal import INDEX, Names
+from fedskew.parameters import component
+from fedskew.personal import INDEX, Names, OwnTraining, Personal
 
 
 class Small(nn.Module):
@@ -170,7 +171,8 @@ def test_processes_train_the_same_bits() -> None:
 
 @pytest.mark.parametrize("personal", PERSONAL[:3], ids=str)
 def test_own_models_go_on_bit_for_bit(personal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = federation(personal, ("alone", "pooled"), training={"participation": 0.5, "rounds": 3})
+    data = {"name": "digits", "rows": 240, "client_test": 0.3, "held_out": 0.2}
+    tree = federation(personal, ("alone", "pooled"), data=data, training={"participation": 0.5, "rounds": 3})
 
     def killed(record: dict[str, Any]) -> None:
         if record["round"] == 2:
@@ -184,6 +186,34 @@ def test_own_models_go_on_bit_for_bit(personal: Any, tmp_path: Path, monkeypatch
     files = [(run.folder / "model.safetensors", run.folder / "sites.csv") for run in (again, whole)]
     assert files[0][1].read_bytes() == files[1][1].read_bytes()
     assert all(torch.equal(one, load_file(files[1][0])[name]) for name, one in load_file(files[0][0]).items())
+
+
+@component
+class Interrupted(Personal):
+    """A model of the client's own; its second evaluation is interrupted, or its last training."""
+
+    evaluations: ClassVar[int] = 0
+
+    def trainings(self) -> tuple[OwnTraining, ...]:
+        return (OwnTraining("rounds"),)
+
+    def moved(self, logits: Any, held_out: Any, counts: Any) -> Any:
+        Interrupted.evaluations -= 1
+        if Interrupted.evaluations == 0:
+            raise KeyboardInterrupt
+        return logits
+
+
+@pytest.mark.parametrize("evaluations", [5 + 2, 3 * 5 + 2], ids=["in a round", "at the end"])
+def test_own_models_go_on_after_an_interrupt(evaluations: int, tmp_path: Path) -> None:
+    whole = {"training": {"participation": 0.5}, "evaluation": {"sites": True, "every": 1}}
+    tree = federation(Interrupted(), ("alone",), **whole)
+    tree["evaluation"]["baselines"] = ["alone"]
+    Interrupted.evaluations = evaluations
+    with pytest.raises(KeyboardInterrupt):
+        fedskew.simulate(tree, out=tmp_path / "run", progress=False)
+    again = fedskew.simulate(tree, out=tmp_path / "run", resume=True, progress=False)
+    assert again.sites() == fedskew.simulate(tree, progress=False).sites()
 
 
 @pytest.mark.parametrize("name", ["prior", "finetune"])
@@ -225,3 +255,66 @@ def test_names_of_a_network() -> None:
     assert names.head == {"head.weight", "head.bias"}
     assert names.buffers == ("norm.running_mean", "norm.running_var")
     assert names.norm == {"norm.weight", "norm.bias", *names.buffers}
+    tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    tied[2].weight = tied[0].weight
+    assert Names.of(tied, ("0.weight", "0.bias", "2.bias")).head == {"0.weight", "2.bias"}
+
+
+def test_a_frozen_last_layer_is_tuned_by_one_beside_it() -> None:
+    # FedBABU's personal model; FedAvg's with the same head, of as many steps, from a body that is as FedBABU left it.
+    head = {"name": "finetune", "epochs": 1, "layers": "head"}
+    babu, other = (
+        fedskew.simulate(federation(method={"preset": preset, "personal": head}, model=Small, training={"rounds": 0}))
+        for preset in ("fedbabu", "fedavg")
+    )
+    np.testing.assert_allclose(figures(babu, "personal"), figures(other, "personal"), rtol=1e-4)
+    assert figures(babu, "personal") != figures(babu, "common")
+
+
+@pytest.mark.parametrize("preset", ["fedbabu", "fedetf", "fednh"])
+def test_a_head_that_the_server_sets_or_nobody_trains_is_not_kept(preset: str) -> None:
+    with pytest.raises(ConfigError, match="method.personal.keep: .*no trained last linear layer"):
+        fedskew.simulate(federation(method={"preset": preset, "personal": "partial"}, model="mlp3"))
+
+
+@component
+class Own(Personal):
+    """Returns what it is given."""
+
+    kept: Any = frozenset()
+    wanted: Any = ()
+    factor: Any = 1.0
+
+    def private(self, names: Names) -> Any:
+        return self.kept
+
+    def trainings(self) -> Any:
+        return self.wanted
+
+    def moved(self, logits: Any, held_out: Any, counts: Any) -> Any:
+        return logits * self.factor if self.factor else logits[:, :2]
+
+
+def test_what_a_hook_sends_of_every_parameter_is_refused_where_layers_stay_at_the_client() -> None:
+    method = {"preset": "scaffold", "personal": Own(kept={"head.weight"})}
+    with pytest.raises(ComponentError, match="^local_step scaffold sends .*, a number for each parameter"):
+        fedskew.simulate(federation(method=method, model="logistic", training={"rounds": 1}))
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        (Own(kept={"head.wieght"}), r"private\(\) names head.wieght, which is no trained parameter"),
+        (Own(kept="head"), r"private\(\) must return names"),
+        (Own(wanted="end"), r"trainings\(\) must return a tuple of OwnTraining, not 'end'"),
+        (Own(wanted=(OwnTraining("round"),)), r"when must be one of rounds, end, not 'round'"),  # type: ignore[arg-type]
+        (Own(wanted=(OwnTraining("end", "heads"),)), r"layers must be one of .*, not 'heads'"),  # type: ignore[arg-type]
+        (Own(wanted=(OwnTraining("rounds", epochs=2),)), "leave epochs out"),
+        (Own(wanted=(OwnTraining("end"), OwnTraining("rounds"))), "stands alone"),
+        (Own(factor=math.nan), r"client 0: .*moved\(\) must return logits of shape .*, not NaN"),
+        (Own(factor=0), r"moved\(\) must return logits of shape"),
+    ],
+)
+def test_what_an_own_component_returns_wrongly_is_said_in_a_line(own: Own, said: str) -> None:
+    with pytest.raises(ComponentError, match=said):
+        fedskew.simulate(federation(own, model="logistic", training={"rounds": 1}))

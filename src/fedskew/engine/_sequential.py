@@ -24,7 +24,7 @@ from fedskew.engine._backend import (
     training_failed,
 )
 from fedskew.engine._faults import has_own_parts, watched
-from fedskew.engine.contracts import calling, checked_carried, checked_step
+from fedskew.engine.contracts import calling, checked_carried, checked_step, name_in
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
 from fedskew.local_steps import StepSettings, steps_in_place
@@ -173,6 +173,12 @@ class SequentialBackend(Backend):
             )
             with calling(name, hooks, "end_local", f"round {setup.round}, client {setup.task.client}: "):
                 own, returned = hooks.end_local(end)
+            whole = [key for key, part in returned.items() if work.private is not None and part.shape == start.shape]
+            if whole:
+                raise ComponentError(
+                    f"{name_in(name, hooks)} sends {whole[0]}, a number for each parameter, and layers are to stay "
+                    "at the client (method.personal); take another, or a personal component that keeps none"
+                )
             state |= own
             reply |= returned
         change, buffers = torch.sub(result.model.parameters, start, out=row), result.model.buffers

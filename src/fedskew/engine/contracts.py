@@ -21,6 +21,7 @@ from fedskew.errors import ArgumentError, ComponentError, FedskewError, in_one_l
 from fedskew.finish import Finished, Head
 from fedskew.hooks import Hooks
 from fedskew.methods import PLACES, Method
+from fedskew.personal import Names, OwnTraining
 
 FloatArray = NDArray[np.float64]
 
@@ -287,6 +288,47 @@ def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
     if not all(part.isfinite().all() for part in finished.head):
         raise ComponentError(f"{name} returned a layer with NaN or infinity")
     return finished
+
+
+def checked_private(component: Any, private: Any, names: Names) -> frozenset[str]:
+    """Return the names of what never leaves a client, as a personal component returned them."""
+    said = f"{name_in('personal', component)}: private()"
+    if not isinstance(private, Iterable) or isinstance(private, str):
+        raise ComponentError(f"{said} must return names of parameters and buffers, in a set, not {_what(private)}")
+    found = frozenset(private)
+    if unknown := [*map(str, found - {*names.trained, *names.buffers})]:
+        raise ComponentError(
+            f"{said} names {min(unknown)}, which is no trained parameter or buffer of the network; take names from "
+            "names.trained and names.buffers"
+        )
+    return found
+
+
+def checked_trainings(component: Any, trainings: Any) -> tuple[OwnTraining, ...]:
+    """Return the trainings of own models that a personal component wants."""
+    said = f"{name_in('personal', component)}: trainings()"
+    if not isinstance(trainings, tuple) or not all(isinstance(one, OwnTraining) for one in trainings):
+        raise ComponentError(f"{said} must return a tuple of OwnTraining, not {_what(trainings)}")
+    for one in trainings:
+        for key, known in (("when", ("rounds", "end")), ("layers", ("all", "head", "added"))):
+            if getattr(one, key) not in known:
+                raise ComponentError(f"{said}: {key} must be one of {', '.join(known)}, not {getattr(one, key)!r}")
+        if one.when == "rounds" and one.epochs is not None:
+            raise ComponentError(f"{said}: in the rounds it takes a round's epochs; leave epochs out")
+        if one.when == "end" and len(trainings) > 1:
+            raise ComponentError(f'{said}: one of when = "end" stands alone; several are trained in the rounds')
+    return trainings
+
+
+def checked_moved(component: Any, moved: Any, logits: FloatArray, where: str = "") -> FloatArray:
+    """Return what a personal component made of a client's logits."""
+    found = _floats(moved)
+    if found is None or found.shape != logits.shape or (np.isnan(found).any() and not np.isnan(logits).any()):
+        got = "NaN" if found is not None and found.shape == logits.shape else _what(moved)
+        raise ComponentError(
+            f"{where}{name_in('personal', component)}: moved() must return logits of shape {logits.shape}, not {got}"
+        )
+    return found
 
 
 def _floats(value: Any) -> FloatArray | None:

@@ -177,11 +177,12 @@ class TrainingLoop:
 
         Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
         """
-        if self.folder is not None and self.clients.newest <= self.server.round:
-            own = None if self.sites is None else self.sites.states
-            kept = self._state.own if own is None else own.save()
-            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save(), own=kept))
-            for states in filter(None, (self.clients, own)):
+        own = None if self.sites is None else self.sites.states
+        kept = [states for states in (self.clients, own) if states is not None]
+        if self.folder is not None and all(states.newest <= self.server.round for states in kept):
+            rounds = self._state.own if own is None else own.save()
+            self.folder.save_checkpoint(replace(self._state, clients=self.clients.save(), own=rounds))
+            for states in kept:
                 states.drop_stale()
 
     def finish(self) -> SeedRun:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import engine, methods
+from fedskew.engine.contracts import checked_moved, checked_trainings
 from fedskew.engine.own import OwnModels
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError
@@ -80,7 +81,8 @@ class SiteModels:
         for way in self.beside.get("alone", ()):
             assert way.first is not None, "who trains alone begins with the untrained model"
             for number in range(1, times + 1):
-                self._keep(number, way.train(number, missing, way.first, self.kept))
+                before = self.kept if number > 1 else lambda client: {}  # begun anew after an interrupt
+                self._keep(number, way.train(number, missing, way.first, before))
 
     def __call__(self, common: ModelState, round: int) -> tuple[SiteRow, ...]:
         """Make the rows of a round's common model, and of the other models as they are then; a `SiteEvaluator`."""
@@ -116,7 +118,13 @@ class SiteModels:
         """Return what gives a client's personal logits for its test samples."""
         told = self._told(common) if personal.reads_held_out else None
         own = self._own_logits(common, round)
-        return lambda client: personal.moved(own(client), told, self.task.counts[client])
+
+        def logits(client: int) -> FloatArray:
+            before = own(client)
+            moved = personal.moved(before, told, self.task.counts[client])
+            return checked_moved(personal, moved, before, f"client {client}: ")
+
+        return logits
 
     def _own_logits(self, common: ModelState, round: int) -> Callable[[int], FloatArray]:
         """Return the same before what becomes of logits."""
@@ -186,12 +194,12 @@ class SiteModels:
 
         def way(name: str, wanted: OwnTraining, work: engine.LocalWork = work, **more: Any) -> OwnModels:
             network, trained, private = model, None, everything
-            if wanted.layers == "added":
-                network = FlatModel(with_added_head(model.module, _some(task)), channels_last=model.channels_last)
-                trained = torch.arange(len(network.vector)) >= len(model.vector)
-                private = engine.Private(trained, torch.zeros_like(everything.buffers))
-            elif wanted.layers == "head":
+            if wanted.layers != "all":
                 trained = engine.Private.of(model, Names.of(model.module, model.names).head).parameters
+                if wanted.layers == "added" or not trained.any():  # beside one that is frozen it is the same
+                    network = FlatModel(with_added_head(model.module, _some(task)), channels_last=model.channels_last)
+                    trained = torch.arange(len(network.vector)) >= len(model.vector)
+                private = engine.Private(trained, torch.zeros_like(everything.buffers))
             own = OwnModels.work(work, private, wanted.pull, trained is not None)
             made = engine.SequentialBackend(network, own) if name == "pooled" else backend(network, own)
             return OwnModels(name, network, made, private, own.training, trained, **more)
@@ -209,7 +217,7 @@ class SiteModels:
             assert isinstance(work.data, engine.PartitionedData), "in a simulation"
             pooled = replace(work, data=replace(work.data, rows=rows, counts=counts))
             beside["pooled"] = (way("pooled", in_rounds, pooled, first=untrained),)
-        trainings = () if personal is None else personal.trainings()
+        trainings = () if personal is None else checked_trainings(personal, personal.trainings())
         if ways := [way(f"personal.{at}", one) for at, one in enumerate(trainings) if one.when == "rounds"]:
             beside["personal"] = tuple(ways)
         after = [(way("personal", one), one.epochs or 1) for one in trainings if one.when == "end"]

@@ -23,7 +23,7 @@ from fedskew.engine import (
     plain,
     predict,
 )
-from fedskew.engine.contracts import adapting, hooked
+from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment._config import Config
 from fedskew.methods import Method
@@ -90,8 +90,9 @@ def make_work(
 
 def _private(personal: Personal, model: FlatModel) -> Private | None:
     """Mark what never leaves a client; None where that is nothing."""
+    known = Names.of(model.module, model.names)
     try:
-        names = personal.private(Names.of(model.module, model.names))
+        names = checked_private(personal, personal.private(known), known)
     except ArgumentError as error:
         raise ConfigError(f"method.personal.{error}") from None
     return Private.of(model, names, getattr(personal, "head_epochs", 0)) if names else None

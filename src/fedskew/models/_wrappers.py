@@ -242,6 +242,7 @@ class _CosineHead(nn.Linear):
     """A last layer whose outputs are `scale * cos(features, direction)`; no gradient reaches its directions."""
 
     scale: Tensor
+    learns = False
 
     def __init__(self, directions: Tensor, scale: float, *, learnt: bool, fixed: bool) -> None:
         classes, dim = directions.shape

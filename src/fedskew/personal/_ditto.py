@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from fedskew.components import Cost
 from fedskew.parameters import NonNegative, component
 from fedskew.personal._protocol import OwnTraining, Personal
 
@@ -33,6 +34,7 @@ class Ditto(Personal):
     strengths: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.1,)
 
     paper: ClassVar[str] = "Li et al., ICML 2021"
+    cost: ClassVar[Cost] = Cost(forward=1, backward=1, client_models=1)  # of each strength
     refuses: ClassVar[Mapping[str, str]] = {
         "pipeline.fedconcat": "it trains several networks, and a client's own model is pulled towards one; take prior",
     }

@@ -21,7 +21,8 @@ class Finetune(Personal):
 
     Attributes:
         epochs: Epochs over the client's training samples.
-        layers: "all", or "head": the last linear layer alone.
+        layers: "all", or "head": the last linear layer alone; where that is frozen, as FedBABU's, or not linear, one of
+            zeros whose outputs are added to it (which is the same beside a linear one).
     """
 
     epochs: Count = 5

@@ -37,7 +37,7 @@ class Partial(Personal):
 
     Attributes:
         keep: "head": the last linear layer (FedPer); "norm": normalisations with their statistics (FedBN); "all", which
-            is training alone; "none"; or patterns of names, such as ["layer4.*", "head.*"].
+            is training alone; "none"; or patterns of names, such as `["layer4.*", "head.*"]`.
         head_epochs: So many of a round's epochs train the kept layers alone, and those after them the others alone
             (FedRep); 0: all are trained together.
     """
@@ -46,7 +46,6 @@ class Partial(Personal):
     head_epochs: Size = 0
 
     paper: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818"
-    keeps_layers: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {
         "pipeline.fedconcat": "it puts several networks beside each other, and which layers a client keeps is said of "
         "one; take prior",

@@ -22,7 +22,7 @@ class Names(NamedTuple):
     Attributes:
         trained: Its trained parameters.
         buffers: Its floating-point buffers, such as batch norm's running statistics.
-        head: The parameters of its last linear layer.
+        head: The trained parameters of its last linear layer; none where that is frozen, or not linear.
         norm: Parameters and buffers of its normalisations.
     """
 
@@ -37,14 +37,16 @@ class Names(NamedTuple):
         kept = set(module.state_dict())
         buffers = tuple(name for name, buffer in module.named_buffers() if name in kept and buffer.is_floating_point())
         layers = dict(module.named_modules())
-        linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
-        last = "head" if isinstance(layers.get("head"), nn.Linear) else (linear or [None])[-1]
+        linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]
+        last = [layers["head"]] if "head" in layers else linear[-1:]
+        last = [layer for layer in last if isinstance(layer, nn.Linear) and getattr(layer, "learns", True)]
         norms = [name for name, layer in layers.items() if isinstance(layer, _NORMS)]
+        tied = {id(one) for layer in last for one in layer.parameters()}  # which may have another layer's name
         whole = (*trained, *buffers)
         return Names(
             trained,
             buffers,
-            frozenset(name for name in trained if last is not None and name.rpartition(".")[0] == last),
+            frozenset(name for name, one in module.named_parameters() if name in trained and id(one) in tied),
             frozenset(name for name in whole if name.rpartition(".")[0] in norms),
         )
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from fedskew.components import Cost
 from fedskew.parameters import component
 from fedskew.personal._protocol import OwnTraining, Personal
 
@@ -25,6 +26,7 @@ class RoD(Personal):
     """A head of each client's own beside the common one."""
 
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
+    cost: ClassVar[Cost] = Cost(forward=1)
     refuses: ClassVar[Mapping[str, str]] = {
         "pipeline.fedconcat": "its features are those of several networks; take prior",
     }
