@@ -147,6 +147,26 @@ class Two:
 """
 
 
+PERSONAL = """
+from fedskew.parameters import component
+from fedskew.personal import OwnTraining, Personal
+
+
+@component
+class Tuned(Personal):
+    def trainings(self):
+        return (OwnTraining("end", "head", epochs=1),)
+
+    def moved(self, logits, held_out, counts):
+        return logits + np.log(counts + 1)
+
+
+@component
+class Typo(Personal):
+    def private(self, names):
+        return {"haed.weight"}
+"""
+
 SUMS = """
 @dataclass(frozen=True)
 class Halved(Stateless):
@@ -275,3 +295,11 @@ def test_all_of_our_own_components_keep_the_contract(slot):
     for name in methods.SLOTS[slot]:
         if name not in ("recorded", "function"):  # which need parameters
             assert problems_of(slot, name) == [], name
+
+
+@pytest.mark.slow
+def test_a_personal_component_is_tried(check):
+    done = check(PERSONAL)
+    assert ":Tuned (personal)" in done.stdout
+    assert "private() names haed.weight, which is no trained parameter" in " ".join(done.stdout.split())
+    assert done.stdout.count("  ok  ") == 6

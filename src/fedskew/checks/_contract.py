@@ -22,9 +22,12 @@ from fedskew.engine.contracts import (
     checked_choice,
     checked_finished,
     checked_model,
+    checked_moved,
+    checked_private,
     checked_state,
     checked_step,
     checked_sums,
+    checked_trainings,
     checked_weights,
 )
 from fedskew.engine.totals import summed
@@ -32,9 +35,10 @@ from fedskew.errors import ArgumentError, BackendWarning, ComponentError, Fedske
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
-from fedskew.local_steps import StepSettings, steps_in_place
+from fedskew.local_steps import SGD, StepSettings, steps_in_place
 from fedskew.models import Outputs
 from fedskew.objectives import Context
+from fedskew.personal import HeldOut, Names
 from fedskew.report import SeedRun
 from fedskew.weighting import Answered, BySums
 
@@ -150,7 +154,7 @@ def _same(one: _Trained, other: _Trained, what: str, cure: str) -> None:
         for key in ("cohort", "weights", "loss"):
             if getattr(first, key) != getattr(second, key):
                 raise ComponentError(f"{what} differ from round {first.round} on, first in {key}; {cure}")
-    if not torch.equal(one[1], other[1]):
+    if not torch.equal(one[1], other[1]) or repr(one[0].sites) != repr(other[0].sites):
         raise ComponentError(f"{what} end with different models; {cure}")
 
 
@@ -412,6 +416,23 @@ def _finishes(component: Any) -> None:
             checked_finished(component, component.finish(head, ask, known), head)
 
 
+def _personal(component: Any) -> None:
+    checked_trainings(component, component.trainings())
+    module = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, CLASSES)
+    )
+    names = Names.of(module, tuple(name for name, _ in module.named_parameters()))
+    checked_private(component, component.private(names), names)
+    if not methods.fills("local_step", component.local_step(SGD())):
+        raise ComponentError("local_step() must return a local step: the one that it is given, or one around it")
+    drawn = np.random.default_rng(0).normal(size=(20, CLASSES))
+    told = HeldOut.of(drawn, np.arange(20) % CLASSES) if component.reads_held_out else None
+    for row in COUNTS:
+        for logits in (drawn, drawn[:1], drawn[:0]):
+            with _case(f"{len(logits)} logits of a client with samples {row.tolist()}"):
+                checked_moved(component, component.moved(logits, told, row), logits)
+
+
 _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
     "selection": (("it chooses distinct clients of the pool: 1, half and all of 1 to 20", _distinct_clients),),
     "weighting": (
@@ -429,4 +450,5 @@ _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
     "aggregation": (("what it returns is finite: one update, zeros, updates that cancel out", _aggregates),),
     "server_update": (("the next model is finite: one update, zeros, updates that cancel out", _updates),),
     "finish": (("the new layer is finite: clients of few classes, a class that nobody holds", _finishes),),
+    "personal": (("what it returns can be used: trainings, private layers, a local step, logits", _personal),),
 }

@@ -60,7 +60,7 @@ class FoundComponent:
         return [
             FoundComponent(slot, f"{module.__name__}:{kind.__qualname__}", kind)
             for kind in own
-            for slot in (*methods.SLOTS, "finish")
+            for slot in (*methods.SLOTS, "finish", "personal")
             if methods.fills(slot, kind) and not inspect.isabstract(kind)
         ]
 
@@ -96,7 +96,7 @@ def train(method: dict[str, Any], backend: str = "sequential", stop: bool = Fals
     """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume."""
     config = resolve(
         {
-            "data": tiny_data(),
+            "data": {"name": tiny_data(), **({"client_test": 0.3, "held_out": 0.2} if "personal" in method else {})},
             "partition": {"rule": "natural"},
             "model": {"name": "mlp3", "width": 6},
             "method": method,
