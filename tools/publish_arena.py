@@ -5,6 +5,7 @@
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
 `docs/measured/arena-runs.csv`, tables and figures to `docs/measured/arena*`. Of its `arena-advice`, every run goes to
 `docs/measured/advice-runs.csv`, the table of evidence into the package, tables and figures to `docs/measured/advice*`.
+Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 Run it again, in the repository's folder, whenever there are more runs.
 """
 
@@ -61,6 +62,9 @@ def main(runs: Path) -> None:
     if (runs / "arena-arena" / "runs.csv").exists():
         state_of("arena", runs)
         publish_page("arena", runs)
+    if (runs / "arena-personal" / "runs.csv").exists():
+        state_of("personal", runs)
+        shutil.copy(runs / "arena-personal" / "runs.csv", MEASURED / "personal-runs.csv")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,26 @@ def test_differences_are_paired_on_partition_and_seed_and_trainings_count_alike(
 MIXES = ("even", "9:1")
 
 
+def test_personal_models_are_compared_by_their_own_column() -> None:
+    lines = [
+        line("fedavg", "a", 0, 0, 0.9, personal="0.80000", common="0.5"),
+        line("fedavg", "a", 0, 1, 0.9, personal="0.60000", common="0.5"),
+        line("mine", "a", 0, 0, 0.1, personal="0.85000", common="0.4"),
+        line("mine", "a", 0, 1, 0.1, personal="0.61000", common="0.4"),
+        line("theirs", "a", 0, 0, 0.1, personal="", common=""),
+    ]
+    for view, difference, score in (("personal", 3, 73), ("common", -10, 40), ("rounds", -80, 10)):
+        own, *others = Scores.of(lines, ["place"], "fedavg", view, 1).standings("fedavg")
+        assert (own.difference, own.score) == (pytest.approx(difference), pytest.approx(score))
+        assert len(others) == (view == "rounds")
+    assert (
+        Scores.of(
+            [line("fedavg", "a", 0, 0, 0.9), line("mine", "a", 0, 0, 0.9)], ["place"], "fedavg", "personal"
+        ).values
+        == {}
+    )
+
+
 def test_situations_that_are_one_training_count_once() -> None:
     # three trainings, each scored on two mixes; the last one lacks a score, and has one seed 30 points behind
     gains = {("a", "even"): 1, ("a", "9:1"): 3, ("b", "even"): 4, ("b", "9:1"): 0, ("c", "even"): -30}

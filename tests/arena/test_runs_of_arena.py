@@ -73,6 +73,31 @@ def lines(tmp_path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_models_at_clients_are_columns_and_tables(tmp_path) -> None:
+    own = FILE.replace("validation = 0.3", "client_test = 0.3, held_out = 0.3").replace("[0.4, 1.0]", "[1.0]")
+    own = own.replace("rates = [0.1, 1.0]\nbudget = 3\n", "")
+    for name in ("fedavg", "fedla"):
+        own = own.replace(f'"{name}"', f'{{label = "{name}", preset = "{name}", personal = "prior"}}')
+    state, _ = run(tmp_path, own)
+    line = next(line for line in lines(tmp_path) if line["method"] == "fedla")
+    result = simulate(
+        data={"name": "digits", "rows": 300, "client_test": 0.3, "held_out": 0.3},
+        partition={"rule": "quantity", "clients": 10, "labels_per_client": 2},
+        model="logistic",
+        method={"preset": "fedla", "personal": "prior"},
+        training={"rounds": 2, "batch_size": 32},
+        progress=False,
+    )
+    for row in ("common", "personal"):
+        accuracy = fmean(one["accuracy"] for one in result.sites() if one["row"] == row)
+        assert float(line[row]) == pytest.approx(accuracy, abs=1e-5)
+    write_comparison(state, tmp_path / "runs")
+    page = (tmp_path / "runs" / "arena-tiny" / "table.md").read_text()
+    assert "## Personal models" in page
+    assert "## The common model at the clients" in page
+    assert len(ArenaState.read(state.arena, tmp_path / "runs").runs) == 4
+
+
 @pytest.mark.slow
 def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
     part = FILE.replace(', "fedla"]', "]")

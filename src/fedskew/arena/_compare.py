@@ -25,10 +25,11 @@ from fedskew.report import holm
 
 FloatArray = NDArray[np.float64]
 
-View = Literal["rounds", "compute", "traffic"]
-VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic")
+View = Literal["rounds", "compute", "traffic", "common", "personal"]
+VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic", "common", "personal")
 """What is equal when methods are compared: rounds; compute (local steps, one with a further pass counting for more); or
-traffic (bytes, up and down, those of a finish included)."""
+traffic (bytes, up and down, those of a finish included). Or, at equal rounds, the common or the personal models' mean
+accuracy over clients, where clients have test samples."""
 
 HARM, COLLAPSED = -1.0, -20.0
 """Points from which on a method does harm, or a run counts as collapsed."""
@@ -247,6 +248,9 @@ def _by_training(values: Runs) -> dict[Hashable, float]:
 def _scored(line: Line, other: Line | None, view: View, last: int) -> Scored | None:
     """Return the score of a run once it has spent what the reference's spends; None where that is not known."""
     share = 1.0
+    if view in ("common", "personal"):
+        score, theirs = (None if one is None or not one.get(view) else 100 * float(one[view]) for one in (line, other))
+        return None if score is None else Scored(score, None if theirs is None else score - theirs)
     if view != "rounds":
         if other is None:
             return None

@@ -48,6 +48,8 @@ included, which `finish_megabytes` and `finish_clients` tell apart; empty withou
 the last round's model. `made`: version and revision of fedskew.
 `failure`: why this config can't be trained; all other columns are empty then.
 """
+AT_CLIENTS = ("common", "personal")
+"""Further columns where clients have test samples of their own: mean over clients of the accuracy on these."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
         "diverged": str(summary["diverged"]),
         "made": "+".join(filter(None, [summary["versions"]["fedskew"], (summary["revision"] or "")[:7]])),
         "failure": "",
+        **{row: _mean(one.accuracy for one in trained.sites if one.row == row) for row in AT_CLIENTS if trained.sites},
     }
 
 
@@ -294,7 +297,9 @@ class _Files:
     def __init__(self, arena: Arena, folder: Path) -> None:
         self._axes = arena.axes
         self._runs_file, self._federations_file = folder / "runs.csv", folder / "federations.csv"
-        lines = _read(self._runs_file, [*arena.axes, "method", *_RUN, *FIGURES])
+        tested = any(entry.config.data.client_test for entry in arena.entries)
+        self._figures = (*FIGURES, *(AT_CLIENTS if tested else ()))
+        lines = _read(self._runs_file, [*arena.axes, "method", *_RUN, *self._figures])
         self.runs = {line["config"]: line for line in lines}
         lines = _read(self._federations_file, [*arena.axes, "partition"])
         self.federations = {self._key(line): line for line in lines}
@@ -308,7 +313,8 @@ class _Files:
             partition = str(config.partition.seed)
             for seed, row in result.rows.items():
                 own = [job.stage, partition, str(seed), f"{config.training.lr:g}", job.own, job.keys[seed]]
-                runs.append({**situation, "method": job.entry.method, **dict(zip(_RUN, own, strict=True)), **row})
+                line = {**situation, "method": job.entry.method, **dict(zip(_RUN, own, strict=True))}
+                runs.append({**line, **dict.fromkeys(self._figures, ""), **row})
             line = {**situation, "partition": partition}
             if result.federation and job.stage == "run" and self._key(line) not in self.federations:
                 line |= {f"{OF_FEDERATION}{name}": value for name, value in result.federation.items()}
