@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for what in ("compiling", "loading"):
             run = [sys.executable, "-c", COMPILE]
-            said = subprocess.run(run, env=os.environ | {"XDG_CACHE_HOME": folder}, capture_output=True, check=True)
+            said = subprocess.run(run, env=os.environ | {"NUMBA_CACHE_DIR": folder}, capture_output=True, check=True)
             print(json.dumps({what: round(float(said.stdout), 2)}))
 
 

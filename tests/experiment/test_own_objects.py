@@ -306,7 +306,7 @@ PICTURES = {"training": TASK["training"] | {"batch_size": 32, "momentum": 0.9}}
 
 def test_a_network_that_takes_views_of_convolutions_trains():
     result = fedskew.simulate(TASK, model=Viewed(), training=TASK["training"] | {"smallest_batch": 2})
-    assert list(result.summary["backend"]["network"]) == ["as_written"]
+    assert list(result.summary["backend"]["network"]) == ["chain"]
 
 
 @pytest.mark.parametrize(

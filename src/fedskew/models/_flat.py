@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 from fedskew.errors import ArgumentError
 from fedskew.models._added import check_added, parameter_hooks
 from fedskew.models._faster import Faster
-from fedskew.models._graph import takes_views
 from fedskew.models._network import Outputs
 
 
@@ -104,7 +103,7 @@ class FlatModel:
         self.network = Faster(module)
         if channels_last is None:
             convolves = any(parameter.dim() == 4 for parameter in parameters.values())
-            channels_last = convolves and not takes_views(module)
+            channels_last = convolves and not self.network.takes_views()
         self.channels_last = channels_last
         self._options: dict[str, Any] = {"channels_last": channels_last, "buffers": buffers}
         self.integer_buffers = {name: b for name, b in held.items() if name not in floating}

@@ -12,7 +12,7 @@ import copy
 import random
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,35 +20,42 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.nn.modules.utils import _pair
 
 from fedskew.models._added import is_plain, layer_hooks
 from fedskew.models._chain import (
+    WITHOUT_PARAMETERS,
+    AveragePooling,
+    BatchNorm,
     Chain,
     Convolution,
-    Convolutions,
-    Images,
+    Flatten,
     Linear,
     Mask,
+    MaxPooling,
     ReLU,
     Stage,
-    WideConvolution,
-    WideConvolutions,
 )
 from fedskew.models._dropout import ChannelDropout, Dropout, count_anew
-from fedskew.models._kernels import LONGEST_ROW
 
-_POOL_FUNCTIONS = (functional.max_pool2d, torch.max_pool2d)
-_OPTIONS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-_RELUS = (functional.relu, functional.relu_, torch.relu, torch.relu_)
-_SHAPES = ("flatten", "view", "reshape")
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    **dict.fromkeys((functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"), nn.ReLU),
+    **dict.fromkeys((functional.max_pool2d, torch.max_pool2d), nn.MaxPool2d),
+    functional.avg_pool2d: nn.AvgPool2d,
+    functional.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    **dict.fromkeys((torch.flatten, torch.reshape, "flatten", "view", "reshape"), nn.Flatten),
+}
+"""What layers functions, and methods of tensors, are."""
+_STAGES: dict[type[nn.Module], type[Stage]] = {
+    nn.Linear: Linear, nn.Conv2d: Convolution, nn.MaxPool2d: MaxPooling, nn.ReLU: ReLU, nn.Flatten: Flatten,
+    Dropout: Mask, ChannelDropout: Mask, nn.AvgPool2d: AveragePooling, nn.AdaptiveAvgPool2d: AveragePooling,
+    nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm,
+}  # fmt: skip
+_OF_IMAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, ChannelDropout)
 _MANY = 16
 """Channels that fill a register of PyTorch's convolutions, which then take no longer than ours."""
-_SHORTEST_ROW = 8
-"""Columns of a convolution's outputs below which PyTorch's own is faster."""
 _WIDEST_WINDOW = 11
 """Columns of a convolution's window, at most: each is written out, and 31 take ten seconds to compile."""
-
-
 _ONE_AT_A_TIME = threading.RLock()
 """A trace changes what the calls of all modules do, in all threads."""
 
@@ -152,88 +159,9 @@ def _value(held: Any) -> Any:
     return held if isinstance(held, bool | int | float | complex | str | bytes | None) else type(held)
 
 
-def takes_views(module: nn.Module) -> bool:
-    """Return whether a network calls `view`, which needs values in the usual order; so does one that can't be read."""
-    try:
-        nodes = read_graph(module).graph.nodes
-    except UnreadableError:
-        return True
-    return any(node.op == "call_method" and node.target == "view" for node in nodes)
-
-
-def read_chain(module: nn.Module, shape: tuple[int, ...]) -> Chain:
-    """Read the chain of layers that a network is, for samples of a shape; raise UnreadableError where it is none."""
-    layers = list(_layers(read_graph(module)))
-    used = [id(one) for _, layer in layers if layer is not None for one in (layer, *layer.parameters())]
-    if len(used) != len(set(used)):
-        raise UnreadableError("it uses a layer or a parameter twice")
-    stages: list[Stage] = []
-    if layers and layers[0][0] == "convolution":
-        stages = _convolutions(layers, shape)
-    for kind, layer in layers:
-        if isinstance(layer, nn.Linear):
-            stages.append(Linear(layer, first=not stages))
-        elif kind == "relu":
-            stages.append(ReLU())
-        elif isinstance(layer, Dropout):
-            stages.append(Mask(layer))
-        elif kind != "flatten":
-            raise UnreadableError(f"it has a {kind} that no convolution precedes")
-    if not stages or not isinstance(stages[-1], Linear):
-        raise UnreadableError("its logits are not the outputs of a linear layer")
-    return Chain(shape, stages, [layer for layer in module.modules() if isinstance(layer, Dropout)])
-
-
-def _convolutions(layers: list[tuple[str, nn.Module | None]], shape: tuple[int, ...]) -> list[Stage]:
-    """Take the convolutions, and what belongs to them, off the front of the layers; return their stages."""
-    if len(shape) != 3:
-        raise UnreadableError("it convolves what is no image")
-    found: list[tuple[nn.Conv2d, bool, bool]] = []
-    masks: list[Mask] = []
-    while layers and layers[0][0] == "convolution":
-        if masks:
-            raise UnreadableError("it has dropout between convolutions")
-        layer = layers.pop(0)[1]
-        assert isinstance(layer, nn.Conv2d), "`_layers` says so"
-        pooled = relu = False
-        while layers and layers[0][0] in ("relu", "pooling", "dropout"):
-            kind, what = layers.pop(0)
-            if kind == "pooling" and (pooled or any(not isinstance(mask.layer, ChannelDropout) for mask in masks)):
-                raise UnreadableError("it pools twice, or after dropout")
-            pooled, relu = pooled or kind == "pooling", relu or kind == "relu"
-            if isinstance(what, Dropout):  # of whole channels: before or after pooling and ReLU is the same
-                masks.append(Mask(what, layer.out_channels if isinstance(what, ChannelDropout) else None))
-        found.append((layer, pooled, relu))
-    if not layers or layers[0][0] != "flatten":
-        raise UnreadableError("what follows its last convolution is not flattened")
-    narrow = _narrow(found, shape)
-    wide = [WideConvolution(*one, first=not at) for at, one in enumerate(found)] if narrow is None else []
-    return [WideConvolutions(wide) if narrow is None else Convolutions(narrow), *masks]
-
-
-def _narrow(found: list[tuple[nn.Conv2d, bool, bool]], shape: tuple[int, ...]) -> list[Convolution] | None:
-    """Return convolutions for kernels of ours; None where PyTorch's are as fast, or Numba can't be imported."""
-    if any(layer.in_channels >= _MANY or layer.kernel_size[1] > _WIDEST_WINDOW for layer, _, _ in found):
-        return None
-    try:
-        import numba  # noqa: F401
-    except Exception:  # where it isn't built for this Python or processor
-        return None
-    convolutions: list[Convolution] = []
-    for layer, pooled, relu in found:
-        down, across = map(int, layer.padding)
-        channels, height, width = shape
-        images = Images(channels, height, width, (down, across))
-        one = Convolution(layer, images, pooled, relu, first=not convolutions)
-        if not _SHORTEST_ROW <= one.width <= LONGEST_ROW or one.height < 2:
-            return None
-        convolutions.append(one)
-        shape = one.out_shape
-    return convolutions
-
-
-def _layers(program: fx.GraphModule) -> Iterator[tuple[str, nn.Module | None]]:
-    """Yield the layers that a graph calls one after another; raise UnreadableError at any other."""
+def layers_of(program: fx.GraphModule) -> list[nn.Module]:
+    """Return the layers that a graph calls one after another; raise UnreadableError where it does anything else."""
+    layers: list[nn.Module] = []
     last: fx.Node | None = None
     sizes: set[fx.Node] = set()
     for node in program.graph.nodes:
@@ -246,71 +174,105 @@ def _layers(program: fx.GraphModule) -> Iterator[tuple[str, nn.Module | None]]:
             raise UnreadableError("it is no chain of layers")
         else:
             last = node
-            if node.op != "output" and type(_layer(program, node)) is not nn.Identity:
-                yield _kind(program, node)
+            if node.op != "output":
+                layers.append(_layer(program, node))
+    used = [id(own) for layer in layers for own in layer.parameters()]
+    if len(used) != len(set(used)):
+        raise UnreadableError("it uses a layer or a parameter twice")
+    return [layer for layer in layers if type(layer) is not nn.Identity]
 
 
 def _is_shape(node: fx.Node) -> bool:
     return node.target is getattr and node.args[1] == "shape"
 
 
-def _kind(program: fx.GraphModule, node: fx.Node) -> tuple[str, nn.Module | None]:
-    """Return what a node computes, and its layer if it has one; raise UnreadableError where a chain knows no such."""
-    layer = _layer(program, node)
-    if type(layer) is nn.Linear:
-        return "linear", layer
-    if type(layer) in (Dropout, ChannelDropout):
-        return "dropout", layer
-    if type(layer) is nn.Conv2d and _is_simple(layer):
-        return "convolution", layer
-    if type(layer) is nn.ReLU or (node.op == "call_function" and node.target in _RELUS):
-        return "relu", None
-    if node.op == "call_method" and node.target in ("relu", "relu_"):
-        return "relu", None
-    if _is_halving(layer, node):
-        return "pooling", None
-    if type(layer) is nn.Flatten or (node.op == "call_method" and node.target in _SHAPES):
-        return "flatten", None
-    if node.op == "call_function" and node.target in (torch.flatten, torch.reshape):
-        return "flatten", None
-    raise UnreadableError(f"{type(layer).__name__ if layer is not None else node.name} is no layer of a chain")
+def _layer(program: fx.GraphModule, node: fx.Node) -> nn.Module:
+    """Return the layer that a node calls, or what its function is; raise UnreadableError where there is none."""
+    if node.op == "call_module":
+        layer = program.get_submodule(str(node.target))
+        if not is_plain(layer):
+            raise UnreadableError(f"{str(node.target).removeprefix('module.')!r} has hooks")
+        return layer
+    kind = _FUNCTIONS.get(node.target)
+    if kind is nn.Flatten:  # whatever the shape: another is found by comparing
+        return nn.Flatten()
+    if kind is None or len(node.all_input_nodes) > 1:
+        raise UnreadableError(f"{node.name} is no layer of a chain")
+    return kind(*node.args[1:], **node.kwargs)
 
 
-def _layer(program: fx.GraphModule, node: fx.Node) -> nn.Module | None:
-    """Return the layer that a node calls; None where it calls none; raise UnreadableError for one that has hooks."""
-    if node.op != "call_module":
-        return None
-    layer = program.get_submodule(str(node.target))
-    if not is_plain(layer):
-        raise UnreadableError(f"{str(node.target).removeprefix('module.')!r} has hooks")
-    return layer
+def chain_of(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> Chain:
+    """Make the chain that layers are, for samples of a shape; raise UnreadableError where they are none."""
+    stages, taken = _narrow(layers, shape)
+    for layer in layers[taken:]:
+        if isinstance(layer, _OF_IMAGES) and any(type(one) is Flatten for one in stages):
+            raise UnreadableError(f"{type(layer).__name__} follows what is no image")
+        kind = _STAGES.get(type(layer))
+        if kind is None or _is_unusual(layer):
+            raise UnreadableError(f"{type(layer).__name__} is no layer of a chain")
+        stage = kind(layer, all(isinstance(one, WITHOUT_PARAMETERS) for one in stages))
+        if kind is MaxPooling and stages and type(stages[-1]) is ReLU:  # which then has fewer values
+            stages.insert(-1, stage)
+        else:
+            stages.append(stage)
+    if not stages or type(stages[-1]) is not Linear:
+        raise UnreadableError("its logits are not the outputs of a linear layer")
+    return Chain(shape, stages, layers)
 
 
-def _is_simple(layer: nn.Conv2d) -> bool:
-    """Return whether a convolution moves by one, over all channels, and is padded by zeros, fewer than its kernel."""
+def _is_unusual(layer: nn.Module) -> bool:
+    """Return whether a layer has options that no stage knows."""
+    if isinstance(layer, nn.Conv2d):
+        return layer.padding_mode != "zeros" or isinstance(layer.padding, str)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return layer.momentum is None or layer.track_running_stats != (layer.running_mean is not None)
+    return isinstance(layer, nn.MaxPool2d) and layer.return_indices
+
+
+def _narrow(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> tuple[list[Stage], int]:
+    """Return what kernels of ours compute of a chain's first layers, and how many these are; 0: PyTorch is as fast."""
+    found: list[tuple[nn.Conv2d, bool, bool]] = []
+    masks: list[Stage] = []
+    whole = True  # dropout of whole channels alone: before or after pooling and ReLU is the same
+    taken = next((at for at, layer in enumerate(layers) if isinstance(layer, nn.Flatten)), 0)
+    for layer in layers[:taken]:
+        conv, pooled, relu = found[-1] if found else (None, False, False)
+        if type(layer) is nn.Conv2d and not masks and _is_narrow(layer):
+            found.append((layer, False, False))
+        elif conv is None:
+            return [], 0
+        elif type(layer) is nn.ReLU:
+            found[-1] = conv, pooled, True
+        elif type(layer) is nn.MaxPool2d and _is_halving(layer) and whole and not pooled:
+            found[-1] = conv, True, relu
+        elif isinstance(layer, Dropout):
+            whole = whole and isinstance(layer, ChannelDropout)
+            masks.append(Mask(layer, first=False))
+        else:
+            return [], 0
+    if not found or len(shape) != 3:
+        return [], 0
+    try:
+        from fedskew.models._convolutions import narrow_convolutions
+    except Exception:  # where Numba isn't built for this Python or processor
+        return [], 0
+    stage = narrow_convolutions(found, shape)
+    return ([], 0) if stage is None else ([stage, *masks], taken)
+
+
+def _is_narrow(layer: nn.Conv2d) -> bool:
+    """Return whether a convolution has few channels, moves by one, and is padded by zeros, fewer than its kernel."""
     return (
-        layer.stride == layer.dilation == (1, 1)
+        layer.in_channels < _MANY
+        and layer.kernel_size[1] <= _WIDEST_WINDOW
+        and layer.stride == layer.dilation == (1, 1)
         and layer.groups == 1
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-        and all(padded < kernel for padded, kernel in zip(layer.padding, layer.kernel_size, strict=True))
+        and not _is_unusual(layer)
+        and all(padded < kernel for padded, kernel in zip(map(int, layer.padding), layer.kernel_size, strict=True))
     )
 
 
-def _is_halving(layer: nn.Module | None, node: fx.Node) -> bool:
-    """Return whether a node takes the largest of each 2 x 2 values, and leaves out an odd last row or column."""
-    options: dict[str, Any] = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    if type(layer) is nn.MaxPool2d:
-        options = {name: getattr(layer, name) for name in _OPTIONS}
-    elif node.op == "call_function" and node.target in _POOL_FUNCTIONS:
-        options |= dict(zip(_OPTIONS, node.args[1:], strict=False)) | node.kwargs
-    else:
-        return False
-    wanted = {
-        "kernel_size": (2, (2, 2)), "stride": (None, (), 2, (2, 2)), "padding": (0, (0, 0)), "dilation": (1, (1, 1)),
-    }  # fmt: skip
-    plain = all(
-        (tuple(options[name]) if isinstance(options[name], list) else options[name]) in values
-        for name, values in wanted.items()
-    )
-    return plain and options["ceil_mode"] is False and options["return_indices"] is False
+def _is_halving(layer: nn.MaxPool2d) -> bool:
+    """Return whether a layer takes the largest of each 2 x 2 values, and leaves out an odd last row or column."""
+    options = [_pair(one) for one in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)]
+    return options == [(2, 2), (2, 2), (0, 0), (1, 1)] and not layer.ceil_mode and not layer.return_indices

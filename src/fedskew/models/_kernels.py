@@ -3,30 +3,30 @@
 A batch is kept in groups of samples, samples innermost: `[group][channel][row][column, sample]`. So a row of outputs is
 one run of numbers however few the channels, and a tap of the window is the same run of inputs, moved by the size of a
 group. The loops over the taps of a row and over a block of channels are written out, so that a compiler keeps their
-values in registers. Compiled code is kept in the user's folder for caches, for each type of processor.
+values in registers. Numba keeps compiled code, for each type of processor, in `__pycache__` beside this file; where
+that can't be written to, in the user's folder for caches.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
-import hashlib
-import importlib.util
-import os
-import shutil
-import sys
-import tempfile
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float32]
 LONGEST_ROW = 4096
 """Numbers in a row of outputs, at most."""
 _AT_ONCE = 12  # products that a step of the innermost loop adds up
 SCRATCH = LONGEST_ROW + 80  # no power of two: rows would share the lines of a cache
+_MATHS = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity stay what they are
 
 _CONVOLVE = """
 @njit(cache=True, fastmath=MATHS)
-def add_row(sums, first, x, w, at, channel, row, length, step, channels, rows, out):
+def add_row_{name}(sums, first, x, w, at, channel, row, length, step, channels, rows, out):
     for c in range(channels):
         for r in range(rows):
             p = at + c * channel + r * row
@@ -38,7 +38,7 @@ def add_row(sums, first, x, w, at, channel, row, length, step, channels, rows, o
 
 
 @njit(cache=True, fastmath=MATHS)
-def convolve(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_strides, shape, step, pooled, relu):
+def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_strides, shape, step, pooled, relu):
     # Convolution, bias and, if wanted, 2 x 2 max-pooling and ReLU; `choice`: which of four was the largest, 4: none.
     channels, rows, outs, height, width = shape
     length = (width * step + 15) // 16 * 16
@@ -53,7 +53,7 @@ def convolve(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_stri
                         for j in range(np.uintp(length)):
                             sums[np.uintp(first + b * {scratch}) + j] = bias[out + b]
                     at = g * x_strides[0] + (h + line) * x_strides[2]
-                    add_row(sums, first, x, w, at, x_strides[1], x_strides[2], length, step, channels, rows, out)
+                    add_row_{name}(sums, first, x, w, at, x_strides[1], x_strides[2], length, step, channels, rows, out)
                 for b in range({block}):
                     top = b * {scratch}
                     to = y_at + g * y_strides[0] + (out + b) * y_strides[1] + h // (1 + pooled) * y_strides[2]
@@ -87,7 +87,7 @@ def convolve(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_stri
 
 _WEIGH = """
 @njit(cache=True, fastmath=MATHS)
-def weigh(dw, x, dy, groups, x_strides, y_at, y_strides, shape, step):
+def weigh_{name}(dw, x, dy, groups, x_strides, y_at, y_strides, shape, step):
     # The gradient of a convolution's weights, from that of its outputs.
     channels, rows, outs, height, width = shape
     length = width * step
@@ -109,14 +109,6 @@ def weigh(dw, x, dy, groups, x_strides, y_at, y_strides, shape, step):
                     {stores}
 """
 
-_HEAD = '''"""Written by fedskew: a kernel of convolutions."""
-
-import numpy as np
-from numba import njit
-
-MATHS = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity stay what they are
-'''
-
 
 def _filled(template: str, **lines: list[str]) -> str:
     """Fill a template in; where a line is a name in braces, each of the lines of that name takes its indentation."""
@@ -132,28 +124,28 @@ def _filled(template: str, **lines: list[str]) -> str:
 
 
 @functools.cache
-def convolve_of(taps: int, outs: int) -> ModuleType:
-    """Load the kernel of a convolution, with pooling and ReLU, for windows `taps` wide and this many outputs."""
+def convolve_of(taps: int, outs: int) -> Callable[..., None]:
+    """Return the kernel of a convolution, with pooling and ReLU, for windows `taps` wide and this many outputs."""
     block = next(block for block in (4, 2, 3, 1) if (outs % block == 0 and block * taps <= _AT_ONCE) or block == 1)
-    k, b = range(taps), range(block)
+    k, b, name = range(taps), range(block), f"{taps}_{block}"
     source = _filled(
-        _CONVOLVE.replace("{block}", str(block)).replace("{scratch}", str(SCRATCH)),
+        _CONVOLVE.replace("{name}", name).replace("{block}", str(block)).replace("{scratch}", str(SCRATCH)),
         offsets=[f"o{t} = np.uintp(p + {t} * step)" for t in k],
         weights=[f"w{i}_{t} = w[out + {i}, c, r, {t}]" for i in b for t in k],
         inputs=[f"x{t} = x[o{t} + j]" for t in k],
         adds=[f"sums[np.uintp(first + {i * SCRATCH}) + j] += " + " + ".join(f"w{i}_{t} * x{t}" for t in k) for i in b],
     )
-    return _loaded(source)
+    return _compiled(source, f"convolve_{name}")
 
 
 @functools.cache
-def weigh_of(taps: int, outs: int) -> ModuleType:
-    """Load the kernel of the gradient of a convolution's weights, for windows `taps` wide and this many outputs."""
+def weigh_of(taps: int, outs: int) -> Callable[..., None]:
+    """Return the kernel of the gradient of a convolution's weights, for windows `taps` wide and this many outputs."""
     block = next(block for block in (4, 6, 5, 3, 2, 1) if outs % block == 0)
-    k, b = range(taps), range(block)
+    k, b, name = range(taps), range(block), f"{taps}_{block}"
     each = [(i, t) for i in b for t in k]
     source = _filled(
-        _WEIGH.replace("{block}", str(block)),
+        _WEIGH.replace("{name}", name).replace("{block}", str(block)),
         totals=[f"t{i}_{t} = dw[out + {i}, c, r, {t}]" for i, t in each],
         sources=[f"o{t} = np.uintp(p + {t} * step)" for t in k]
         + [f"q{i} = np.uintp(q + {i} * y_strides[1])" for i in b],
@@ -163,45 +155,75 @@ def weigh_of(taps: int, outs: int) -> ModuleType:
         totalled=[f"t{i}_{t} += a{i}_{t}" for i, t in each],
         stores=[f"dw[out + {i}, c, r, {t}] = t{i}_{t}" for i, t in each],
     )
-    return _loaded(source)
+    return _compiled(source, f"weigh_{name}")
 
 
-def _loaded(body: str) -> ModuleType:
-    """Import source from the folder for caches, beside which Numba keeps what it compiles."""
-    source = _HEAD + body
-    name = f"fedskew_kernel_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    file = _folder() / f"{name}.py"
-    if not file.is_file() or file.read_bytes() != source.encode():
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as written:
-            written.write(source.encode())
-        os.replace(written.name, file)
-    for index in (file.parent / "__pycache__").glob(f"{name}.*.nbi"):
-        if not index.stat().st_size:  # a machine that went down left it, and Numba can't read it
-            index.unlink()
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None, "a file of Python has a loader"
-    assert spec.loader is not None, "a file of Python has a loader"
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # Numba looks its own up by name
-    spec.loader.exec_module(module)
-    return module
+def _compiled(body: str, name: str) -> Callable[..., None]:
+    """Define functions, and return one; Numba keeps them compiled, by their names, where it keeps this file's own."""
+    names: dict[str, Any] = {"np": np, "njit": njit, "MATHS": _MATHS, "__name__": __name__}
+    exec(compile(body, __file__, "exec"), names)
+    function: Callable[..., None] = names[name]
+    return function
 
 
-@functools.cache
-def _folder() -> Path:
-    """Return the user's folder for caches; where it can't be written to, or by others too, one for this process."""
-    home = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": "~/Library/Caches"}.get(sys.platform)
-    caches = home or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    try:
-        folder = Path(caches).expanduser() / "fedskew" / "kernels"
-        if not folder.is_absolute():
-            raise OSError("it would be another in each working folder")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = folder.stat()
-        if sys.platform != "win32" and (made.st_uid != os.getuid() or made.st_mode & 0o002):
-            raise OSError("somebody else could put code there, which is run")
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):
-        folder = Path(tempfile.mkdtemp(prefix="fedskew-kernels-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
+@njit(cache=True)
+def pack(x: Numbers, y: Numbers, groups: int, at: int, strides: tuple[int, int, int], step: int) -> None:
+    """Write a batch `(batch, channels, rows, columns)`; samples that a last group lacks are 0."""
+    batch, channels, height, width = x.shape
+    for g in range(groups):
+        for c in range(channels):
+            for first in range(0, height, 8):  # runs that a processor reads ahead, and rows that its cache holds
+                for s in range(step):
+                    sample = g * step + s
+                    for h in range(first, min(first + 8, height)):
+                        to = at + g * strides[0] + c * strides[1] + h * strides[2] + s
+                        for w in range(width):
+                            y[np.uintp(to + w * step)] = x[sample, c, h, w] if sample < batch else np.float32(0)
+
+
+@njit(cache=True, fastmath={"contract", "reassoc", "nsz"})
+def unpool(
+    dy: Numbers, db: Numbers, dx: Numbers, choice: NDArray[np.uint8], groups: int, at: int,
+    strides: tuple[int, int, int], shape: tuple[int, int, int], step: int,
+) -> None:  # fmt: skip
+    """Write the gradient before pooling and ReLU, and add up the bias's, from the gradient `dx` after them."""
+    channels, height, width = shape  # after pooling
+    zero = np.float32(0)
+    db[:] = zero
+    for g in range(groups):
+        for c in range(channels):
+            total = zero
+            for h in range(height):
+                p = ((g * channels + c) * height + h) * width * step
+                for j in range(np.uintp(width * step)):
+                    total += dx[np.uintp(p) + j] if choice[np.uintp(p) + j] < 4 else zero
+                for w in range(width):
+                    first, q = at + g * strides[0] + c * strides[1] + 2 * h * strides[2] + 2 * w * step, p + w * step
+                    for k in range(4):
+                        to = np.uintp(first + k // 2 * strides[2] + k % 2 * step)
+                        for s in range(np.uintp(step)):
+                            dy[to + s] = dx[np.uintp(q) + s] if choice[np.uintp(q) + s] == k else zero
+            db[c] += total
+
+
+@njit(cache=True, fastmath={"contract", "reassoc", "nsz"})
+def unmask(
+    dy: Numbers, db: Numbers, dx: Numbers, y: Numbers, groups: int, at: int, strides: tuple[int, int, int],
+    y_at: int, y_strides: tuple[int, int, int], shape: tuple[int, int, int], step: int, relu: bool,
+) -> None:  # fmt: skip
+    """Write the gradient before ReLU, and add up the bias's, from the gradient `dx` after it and its outputs `y`."""
+    channels, height, width = shape
+    zero = np.float32(0)
+    db[:] = zero
+    for g in range(groups):
+        for c in range(channels):
+            total = zero
+            for h in range(height):
+                p = np.uintp(((g * channels + c) * height + h) * width * step)
+                to = np.uintp(at + g * strides[0] + c * strides[1] + h * strides[2])
+                out = np.uintp(y_at + g * y_strides[0] + c * y_strides[1] + h * y_strides[2])
+                for j in range(np.uintp(width * step)):
+                    v = zero if relu and y[out + j] <= zero else dx[p + j]
+                    dy[to + j] = v
+                    total += v
+            db[c] += total

@@ -32,13 +32,13 @@ class _Basic(nn.Module):
 
     expansion = 1
 
-    def __init__(self, channels: int, width: int, stride: int) -> None:
+    def __init__(self, channels: int, width: int, stride: int, shortcut: nn.Module | None = None) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _projection(channels, width, stride)
+        self.downsample = shortcut or _projection(channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
@@ -163,7 +163,8 @@ class ResNet32(Network):
         blocks, channels = [], 16
         for width in (16, 32, 64):
             for _ in range(5):
-                blocks.append(_PaddedBlock(channels, width))
+                shortcut = _Padded(width - channels) if width > channels else None
+                blocks.append(_Basic(channels, width, 2 if shortcut else 1, shortcut))
                 channels = width
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(64, num_classes)
@@ -181,22 +182,15 @@ class ResNet32(Network):
         self.head.weight.normal_(0.0, math.sqrt(2.0 / self.head.in_features), generator=generator)
 
 
-class _PaddedBlock(nn.Module):
-    """Two 3x3 convolutions; if the channels double, the first has stride 2 and the shortcut is padded with zeros."""
+class _Padded(nn.Module):
+    """A shortcut: every second row and column, and channels of zeros on both sides, so many in all."""
 
-    def __init__(self, channels: int, out: int) -> None:
+    def __init__(self, new: int) -> None:
         super().__init__()
-        self.new = out - channels
-        self.conv1 = nn.Conv2d(channels, out, 3, stride=2 if self.new else 1, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(out)
-        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(out)
+        self.new = new
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
-        if self.new:
-            x = pad(x[..., ::2, ::2], (0, 0, 0, 0, self.new // 2, self.new // 2))
-        return relu(out + x)
+        return pad(x[..., ::2, ::2], (0, 0, 0, 0, self.new // 2, self.new // 2))
 
 
 class MobileNetV2(Network):
@@ -240,11 +234,7 @@ class _Inverted(nn.Module):
         self.bn2 = nn.BatchNorm2d(inner)
         self.conv3 = nn.Conv2d(inner, out, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out)
-        self.shortcut: nn.Module | None = None
-        if stride == 1 and channels == out:
-            self.shortcut = nn.Identity()
-        elif stride == 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
+        self.shortcut = _projection(channels, out, stride) if stride == 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
         inner = relu(self.bn2(self.conv2(relu(self.bn1(self.conv1(x))))))
