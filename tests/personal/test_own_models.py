@@ -216,6 +216,24 @@ def test_own_models_go_on_after_an_interrupt(evaluations: int, tmp_path: Path) -
     assert again.sites() == fedskew.simulate(tree, progress=False).sites()
 
 
+class Overflowing(nn.Module):
+    """A network that has diverged."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.head = nn.Linear(math.prod(in_shape), num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(x.flatten(1))
+        return logits if self.training else logits / 0
+
+
+def test_a_model_that_has_diverged_does_not_end_the_run() -> None:
+    data = {"name": "digits", "rows": 240, "client_test": 0.3, "held_out": 0.2}
+    result = fedskew.simulate(federation("prior", model=Overflowing, data=data, training={"rounds": 1}))
+    assert np.isnan([loss for _, loss in figures(result, "personal")]).all()
+
+
 @pytest.mark.parametrize("name", ["prior", "finetune"])
 def test_fedconcats_model_can_be_made_personal(name: str) -> None:
     data = {"name": "digits", "rows": 240, "client_test": 0.3, "held_out": 0.2}

@@ -15,12 +15,9 @@ PARAMETERS, BUFFERS = "private.parameters", "private.buffers"
 
 
 class Private(NamedTuple):
-    """What never leaves a client.
+    """What never leaves a client: masks of the model's parameters and of its floating-point buffers, 1-d, bool.
 
-    Attributes:
-        parameters: A mask of the model's parameters, `(parameters,)`, bool.
-        buffers: A mask of its floating-point buffers, `(buffers,)`, bool.
-        first_epochs: So many epochs train these parameters alone (see `personal.Alternating`).
+    `first_epochs`: so many epochs train these parameters alone (see `personal.Alternating`).
     """
 
     parameters: Tensor

@@ -54,14 +54,9 @@ class OwnStep(SGD):
 class OwnModels:
     """One model for each client, trained for itself alone by plain cross-entropy.
 
-    Attributes:
-        name: Begins the names of its tensors in what clients keep.
-        model: The network that computes these models: the common one, or that with layers of its own behind.
-        backend: Trains them, by a `work` that keeps `private` what a model has of its own.
-        settings: Those of its local training.
-        trained: A mask of the parameters that are trained, `(parameters,)`; None: all.
-        first: What a client's first training begins with; None: the model that is sent then.
-        score: Keeps the best of a client's models by it, and not the last; None: the last.
+    `name` begins the names of its tensors in what clients keep; `trained` masks the parameters that are trained (None:
+    all). A client's first training begins with `first` (None: the model that is sent then); with a `score` the best of
+    its models is kept, and not the last.
     """
 
     name: str
@@ -94,13 +89,8 @@ class OwnModels:
     ) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Train some clients' own models for a round; yield each client with all that it keeps of its model.
 
-        A model that diverges is not kept: its client goes on with the one before.
-
-        Args:
-            round: Learning rate, shuffles and dropout are this round's.
-            tasks: The clients and how long they train.
-            common: The model that the server sent, or the one to begin with.
-            kept: Gives what a client kept so far, empty before its first training.
+        A model that diverges is not kept: its client goes on with the one before. `common` is the model that the server
+        sent, or the one to begin with; `kept` gives what a client kept so far.
         """
         wide = self._widened(common)
         sent = Sent(wide, {SENT: wide.parameters} | ({} if self.trained is None else {TRAINED: self.trained}))

@@ -34,15 +34,9 @@ Named = Mapping[str, Tensor]
 class SiteModels:
     """Trains models of clients' own beside the common one, and evaluates all of them on the clients' test samples.
 
-    Attributes:
-        model: The network that common models are written into.
-        states: What clients keep of their own models; the last one's is the pooled model's.
-        clients: What clients keep of the federation's rounds.
-        personal: What a client does with the common model; None: there are no personal models.
-        private: The layers that never leave a client; None: all are common.
-        beside: Trainings in the rounds, by row: of several personal ones, the best on held-out samples counts.
-        after: A training from the common model, whenever personal models are asked for, and its epochs.
-        work: What a client's training in a round is.
+    `states` are what clients keep of their own models (the last one's is the pooled model's), `clients` what they keep
+    of the federation's rounds. `beside` are trainings in the rounds, by row; of several personal ones the best on
+    held-out samples counts. `after` is a training from the common model whenever personal ones are asked for.
     """
 
     task: Task
@@ -121,6 +115,8 @@ class SiteModels:
 
         def logits(client: int) -> FloatArray:
             before = own(client)
+            if personal.reads_held_out and told is None:
+                return np.full_like(before, np.nan)
             moved = personal.moved(before, told, self.task.counts[client])
             return checked_moved(personal, moved, before, f"client {client}: ")
 
@@ -136,11 +132,12 @@ class SiteModels:
         start, kept = (lambda sent, _: sent) if self.private is None else self.private.start, self.clients.get
         return lambda client: self._logits(self.model, client, start(common, kept(client) or {}))
 
-    def _told(self, common: ModelState) -> HeldOut:
-        """Return what the clients' held-out samples say of the common model."""
+    def _told(self, common: ModelState) -> HeldOut | None:
+        """Return what the clients' held-out samples say of the common model; None where its outputs are not finite."""
         rows, dataset = np.concatenate(held_out_rows(self.task)), self.task.dataset
         self.model.write_state(common)
-        return HeldOut.of(logits_of(self.model.network, dataset.inputs, rows), dataset.targets.numpy()[rows])
+        logits = logits_of(self.model.network, dataset.inputs, rows, finite=False)
+        return HeldOut.of(logits, dataset.targets.numpy()[rows]) if np.isfinite(logits).all() else None
 
     def _finetuned(self, way: OwnModels, epochs: int, common: ModelState, round: int) -> dict[int, FloatArray]:
         """Train from the common model at each client, and return its logits; those that diverge are left out."""
@@ -175,10 +172,7 @@ class SiteModels:
         folder: Path | None,
         backend: Callable[[FlatModel, engine.LocalWork], engine.Backend],
     ) -> SiteModels | None:
-        """Make them as a config wants them, in the state before the first round; `backend` trains a cohort.
-
-        None where clients have no test samples. ConfigError where something lacks that a personal model is made of.
-        """
+        """Make them as a config wants them, before the first round; None where clients have no test samples."""
         method, training = methods.build(config.method, config.training.momentum), config.training
         personal, baselines = method.personal, config.evaluation.baselines
         if personal is not None and not config.data.client_test:

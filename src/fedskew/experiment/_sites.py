@@ -27,8 +27,7 @@ class ClientTests:
     def rows(self, row: str, logits: Callable[[int], ArrayLike | Tensor]) -> tuple[SiteRow, ...]:
         """Make a row of the table for every client that has test samples.
 
-        `logits(client)` returns those of `task.client_test[client]`, `(samples, classes)`, in this order: for a model
-        of the client's own `self.logits(network, client)`.
+        `logits(client)` returns those of `task.client_test[client]`, `(samples, classes)`, in this order.
         """
         targets = self.task.dataset.targets.numpy()
         return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits)

@@ -1,7 +1,4 @@
-"""Personal models: what a client does with the common model for itself. Nothing of it leaves the client.
-
-The slot `[method.personal]`; most methods leave it empty. One component a file; they go with every method.
-"""
+"""Personal models: what a client does with the common model for itself. Nothing of it leaves the client."""
 
 from fedskew.personal._ditto import Ditto
 from fedskew.personal._finetune import Finetune

@@ -17,13 +17,10 @@ Layers: TypeAlias = Literal["all", "head"]
 
 
 class Names(NamedTuple):
-    """Names of a network's tensors, as a state dict has them.
+    """Names of a network's tensors: trained parameters, floating-point buffers, and parts of these.
 
-    Attributes:
-        trained: Its trained parameters.
-        buffers: Its floating-point buffers, such as batch norm's running statistics.
-        head: The trained parameters of its last linear layer; none where that is frozen, or not linear.
-        norm: Parameters and buffers of its normalisations.
+    `head` are the trained parameters of its last linear layer, none where that is frozen or not linear; `norm` are
+    parameters and buffers of its normalisations.
     """
 
     trained: tuple[str, ...]
@@ -86,10 +83,9 @@ class Personal:
     reads_held_out: ClassVar[bool] = False
 
     def private(self, names: Names) -> frozenset[str]:
-        """Return the names of the parameters and buffers that never leave a client.
+        """Return the names of what never leaves a client; ArgumentError where the network has none of them.
 
-        Every client trains them from the first model's, and from its own last ones. Raises ArgumentError where the
-        network has none of them.
+        Every client trains it from the first model's, and from its own last one.
         """
         return frozenset()
 
@@ -102,10 +98,9 @@ class Personal:
         return ()
 
     def moved(self, logits: FloatArray, held_out: HeldOut | None, counts: FloatArray) -> FloatArray:
-        """Return what becomes of a client's logits, `(samples, classes)`.
+        """Return what becomes of the logits, `(samples, classes)`, of the personal model, or of the common one.
 
         Args:
-            logits: The personal model's, or where none is trained, the common one's.
             held_out: What all clients are told of the common model; None unless it `reads_held_out`.
             counts: The client's training samples of each class, `(classes,)`.
         """
