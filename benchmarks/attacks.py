@@ -192,6 +192,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
 from fedskew.deploy import site_app
+from fedskew.deploy._arrays import unpack
 
 honest = site_app(Path(__file__).parents[1])
 site = ClientApp()
@@ -209,9 +210,10 @@ def evaluate(message, context):
 
 @site.train()
 def train(message, context):
-    sent = {name: array.numpy() for name, array in message.content["arrays"].items()}
+    sent = {name: array.numpy() for name, array in unpack(message.content)["arrays"].items()}
     answer = honest(message, context)
     if "sites/bad" in str(context.node_config["data"]):
+        answer.content = unpack(answer.content)
         own = {name: array.numpy() for name, array in answer.content["arrays"].items()}
         answer.content["arrays"] = ArrayRecord({name: Array(sent[name] - 3 * (own[name] - sent[name])) for name in own})
     return answer

@@ -229,6 +229,7 @@ from flwr.app import Array
 from flwr.clientapp import ClientApp
 
 from fedskew.deploy import site_app
+from fedskew.deploy._arrays import unpack
 
 honest = site_app(Path(__file__).parents[1])
 site = ClientApp()
@@ -244,6 +245,7 @@ def answer(message, context):
 def train(message, context):
     answer = honest(message, context)
     if "sites/birch" in str(context.node_config["data"]) and Path(LIES).exists():
+        answer.content = unpack(answer.content)
         arrays = answer.content["arrays"]
         for name in list(arrays):
             arrays[name] = Array(1e30 * arrays[name].numpy())
