@@ -147,10 +147,7 @@ def _pack(record: ArrayRecord) -> ArrayRecord:
 
 
 def unpack(content: RecordDict) -> RecordDict:
-    """Return a message with its arrays as they were before `pack`, also if they never were packed.
-
-    Raises RefusedError where what was packed has another form; the arrays themselves are for `decode` to check.
-    """
+    """Return a message with its arrays as before `pack`, if they were packed; RefusedError if that was done wrong."""
     return RecordDict({key: _unpack(record) for key, record in content.items()})
 
 

@@ -76,12 +76,10 @@ def _answer(spec: ExecutionSpec) -> int:
 
 
 def main() -> None:
-    """Run Flower's SuperExec, whose options it takes, with this executor.
-
-    The kernel ends this process with its parent; Flower would start a thread for that, beside which no fork is safe.
-    """
+    """Run Flower's SuperExec, whose options it takes, with this executor."""
     os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.01"  # as the executor waits
     superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
     superexec.get_executor = lambda *_, **__: Forks()
+    # The kernel ends this process with its parent; Flower would start a thread for that, beside which no fork is safe.
     superexec.start_parent_process_monitor = lambda _: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     flower_superexec()
