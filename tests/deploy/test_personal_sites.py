@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ from federated import Federated, LocalGrid, federate, tree
 from flwr.app import Message
 from safetensors.torch import load_file
 
-from fedskew.deploy import client_app
+import fedskew
+from fedskew.deploy import SiteData, SiteReport, client_app
 from fedskew.errors import ConfigError
-from fedskew.experiment import make_task, make_training_loop, resolve
+from fedskew.experiment import RunFolder, make_task, make_training_loop, resolve
+from fedskew.files import load_tensors
+from fedskew.labels import calibrate
+from fedskew.metrics import SiteRow
 
 FEDPER = {"preset": "fedavg", "personal": {"name": "partial", "keep": "head"}}
 HEAD = ("head.weight", "head.bias")
@@ -52,9 +57,11 @@ def test_no_layer_that_a_site_keeps_leaves_it(tmp_path: Path) -> None:
     assert not np.allclose(state["private.parameters"].numpy()[: drawn.size], drawn.ravel(), atol=1e-3)
 
 
-def simulated(federation: Federated, folder: Path) -> Path:
+def simulated(federation: Federated, folder: Path, baselines: Sequence[str] = ()) -> Path:
     """Divide the sites' samples as a simulation does, of which each client has test samples; simulate it."""
-    config = resolve({**federation.config.tree(), "data": {**federation.config.tree()["data"], "client_test": 0.3}})
+    tree = federation.config.tree()
+    more = {"data": {**tree["data"], "client_test": 0.3}, "evaluation": {"baselines": list(baselines)}}
+    config = resolve({**tree, **more})
     task, whole = make_task(config, 3), np.load(federation.folder / "whole.npz")
     for name, own, test in zip(federation.names, task.partition.indices, task.client_test, strict=True):
         parts = {"x": own, "y": own, "x_test": test, "y_test": test}
@@ -77,3 +84,101 @@ def test_a_site_goes_on_with_its_own_layers_as_in_the_simulation(tmp_path: Path)
 def test_a_flower_project_of_one_s_own_keeps_nothing_for_its_sites() -> None:
     with pytest.raises(ConfigError, match="method.personal: it needs fedskew's own sites"):
         client_app(torch.nn.Linear(2, 2), lambda context: None, FEDPER)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.slow
+def test_a_site_trains_ditto_as_in_the_simulation_and_sends_nothing_of_it(tmp_path: Path) -> None:
+    personal = {"name": "ditto", "strengths": [0.5]}
+    federation = partial(tmp_path, personal)
+    simulated(federation, tmp_path / "simulated")
+    grid, heard = listening(federation)
+    federation.run(grid).run(resume=True)
+    theirs, _ = load_tensors(tmp_path / "simulated" / "checkpoint" / "own" / "0-2.safetensors")
+    (path,) = (federation.folder / "ash" / "state").glob("*/2.safetensors")
+    ours = load_file(path)
+    torch.testing.assert_close(ours["own.personal.parameters"], theirs["personal.0.parameters"], rtol=1e-4, atol=1e-5)
+    assert ours["own.rounds"].tolist() == [[1, 0], [2, 0]]
+    assert {key for _, answer in heard for key in answer.content} == {"arrays", "metrics"}
+    home = federation.kept("ash") / "home"
+    _, notes = load_tensors(home / "common.safetensors")
+    assert (notes["round"], notes["counted"], notes["client"]) == (2, 2, 0)
+
+
+def test_a_site_that_allows_no_own_models_trains_none_and_takes_part(tmp_path: Path) -> None:
+    federation = partial(tmp_path, {"name": "rod"})
+    terms = federation.folder / "ash" / "agreed.toml"
+    assert "own_models = true" in terms.read_text()
+    terms.write_text(terms.read_text().replace("own_models = true", "own_models = false"))
+    _, (record,) = federation.first_rounds()
+    assert sorted(record.answered) == [0, 1, 2]
+    kept = {name: load_file(next((tmp_path / name / "state").glob("*/1.safetensors"))) for name in ("ash", "birch")}
+    assert sorted(kept["ash"]) == ["own.rounds"]
+    assert kept["birch"]["own.personal.parameters"].abs().sum() > 0
+
+
+def rows_of(federation: Federated, name: str) -> dict[str, SiteRow]:
+    """The rows of a site's report, written from the federation's app."""
+    report = SiteReport.write(federation.data_of(name), federation.app)
+    return {row.row: row for row in report.rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "personal", [FEDPER["personal"], {"name": "ditto"}, {"name": "rod"}, {"name": "finetune", "epochs": 2}], ids=str
+)
+def test_a_site_reports_what_the_simulation_has_for_it(tmp_path: Path, personal: Any) -> None:
+    federation = partial(tmp_path, personal)
+    folder = simulated(federation, tmp_path / "simulated", baselines=["alone"])
+    expected = [row for row in RunFolder.read_runs(folder)[0].sites if row.client == 1]
+    federation.play()
+    found = rows_of(federation, "birch")
+    assert set(found) == {row.row for row in expected} == {"alone", "common", "personal"}
+    for row in expected:
+        assert found[row.row].samples == row.samples
+        assert found[row.row].accuracy == pytest.approx(row.accuracy, abs=0.04)  # one sample of 27
+        assert found[row.row].loss == pytest.approx(row.loss, rel=1e-3)
+    page = (tmp_path / "birch" / "site-report.html").read_text()
+    assert "Sent to the server: 7 answers" in page
+    samples = SiteData.load(federation.data_of("birch"), federation.agreement)
+    said = fedskew.load(tmp_path / "birch" / "personal").predict(samples.test_inputs, normalised=True)
+    assert float(-np.log(said[np.arange(len(said)), samples.test_targets]).mean()) == pytest.approx(
+        found["personal"].loss, rel=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_sites_are_told_a_calibration_of_all_and_have_their_own_mix(tmp_path: Path) -> None:
+    federation = partial(tmp_path, {"name": "prior"})
+    terms = federation.folder / "ash" / "agreed.toml"
+    terms.write_text(terms.read_text().replace("own_models = true", "own_models = false"))
+    federation.play()
+    found, model = rows_of(federation, "ash"), fedskew.load(federation.run_folder)
+    assert set(found) == {"common", "personal"}  # it takes no training
+    sites = [SiteData.load(federation.data_of(name), federation.agreement) for name in federation.names]
+    logits = [model.logits(site.test_inputs, normalised=True) for site in sites]
+    targets = np.concatenate([site.test_targets.numpy() for site in sites])
+    calibration = calibrate(np.concatenate(logits), targets, 1 / np.bincount(targets, minlength=10)[targets])
+    own = (sites[0].counts + 0.5) / (sites[0].counts + 0.5).sum()
+    moved = logits[0] / calibration.temperature + calibration.biases + np.log(own)  # for an even mix
+    here = sites[0].test_targets.numpy()
+    loss = (np.logaddexp.reduce(moved, axis=1) - moved[np.arange(len(here)), here]).mean()
+    assert found["personal"].loss == pytest.approx(loss, rel=1e-3)
+    page = (tmp_path / "ash" / "site-report.html").read_text()
+    assert "Alone: there is none; own_models = false in agreed.toml." in page
+    said = fedskew.load(tmp_path / "ash" / "personal").predict(sites[0].test_inputs, normalised=True)
+    np.testing.assert_allclose(said, np.exp(moved - np.logaddexp.reduce(moved, axis=1, keepdims=True)), atol=1e-3)
+
+
+def test_a_site_without_a_calibration_says_so(tmp_path: Path) -> None:
+    federation = partial(tmp_path, {"name": "prior"}, evaluation="none")
+    federation.play()
+    assert set(rows_of(federation, "birch")) == {"alone", "common"}
+    assert "did not calibrate" in (tmp_path / "birch" / "site-report.html").read_text()
+
+
+def test_what_a_report_lacks_is_one_line(tmp_path: Path) -> None:
+    federation = partial(tmp_path)
+    with pytest.raises(ConfigError, match="leaves the trained model here after the last round"):
+        SiteReport.write(federation.data_of("ash"), federation.app)
+    with pytest.raises(ConfigError, match=r"method\.personal\.strengths: a site has no samples to choose one by"):
+        partial(tmp_path / "ditto", {"name": "ditto", "strengths": [0.1, 1.0]})

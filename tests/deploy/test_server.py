@@ -229,7 +229,7 @@ def test_withheld_counts_serve_methods_that_need_none(tmp_path: Path) -> None:
     kept = json.loads((federation.run_folder / "deployment.json").read_text())
     assert kept["sites"]["ash"]["counts"] is None
     assert kept["sites"]["ash"]["samples"] == 150
-    assert {message.metadata.message_type for message in grid.asked} == {"query", "train"}
+    assert {message.metadata.message_type for message in grid.asked} == {"query", "train", "query.keep"}
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_the_model_is_that_of_told_counts_and_of_the_simulation(
     ours = model_of(federation.run_folder)
     assert np.abs(ours - model_of(told.run_folder)).max() < 4e-7
     assert np.abs(ours - model_of(tmp_path / "simulated")).max() < 1e-5
-    assert grid.kinds("ash") == ["query.counts", "query.unmask", "train", "query.unmask"]
+    assert grid.kinds("ash") == ["query.counts", "query.unmask", "train", "query.unmask", "query.keep"]
     totals = json.loads((federation.run_folder / "announced.json").read_text())["totals"]
     assert sum(totals) == 150 + 90 + 210 + 120
 

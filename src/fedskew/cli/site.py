@@ -13,6 +13,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedskew.cli.page import BOXED, Console, table_of
+from fedskew.errors import ConfigError
 from fedskew.own_code import away_from_current_folder
 from fedskew.tables import counted
 
@@ -20,11 +21,17 @@ if TYPE_CHECKING:
     from fedskew.deploy import Agreement, Look, SiteData, Terms
 
 BAR = 24
+_YES_NO = ("none", "yes; they never leave it")
 
 
 @away_from_current_folder()
 def site(
-    check: Annotated[Path, Option(help="The site's data.toml.", show_default=False)],
+    check: Annotated[
+        Path | None, Option(help="The site's data.toml: check it, and agree to the app.", show_default=False)
+    ] = None,
+    report: Annotated[
+        Path | None, Option(help="The site's data.toml: write site-report.html beside it.", show_default=False)
+    ] = None,
     agreement: Annotated[
         Path | None,
         Option(
@@ -43,12 +50,26 @@ def site(
     whatever goes beyond it, whatever the server sends. Do this again when the server changes its app, when the site has
     trained in all rounds that were agreed on, or, with noisy label counts, when the site's data changed.
 
+    After the last round, --report writes a page for the site's own people, and the personal model (personal/): what the
+    site has alone, from the common model and from its own one, on its own test samples. Nothing of that is sent. With
+    own_models = true in agreed.toml the model alone is trained then.
+
     Examples:
 
         fedskew deploy site --check data.toml
         fedskew deploy site --check data.toml --agree
+        fedskew deploy site --report data.toml
     """
-    from fedskew.deploy import Look, ServerCheck
+    from fedskew.deploy import Look, ServerCheck, SiteReport
+
+    if report is not None:
+        made = SiteReport.write(report, agreement)
+        for line in made.notes:
+            Console().say(line)
+        Console().say(f"{made.page}" + ("" if made.model is None else f"; fedskew predict {made.model} IMAGES"))
+        return
+    if check is None:
+        raise ConfigError("--check, --report: give one of them, with the site's data.toml")
 
     look, console = Look.at(check, agreement), Console(highlight=False)
     data = look.data
@@ -131,6 +152,7 @@ def _terms(look: Look) -> Group:
         ("hash of the app's files", f"{terms.app[:16]}...", f"{old.app[:16]}..."),
         ("version of fedskew", terms.fedskew, old.fedskew),
         ("most rounds", terms.rounds, old.rounds),
+        ("models that it trains for itself", _YES_NO[terms.own_models], _YES_NO[old.own_models]),
     ]
     if look.agreement.updates == "masked":
         rows.append(("fewest sites in a sum", terms.sum_sites, old.sum_sites))

@@ -19,6 +19,7 @@ from ._rehearsal import check_folder as check_folder
 from ._replies import target_line as target_line
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import server_app as server_app
+from ._site_report import SiteReport as SiteReport
 from ._strategy import strategy as strategy
 from ._terms import Terms as Terms
 from ._watch import Decisions as Decisions

@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedskew import components, methods
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.experiment import Config, ModelInfo, target_mix
+from fedskew.finish import Calibrate
 from fedskew.parameters import Count, Finite, Positive, first_mistake
+from fedskew.personal import Personal
 from fedskew.sums import SumContext
 from fedskew.trees import read_tree
 from fedskew.weighting import BySums
@@ -242,6 +244,8 @@ class Agreement(BaseModel):
             if special[key] if key in special else attrgetter(key)(config):
                 raise ConfigError(f"{key}: can't be deployed: {reason}")
         method = methods.build(config.method, config.training.momentum)
+        if method.personal is not None:
+            _check_personal(method.personal)
         if self.updates == "masked":
             _check_masked(config, self, method)
         elif config.engine.updates == "masked":
@@ -273,6 +277,14 @@ class Agreement(BaseModel):
             target_mix(config.target.mix, classes, known, unknown)
         if self.label_counts != "exact":
             _check_private(self, method)
+
+
+def _check_personal(personal: Personal) -> None:
+    """Check that sites can make the personal models by themselves."""
+    if len(personal.trainings()) > 1:
+        raise ConfigError("method.personal.strengths: a site has no samples to choose one by; give one, such as [0.1]")
+    if getattr(personal, "mix", "counts") == "estimate":
+        raise ConfigError("method.personal.mix: sites are not told what an estimate takes; take counts")
 
 
 def _check_masked(config: Config, agreement: Agreement, method: methods.Method) -> None:
@@ -382,12 +394,15 @@ def _check_private(agreement: Agreement, method: methods.Method) -> None:
 
 def method_of(config: Config, agreement: Agreement) -> methods.Method:
     """Make the method of a federation of real sites, whose server update knows their number; ConfigError where it makes
-    no sense."""
+    no sense. Where a personal model takes a calibration, and sites evaluate, it has that finish."""
     method = methods.build(config.method, config.training.momentum)
     try:
         server_update = components.with_clients(method.server_update, len(agreement.sites))
     except ArgumentError as error:
         raise ConfigError(f"method.server_update.{error}") from None
+    calibrates = method.personal is not None and method.personal.reads_held_out and agreement.evaluates
+    if calibrates and method.finish is None and agreement.updates == "plain":
+        method = dataclasses.replace(method, finish=Calibrate())
     return dataclasses.replace(method, server_update=server_update)
 
 

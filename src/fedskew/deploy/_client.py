@@ -190,7 +190,7 @@ def site_app(folder: str | Path) -> ClientApp:
         agreement, config = Agreement.read(folder / "deploy.toml"), read(folder / "run.toml")
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
-    return _app(site, (wire.FINISH, wire.SUM_COUNTS, wire.AGAIN, wire.UNMASK))
+    return _app(site, (wire.FINISH, wire.SUM_COUNTS, wire.AGAIN, wire.UNMASK, wire.KEEP))
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
@@ -226,7 +226,10 @@ def _app(make: Callable[[Context], Any], queries: Sequence[str] = ()) -> ClientA
                 LOG.warning("the server refused what this site sent: %s", str(reason)[:MOST_SAID])
             try:
                 _check_version(config)
-                answered = getattr(make(context), work)(unpack(message.content))
+                who, question = make(context), unpack(message.content)
+                answered = getattr(who, work)(question)
+                if isinstance(who, Site):
+                    who.note(work, question, answered)
                 return Message(pack(answered) if wire.VERSION in config else answered, reply_to=message)
             except (Exception, SystemExit) as error:  # a reader's or a model's own can be anything
                 LOG.error("%s", error if isinstance(error, FedskewError) else in_one_line(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,11 +22,12 @@ from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of, bytes_needed, check_size, limit
 from fedskew.deploy._sites import Sites
 from fedskew.deploy._watch import Watch
-from fedskew.engine import ServerState
+from fedskew.engine import ClientStates, RoundRecord, ServerState
 from fedskew.engine.finish import FinishedModel, finish_model
 from fedskew.engine.target import EstimatedMix
-from fedskew.errors import FedskewError, RunError, in_one_line
+from fedskew.errors import FedskewError, FinishError, RunError, in_one_line
 from fedskew.finish import Observed, Source
+from fedskew.metrics import SiteRow
 from fedskew.models import ModelState
 
 ATTEMPTS = 5
@@ -87,6 +88,46 @@ class SiteFinisher:
         raise RunError(
             f"method.finish: sites stopped answering {ATTEMPTS} times; start the run again when they are there"
         )
+
+
+@dataclass
+class TrainedModel:
+    """Leaves the model of the last round at the sites, who evaluate it for themselves (see `experiment.Sites`).
+
+    `calibrate` finds the calibration that they are told of it, by the server's last state, which `server` gives.
+    """
+
+    sites: Sites
+    clients: ClientStates
+    server: Callable[[], ServerState]
+    calibrate: SiteFinisher | None
+    states: ClientStates = field(default_factory=ClientStates)
+
+    def advance(self, round: int, sent: ModelState, answered: list[int]) -> None:
+        """Do nothing: sites train own models by themselves."""
+
+    def complete(self, records: Sequence[RoundRecord]) -> None:
+        """Do nothing, likewise."""
+
+    def close(self) -> None:
+        """Do nothing, likewise."""
+
+    def __call__(self, common: ModelState, round: int) -> tuple[SiteRow, ...]:
+        """Leave the model at the sites; nothing is known of what they make of it."""
+        told: dict[str, Tensor] = {}
+        try:
+            notes = {} if self.calibrate is None else self.calibrate(common, self.server()).notes
+        except (FinishError, RunError) as error:
+            notes = {"kept": str(error)}
+        if "kept" in notes:
+            LOG.warning("sites are told no calibration of the trained model: %s", notes["kept"])
+        elif notes and notes["temperature"] is not None:
+            held = torch.tensor(notes["held_out"]) > 0
+            biases = [-math.inf if bias is None else bias for bias in notes["biases"]]
+            told = {"temperature": torch.tensor([notes["temperature"]]), "biases": torch.tensor(biases)}
+            told["mix"] = held / held.sum()
+        self.sites.leave(round, common, told, self.clients)
+        return ()
 
 
 @dataclass

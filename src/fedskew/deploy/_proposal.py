@@ -65,6 +65,8 @@ class Disclosure(NamedTuple):
         things += _evaluations(config, agreement, data)
         if plan is not None:
             things += _finished(plan, data)
+            if data is None or not data.is_unlabelled:
+                things.append(Disclosure("that it keeps the trained model, for itself", "after the last round", 20))
             if plan.is_masked:
                 things.append(
                     Disclosure("what opens its part of a sum, once", "after each of these", _seeds(agreement))
@@ -182,7 +184,7 @@ def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
     sources |= {"target"} if data is not None and data.unlabelled is not None else set()
     return [
         Disclosure(
-            f"sums over its {SAMPLES[question.source]}, for {plan.config.method['finish']['name']}: "
+            f"sums over its {SAMPLES[question.source]}, for {_finish_name(plan)}: "
             + ", ".join(f"{key}, {spec}" for key, spec in question.arrays.items()),
             "after the last round, each time that the finish asks",
             sum(spec.bytes for spec in question.arrays.values()),
@@ -190,6 +192,10 @@ def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
         for question in plan.questions
         if question.source in sources
     ]
+
+
+def _finish_name(plan: Plan) -> str:
+    return str(plan.config.method["finish"]["name"]) if "finish" in plan.config.method else "a calibration"
 
 
 def _masked(plan: Plan) -> list[Disclosure]:
@@ -365,7 +371,7 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
     Rounds are those that the config needs. The total of epsilon is what was spent, plus one release if there is none
     yet for these classes, if the data have changed since, or if the last is too noisy for the server. That of updates
     is what was spent, plus what the config's `[privacy]` allows one run; to agree to the same app once more does not
-    raise it.
+    raise it. Own models are trained where the app has any, and to agree to the same app once more leaves that as it is.
     """
     epsilon, total, mark = agreement.epsilon, None, utc_now() if before is None else before.data
     if epsilon is not None and data.state is not None:
@@ -386,6 +392,7 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
         sum_sites=max(agreement.sum_sites, SumContext.LEAST if before is None else before.sum_sites),
         updates_epsilon=_epsilon_of_updates(app, config, data, before),
         updates_delta=None if config.privacy is None else config.privacy.delta,
+        own_models=before.own_models if before is not None and before.app == app else "personal" in config.method,
         data=mark,
         epsilon=epsilon,
         epsilon_total=total,

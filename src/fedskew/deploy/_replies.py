@@ -53,9 +53,14 @@ def bytes_needed(*arrays: Specs) -> int:
     return 2**20 + sum(map(bytes_of, arrays))
 
 
+def size_of(content: RecordDict) -> int:
+    """Compute the size of a message's records, in bytes."""
+    return sum(map(_size, content.values()))
+
+
 def check_size(content: RecordDict, max_bytes: int) -> None:
     """Raise RefusedError for a reply of more than `max_bytes` bytes."""
-    size = sum(map(_size, content.values()))
+    size = size_of(content)
     if size > max_bytes:
         raise RefusedError(f"the reply has {size} bytes; expected {max_bytes} at most")
 

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedskew import methods
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._ask import Members
-from fedskew.deploy._finish import SiteFinisher
+from fedskew.deploy._finish import SiteFinisher, TrainedModel
 from fedskew.deploy._log import LOG, recording_ending, say_errors_in_one_line
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster
@@ -149,7 +149,9 @@ def make_deployed_loop(
         classes, counts = roster.shown
         return TaskInfo(counts, roster.names, classes, mix)
 
-    return TrainingLoop(
+    finisher = None if plan.method.finish is None else SiteFinisher(plan, sites, mix)
+    has_own = "finish" in config.method  # else it calibrates alone, which changes nothing of the model
+    loop = TrainingLoop(
         config=config.for_seed(config.seeds[0]),
         runner=runner,
         untrained=plan.model.read_state(),
@@ -160,8 +162,10 @@ def make_deployed_loop(
         clients=clients,
         folder=RunFolder(folder),
         watch=runner,
-        finisher=None if plan.method.finish is None else SiteFinisher(plan, sites, mix),
+        sites=TrainedModel(sites, clients, lambda: loop.server, None if has_own else finisher),
+        finisher=finisher if has_own else None,
     )
+    return loop
 
 
 def least_loss(method: methods.Method) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +18,18 @@ from fedskew import components
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
+from fedskew.deploy._home import HOME, Home, own_models
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
 from fedskew.deploy._plan import Plan, kind_of
-from fedskew.deploy._replies import arrays_of, check_size
+from fedskew.deploy._replies import arrays_of, check_size, size_of
 from fedskew.deploy._terms import Terms
 from fedskew.deploy.book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
 from fedskew.deploy.releases import ROUNDING, CountsRequest, NotAgreedError, Release, is_too_noisy, refuse_unless
 from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
 from fedskew.engine.finish import answer
+from fedskew.engine.own import OwnModels
 from fedskew.engine.sums import encode_answer, summable
 from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, RunError
@@ -56,11 +58,12 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Worker:
-    """A site's network, samples and local training."""
+    """A site's network, samples and local training; `home` is what it does for itself beside that."""
 
     model: FlatModel
     work: LocalWork
     data: SiteData
+    home: Home | None = None
 
     def train(self, content: RecordDict, task: wire.TrainInstruction, states: SiteStates | None) -> Trained:
         """Train the model that a message contains, from the state after the last round that counted."""
@@ -69,9 +72,10 @@ class Worker:
         before = {} if states is None else states.load(task.counted)
         for hooks in self.work.hooks.values():
             before = dict(hooks.init_client(sent.model.parameters)) | before
+        own = {} if self.home is None else self.home.beside(task, len(self.data.targets), sent.model, before)
         backend = SequentialBackend(self.model, self.work)
         update, model = backend.train_client(task.round, task.assignment(before), sent)
-        return Trained(update, model, before)
+        return Trained(update._replace(state={**update.state, **own}), model, before)
 
     def read(self, content: RecordDict) -> None:
         """Take the model that a message contains."""
@@ -92,7 +96,8 @@ class Worker:
 class Site:
     """A site that keeps to its terms: it checks what a message asks for, charges it in its book, and then does it.
 
-    With `masks` its updates and evaluations leave it in masked sums alone; without, its server sees each.
+    With `masks` its updates and evaluations leave it in masked sums alone; without, its server sees each. `figures` are
+    those of its answer, for its own journal.
     """
 
     worker: Worker
@@ -100,6 +105,25 @@ class Site:
     terms: Terms
     state: Path
     masks: Masks | None
+    figures: Figures = field(default_factory=dict)
+
+    def note(self, kind: str, content: RecordDict, reply: RecordDict) -> None:
+        """Write a line about an answer into the site's own journal, with figures that only the site sees."""
+        round = wire.config_of(content).get(wire.ROUND)
+        assert self.worker.home is not None, "as `agreed_site` makes it"
+        self.worker.home.note(kind, size_of(reply), **({} if round is None else {"round": round}), **self.figures)
+
+    def keep(self, content: RecordDict) -> RecordDict:
+        """Keep the trained model that the server leaves here after the last round; nothing is told of it."""
+        task, home = wire.TrainInstruction.parse(wire.config_of(content)), self.worker.home
+        self._check_labelled()
+        if task is None or home is None:
+            raise NotAgreedError("message", "this is no trained model of fedskew's server")
+        self._check_round(task.round, first=0)
+        self.worker.read(content)
+        home.keep_common(self.worker.model, broadcast_of(content), task)
+        LOG.info("the trained model is here; look at it: fedskew deploy site --report data.toml")
+        return RecordDict({wire.METRICS: MetricRecord({wire.ROUND: task.round})})
 
     @property
     def book(self) -> Book:
@@ -113,6 +137,7 @@ class Site:
         states = self._states(instruction)
         trained = self.worker.train(content, instruction, states)
         update, state, samples = trained.update, trained.update.state, len(self.worker.data.targets)
+        self.figures.update({"loss": update.loss, "steps": update.steps})
         if masks is None or asked is None:
             states.keep(instruction.round, state)
             for name in sorted(update.reply.keys() - self.plan.returned.keys()):
@@ -136,13 +161,16 @@ class Site:
         self._check_evaluation(content)
         self.worker.read(content)
         if masks is not None and asked is not None:
-            masks.keep_evaluation(asked.round, hash_of_model(content), wire.about_of(content), *self.worker.predict())
+            confusion, loss = self.worker.predict()
+            self.figures.update({wire.EVALUATION_LOSS: loss, wire.CONFUSION: confusion.reshape(-1).tolist()})
+            masks.keep_evaluation(asked.round, hash_of_model(content), wire.about_of(content), confusion, loss)
             return self._within(masks.answer(asked))
         figures: Figures = {wire.ROUND: int(config[wire.ROUND])}  # type: ignore[arg-type]
         if wire.OUTCOMES in config:
             figures |= self._outcomes()
         elif wire.CONFUSION in config:
             figures |= self.worker.confusion()
+            self.figures.update(figures)
         if wire.CELLS in config:
             figures[wire.CELLS] = self._cells()
         return RecordDict({wire.METRICS: MetricRecord(figures)})
@@ -365,9 +393,16 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
         config, config.seeds[0], plan.method, plan.model, data, tuple(agreement.mean), tuple(agreement.std)
     )
     torch.set_num_threads(config.engine.threads)
-    worker = Worker(plan.model, work, data)
+    home = Home(terms.folder(data.state) / HOME, _own_ways(plan, work) if terms.own_models else ())
+    worker = Worker(plan.model, work, data, home)
     masks = Masks.of(plan, terms, data.state, place) if plan.is_masked else None
     return Site(worker, plan, terms, data.state, masks)
+
+
+def _own_ways(plan: Plan, work: LocalWork) -> tuple[OwnModels, ...]:
+    """Make the trainings of own models in the rounds."""
+    wanted = () if plan.method.personal is None else plan.method.personal.trainings()
+    return tuple(own_models(plan, work, "personal", one) for one in wanted if one.when == "rounds")
 
 
 def trained_reply(

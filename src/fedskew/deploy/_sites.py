@@ -12,24 +12,26 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import ArraySpec
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG
-from fedskew.deploy._plan import Plan
+from fedskew.deploy._plan import LEEWAY, Plan
 from fedskew.deploy._replies import (
     SiteEvaluation,
     Together,
     check_cells,
     check_outcomes,
     check_plausible,
+    check_size,
     mix_distance,
 )
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
 from fedskew.deploy._validator import ReplyValidator
-from fedskew.engine import Assignment, Backend, Sent, Update
+from fedskew.engine import Assignment, Backend, ClientStates, Sent, Update
 from fedskew.engine.sums import whole_weight
 from fedskew.models import ModelState
 from fedskew.sums.fixed_point import COUNTS
@@ -206,6 +208,20 @@ class Sites(Backend):
             return None, missing
         loss = float(wire.LOSSES.decode(taken.total["losses"])[0]) / float(confusion.sum())
         return Together(confusion, loss, None), missing
+
+    def leave(self, round: int, model: ModelState, told: Mapping[str, Tensor], clients: ClientStates) -> None:
+        """Leave the trained model, and what is told of it, at all connected sites that answered last."""
+        arrays, contents = self.validator.layout.to_record(model), {}
+        for client in sorted(self.members.online().keys() - self._unasked()):
+            task = Assignment(client, self.plan.config.training.most_epochs, clients.get(client) or {})
+            contents[client] = wire.TrainInstruction.of(self.roster.run, round, task).content(arrays, told)
+        self.members.ask(
+            f"query.{wire.KEEP}",
+            contents,
+            lambda reply, _: check_size(reply, LEEWAY),
+            "the trained model",
+            in_round=False,
+        )
 
     def _unasked(self) -> frozenset[int]:
         """Return the clients that are asked for no evaluation."""

@@ -28,8 +28,8 @@ APPS = "apps"
 
 ABOUT = """\
 # What this site agreed to, as `fedskew deploy site --check data.toml` showed it. The site refuses what goes beyond it.
-# Smaller numbers, and a larger sum_sites, may be written here at any time, and hold from the next message on; for
-# everything else, check again.
+# Smaller numbers, a larger sum_sites and either own_models (whether models are trained here that never leave the site)
+# may be written here at any time, and hold from the next message on; for everything else, check again.
 """
 
 
@@ -46,6 +46,8 @@ class Terms(BaseModel):
         updates_epsilon: Largest epsilon of all sums together that its updates are in, with noise; the site opens no sum
             beyond that. None: its updates have no noise.
         updates_delta: The delta that it goes with.
+        own_models: Whether the site trains models for itself: those of `[method.personal]`, and for its report one
+            alone. Nothing of them leaves it; they cost time in its rounds, and stay on its disk.
         data: Mark of the data: when the site last said that they changed.
         epsilon: Largest epsilon of one release of noisy label counts.
         epsilon_total: Largest sum of the epsilons of all releases, those before this agreement included.
@@ -62,6 +64,7 @@ class Terms(BaseModel):
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
     updates_epsilon: Positive | None = None
     updates_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    own_models: bool = False
     data: str
     epsilon: Positive | None = None
     epsilon_total: Positive | None = None

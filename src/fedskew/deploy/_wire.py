@@ -70,6 +70,10 @@ FINISH = "finish"
 """Flower's name of a question of a finish, in messages of the type "query.finish": `arrays` is the trained model,
 `broadcast` the question, and the reply's `reply` holds the sums; it is empty where the site has no such samples."""
 
+KEEP = "keep"
+"""Flower's name of the message that leaves the trained model at a site: a training's, but nothing is trained, and the
+reply says the round alone."""
+
 SOURCE = "fedskew-source"
 """Key that says of which samples such a question is: "training" or "held_out", the site's test samples."""
 

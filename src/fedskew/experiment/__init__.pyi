@@ -17,6 +17,8 @@ from ._progress import RunBar as RunBar
 from ._setup import make_training_loop as make_training_loop
 from ._simulate import check_runs as check_runs
 from ._simulate import simulate_together as simulate_together
+from ._site_models import make_own as make_own
+from ._summary import summarise as summarise
 from ._sweep import Job as Job
 from ._sweep import SweepProgress as SweepProgress
 from ._sweep import run_sweep as run_sweep

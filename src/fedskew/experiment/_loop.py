@@ -215,7 +215,7 @@ class TrainingLoop:
         self.sites.complete(self.records)
         with self._kept():
             rows = self.sites(self.model.read_state() if self.finished is None else self.finished, self.server.round)
-        if self.folder is not None:
+        if self.folder is not None and rows:
             self.folder.write_sites(rows)
         return rows
 

@@ -184,19 +184,10 @@ class SiteModels:
             )
         if not config.data.client_test:
             return None
-        everything = engine.Private.of(model, frozenset((*model.names, *_buffers(model))))
 
         def way(name: str, wanted: OwnTraining, work: engine.LocalWork = work, **more: Any) -> OwnModels:
-            network, trained, private = model, None, everything
-            if wanted.layers != "all":
-                trained = engine.Private.of(model, Names.of(model.module, model.names).head).parameters
-                if wanted.layers == "added" or not trained.any():  # beside one that is frozen it is the same
-                    network = FlatModel(with_added_head(model.module, _some(task)), channels_last=model.channels_last)
-                    trained = torch.arange(len(network.vector)) >= len(model.vector)
-                private = engine.Private(trained, torch.zeros_like(everything.buffers))
-            own = OwnModels.work(work, private, wanted.pull, trained is not None)
-            made = engine.SequentialBackend(network, own) if name == "pooled" else backend(network, own)
-            return OwnModels(name, network, made, private, own.training, trained, **more)
+            train = engine.SequentialBackend if name == "pooled" else backend
+            return make_own(name, wanted, model, work, _some(task), train, **more)
 
         beside: dict[str, tuple[OwnModels, ...]] = {}
         in_rounds = OwnTraining("rounds")
@@ -229,6 +220,38 @@ class SiteModels:
         )
 
 
+def make_own(
+    name: str,
+    wanted: OwnTraining,
+    model: FlatModel,
+    work: engine.LocalWork,
+    samples: Tensor,
+    backend: Callable[[FlatModel, engine.LocalWork], engine.Backend],
+    **more: Any,
+) -> OwnModels:
+    """Make what trains models of clients' own.
+
+    Args:
+        name: Begins the names of what clients keep of them.
+        wanted: The training.
+        model: The network of the common model.
+        work: The local training of the common model.
+        samples: Two samples, by which the last layer is found.
+        backend: Makes what trains a cohort.
+        **more: Further fields of `OwnModels`.
+    """
+    network, trained = model, None
+    private = engine.Private.of(model, frozenset((*model.names, *Names.of(model.module, model.names).buffers)))
+    if wanted.layers != "all":
+        trained = engine.Private.of(model, Names.of(model.module, model.names).head).parameters
+        if wanted.layers == "added" or not trained.any():  # beside one that is frozen it is the same
+            network = FlatModel(with_added_head(model.module, samples), channels_last=model.channels_last)
+            trained = torch.arange(len(network.vector)) >= len(model.vector)
+        private = engine.Private(trained, torch.zeros_like(private.buffers))
+    own = OwnModels.work(work, private, wanted.pull, trained is not None)
+    return OwnModels(name, network, backend(network, own), private, own.training, trained, **more)
+
+
 def score(task: Task, model: FlatModel, client: int, state: ModelState) -> float | None:
     """Return the accuracy of a client's own model on its held-out samples; None if it has none."""
     rows, dataset = task.held_out[client], task.dataset
@@ -237,10 +260,6 @@ def score(task: Task, model: FlatModel, client: int, state: ModelState) -> float
     model.write_state(state)
     predicted = logits_of(model.network, dataset.inputs, rows, finite=False).argmax(axis=1)
     return float((predicted == dataset.targets.numpy()[rows]).mean())
-
-
-def _buffers(model: FlatModel) -> tuple[str, ...]:
-    return Names.of(model.module, model.names).buffers
 
 
 def _some(task: Task) -> Tensor:

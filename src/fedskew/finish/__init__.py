@@ -5,7 +5,7 @@ last layer from them; all other weights stay. It goes with every other component
 before it. The trained model is kept too, and both are evaluated.
 """
 
-from fedskew.finish._adapt import LEAST_SAMPLES, Adapt
+from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, Calibrate
 from fedskew.finish._ccvr import CCVR
 from fedskew.finish._protocol import Finish, Finished, Head, Known, Observed, Source
 
@@ -17,6 +17,7 @@ INDEX: dict[str, type] = {
 __all__ = [
     "INDEX",
     "LEAST_SAMPLES",
+    "Calibrate",
     "Finish",
     "Finished",
     "Head",

@@ -131,22 +131,8 @@ class Adapt(Finish):
 
     def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
         """Calibrate, estimate the mix, and move the last layer; see `Finish.finish`."""
-        first = ask("held_out")
-        sizes = first["sizes"].numpy()
-        held = sizes > 0
-        weights = np.divide(1 / max(held.sum(), 1), sizes, out=np.zeros(len(sizes)), where=held)
-
-        def sums(slope: float, biases: FloatArray) -> labels.CalibrationSums:
-            found = ask("held_out", slope=torch.tensor(slope), biases=_finite(biases), weights=_tensor(weights))
-            return labels.CalibrationSums(float(found["loss"]), found["gradient"].numpy(), found["curvature"].numpy())
-
-        spread = math.sqrt(float(first["squares"]) / max(sizes.sum() * len(sizes), 1))
-        calibration = labels.Calibration.of_sums(sums, weights * sizes, spread, MOST_EXCHANGES)
-        notes: dict[str, Any] = {
-            "temperature": _plain(calibration.temperature),
-            "biases": [_plain(bias) for bias in calibration.biases.tolist()],
-            "held_out": sizes.astype(int).tolist(),
-        }
+        calibration, notes = _calibrated(ask)
+        held = np.array(notes["held_out"]) > 0
         if "target" in known.sources:
             question = {"slope": torch.tensor(1 / calibration.temperature), "biases": _finite(calibration.biases)}
             tables, cells = ask("held_out", **question)["tables"], ask("target", **question)["cells"]
@@ -165,6 +151,42 @@ class Adapt(Finish):
         else:
             raise ArgumentError("target: there are neither unlabelled samples of it nor a mix")
         return Finished(moved(head, calibration, mix), notes)
+
+
+@component
+class Calibrate(Adapt):
+    """The calibration alone, which the notes have: what real sites are told for `personal.Prior`.
+
+    Its probabilities are for an even mix of the classes that have held-out samples.
+    """
+
+    def lacks(self, known: Known) -> str | None:
+        """See `Finish.lacks`."""
+        return Finish.lacks(self, known)
+
+    def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
+        """Calibrate; the last layer stays as it is."""
+        return Finished(head, _calibrated(ask)[1])
+
+
+def _calibrated(ask: Ask) -> tuple[labels.Calibration, dict[str, Any]]:
+    """Calibrate on the held-out samples; return the calibration, and what is said of it."""
+    first = ask("held_out")
+    sizes = first["sizes"].numpy()
+    held = sizes > 0
+    weights = np.divide(1 / max(held.sum(), 1), sizes, out=np.zeros(len(sizes)), where=held)
+
+    def sums(slope: float, biases: FloatArray) -> labels.CalibrationSums:
+        found = ask("held_out", slope=torch.tensor(slope), biases=_finite(biases), weights=_tensor(weights))
+        return labels.CalibrationSums(float(found["loss"]), found["gradient"].numpy(), found["curvature"].numpy())
+
+    spread = math.sqrt(float(first["squares"]) / max(sizes.sum() * len(sizes), 1))
+    calibration = labels.Calibration.of_sums(sums, weights * sizes, spread, MOST_EXCHANGES)
+    return calibration, {
+        "temperature": _plain(calibration.temperature),
+        "biases": [_plain(bias) for bias in calibration.biases.tolist()],
+        "held_out": sizes.astype(int).tolist(),
+    }
 
 
 def moved(head: Head, calibration: labels.Calibration, mix: FloatArray) -> Head:

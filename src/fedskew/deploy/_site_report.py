@@ -1,0 +1,306 @@
+"""A site's report for its own people: the models alone, common and personal on its own test samples.
+
+    site-report.html    beside data.toml: figures, classes, curves, and what was sent
+    personal/           the personal model, which `fedskew predict personal ...` takes as it takes a run folder
+
+It is made at the site from what the site keeps, when the site asks for it; nothing of it is sent.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedskew import labels
+from fedskew.deploy import _wire as wire
+from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._home import HOME, ROUNDS, Home, own_models
+from fedskew.deploy._plan import Plan
+from fedskew.deploy._terms import Terms, terms_path
+from fedskew.deploy.app_files import APP, read_app, running
+from fedskew.deploy.site_data import SiteData, SiteStates
+from fedskew.engine import Assignment, Evaluation, LocalWork, RoundRecord
+from fedskew.engine.target import logits_of
+from fedskew.errors import ConfigError, FedskewError
+from fedskew.experiment import Config, RunFolder, make_work, read, summarise
+from fedskew.files import private_folder, write_text, writing
+from fedskew.metrics import SiteRow
+from fedskew.models import FlatModel, ModelState, last_layer
+from fedskew.personal import HeldOut, OwnTraining
+from fedskew.report import SeedRun, write_report
+
+PAGE, PERSONAL = "site-report.html", "personal"
+OFF = "own_models = false in agreed.toml"
+POOLED = "Pooled: can't be had, as no place has the samples of all sites."
+
+FloatArray = NDArray[np.float64]
+
+
+class _LackingError(FedskewError):
+    """Raised where a model can't be had."""
+
+
+class _Model(NamedTuple):
+    """A model at the site: its network's logits of the test samples, and the common network with its weights."""
+
+    logits: FloatArray
+    network: nn.Module
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """A site's report.
+
+    Attributes:
+        rows: Figures of each model that there is, on the site's own test samples.
+        notes: What was sent, and which models there are not, and why.
+        page: The page.
+        model: The folder of the personal model; None: there is none.
+    """
+
+    rows: tuple[SiteRow, ...]
+    notes: tuple[str, ...]
+    page: Path
+    model: Path | None
+
+    @staticmethod
+    def write(data: Path, app: Path | None = None) -> SiteReport:
+        """Train what the site's terms allow, evaluate its models, and write page and personal model beside `data.toml`.
+
+        Args:
+            data: The site's `data.toml`.
+            app: The app that the site agreed to; None: the one in the site's folder.
+
+        Raises:
+            NotAgreedError: The site agreed to nothing, or not to this app.
+            ConfigError: The server has not left the trained model here yet, or the site has no test samples.
+        """
+        terms, app = Terms.read(terms_path(data)), data.parent / APP if app is None else app
+        terms.check_app(app)
+        with running(read_app(app)) as folder:  # as it was agreed to
+            config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
+            samples = SiteData.load(data, agreement)
+            if not len(samples.test_targets):
+                raise ConfigError(f"{data}: the site has no test samples to report on; data.toml says where they are")
+            made = _Making(config, Plan.of(config, agreement, at_site=True), terms, samples)
+            return made.written(data.parent, (folder / "run.toml").read_text(encoding="utf-8"))
+
+
+@dataclass
+class _Making:
+    """The making of a report.
+
+    `notes` are what is to be said beside the figures, `earlier` the records of rounds that are trained alone.
+    """
+
+    config: Config
+    plan: Plan
+    terms: Terms
+    data: SiteData
+    notes: list[str] = field(default_factory=list)
+    earlier: list[RoundRecord] = field(default_factory=list)
+    work: LocalWork = field(init=False)
+    untrained: ModelState = field(init=False)
+
+    def __post_init__(self) -> None:
+        plan, agreement = self.plan, self.plan.agreement
+        self.untrained = plan.model.read_state()
+        mean, std = tuple(agreement.mean), tuple(agreement.std)
+        self.work = make_work(self.config, self.config.seeds[0], plan.method, plan.model, self.data, mean, std)
+        torch.set_num_threads(self.config.engine.threads)
+        assert self.data.state is not None, "data.toml always has one"
+        self.home = Home(self.terms.folder(self.data.state) / HOME)
+        self.common, self.told, self.about = self.home.common()
+        self.kept = SiteStates(self.data.state, self.about["run"]).load(self.about["counted"])
+
+    def written(self, folder: Path, config: str) -> SiteReport:
+        """Make all models and figures, and write them."""
+        found = {"common": self._model(self.plan.model, self.common)}
+        for kind, make in (("alone", self._alone), ("personal", self._personal)):
+            try:
+                found[kind] = make()
+            except _LackingError as error:
+                self.notes.append(f"{kind.capitalize()}: there is none; {error}.")
+        targets = [self.data.test_targets.cpu().numpy()]
+        kinds = [kind for kind in SiteRow.ROWS if kind in found]
+        rows = tuple(row for kind in kinds for row in SiteRow.of(kind, targets, [found[kind].logits].__getitem__))
+        notes = (*map(_in_words, rows), POOLED, *self.notes, *self._sent())
+        runs = [self._run(kind, found[kind]) for kind in kinds]
+        name = self.plan.agreement.names[self.about["client"]]
+        page = write_report(runs, folder / PAGE, f"{self.config.name} at {name}", notes=notes)
+        model = None
+        if "personal" in found:
+            model = folder / PERSONAL
+            private_folder(model)
+            with writing(model):
+                write_text(model / "config.toml", config, private=True)
+                write_text(model / "rounds.jsonl", "", private=True)
+            RunFolder(model).save_model(
+                "model.safetensors", found["personal"].network.state_dict(), self.plan.agreement.info
+            )
+        return SiteReport(rows, notes, page, model)
+
+    @cached_property
+    def _rounds(self) -> list[tuple[int, int]]:
+        """The rounds in which the site's training counted, with its client index."""
+        rounds = self.kept.get(ROUNDS, torch.zeros(0, 2)).tolist()
+        return [(int(round), int(client)) for round, client in rounds]
+
+    def _assignment(self, client: int, epochs: float) -> Assignment:
+        return Assignment(client, epochs, steps=self.config.training.steps, samples=len(self.data.targets))
+
+    def _model(self, model: FlatModel, state: ModelState) -> _Model:
+        model.write_state(state)
+        return _Model(logits_of(model.network, self.data.test_inputs, finite=False), copy.deepcopy(model.module))
+
+    def _alone(self) -> _Model:
+        """Train by the site's own samples alone, in as many rounds as it took part in."""
+        if not self.terms.own_models:
+            raise _LackingError(OFF)
+        if not self._rounds:
+            raise _LackingError("the site's training counted in no round")
+        way = own_models(self.plan, self.work, "alone", OwnTraining("rounds"), self.untrained)
+        kept: dict[str, Tensor] = {}
+
+        def kept_of(_: int) -> dict[str, Tensor]:
+            return kept
+
+        for round, client in self._rounds:
+            task = self._assignment(client, self.config.training.most_epochs)
+            for _, trained in way.train(round, [task], self.untrained, kept_of):
+                kept |= trained
+            if self.config.is_evaluated(round):
+                self.earlier.append(self._record(round, self._model(way.model, way.of(self.common, kept)).logits))
+        return self._model(way.model, way.of(self.common, kept))
+
+    def _personal(self) -> _Model:
+        """Make the personal model of the method."""
+        personal = self.plan.method.personal
+        if personal is None:
+            raise _LackingError("the method has no personal model (method.personal)")
+        private, told = self.work.private, self._held_out() if personal.reads_held_out else None
+        if private is not None and not self._rounds:
+            raise _LackingError("the site's training counted in no round")
+        own = self._model(self.plan.model, self.common if private is None else private.start(self.common, self.kept))
+        for wanted in personal.trainings():
+            way, kept = own_models(self.plan, self.work, "personal", wanted), dict(self.kept)
+            if not self.terms.own_models:
+                raise _LackingError(OFF)
+            if wanted.when == "end":
+                task = self._assignment(self.about["client"], wanted.epochs or 1)
+                for _, trained in way.train(self.about["round"] + 1, [task], self.common, lambda _: {}):
+                    kept |= trained
+            if f"{way.name}.parameters" not in kept:
+                raise _LackingError("the site trained none that is finite")
+            own = self._model(way.model, way.of(self.common, kept))
+            if way.model is not self.plan.model:
+                own = own._replace(network=_folded(own.network, self.plan.some_samples))
+        counts = self.data.counts
+        if told is not None:
+            offsets = told.calibration.offsets(labels.own_mix(counts, len(counts)), told.mix)
+            _move(own.network, self.plan.some_samples, 1 / told.calibration.temperature, offsets)
+        return own._replace(logits=personal.moved(own.logits, told, counts))
+
+    def _held_out(self) -> HeldOut:
+        """Read what the server told of all sites' held-out samples."""
+        classes = self.data.num_classes
+        shapes = {"temperature": (1,), "biases": (classes,), "mix": (classes,)}
+        if {name: tuple(part.shape) for name, part in self.told.items()} != shapes:
+            raise _LackingError(
+                "the server did not calibrate the common model, which the sites' evaluations have to allow"
+            )
+        temperature, biases, mix = (self.told[name].double().numpy() for name in shapes)
+        if not (np.isfinite(mix).all() and mix.min() >= 0 and np.isfinite(temperature).all() and temperature[0] > 0):
+            raise _LackingError("what the server told of the common model's calibration is no such")
+        return HeldOut(labels.Calibration(float(temperature[0]), biases), mix)
+
+    def _record(self, round: int, logits: FloatArray) -> RoundRecord:
+        """Make a record with the evaluation of these logits."""
+        targets, classes = self.data.test_targets.cpu(), self.data.num_classes
+        pairs = targets.numpy() * classes + logits.argmax(axis=1)
+        confusion = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+        loss = float(functional.cross_entropy(torch.from_numpy(logits), targets))
+        return RoundRecord(self.config.seeds[0], round, evaluation=Evaluation.of(confusion, loss, None))
+
+    def _run(self, kind: str, model: _Model) -> SeedRun:
+        """Make what the page shows of a model: its last evaluation, and earlier ones where there are any."""
+        last = self._record(self.about["round"], model.logits)
+        earlier = {"common": list(self._of_journal()), "alone": self.earlier}.get(kind, [])
+        records = sorted([*(one for one in earlier if one.round < last.round), last], key=lambda one: one.round)
+        return SeedRun(
+            label=kind,
+            seed=self.config.seeds[0],
+            config=self.config.tree(),
+            rounds=records,
+            counts=self.data.counts[None].astype(np.int64),
+            client_names=(self.plan.agreement.names[self.about["client"]],),
+            class_names=tuple(self.plan.agreement.classes),
+            target=None,
+            summary=summarise(records, None, "final"),
+        )
+
+    def _of_journal(self) -> Iterator[RoundRecord]:
+        """Yield a record of each round with the training loss, and the evaluation that the server asked for."""
+        rounds: dict[int, dict[str, Any]] = {}
+        for line in self.home.journal():
+            if isinstance(line.get("round"), int):
+                rounds.setdefault(line["round"], {}).update(line)
+        classes = self.data.num_classes
+        for round, line in sorted(rounds.items()):
+            evaluation = None
+            if wire.CONFUSION in line:
+                confusion = np.array(line[wire.CONFUSION], dtype=np.int64).reshape(classes, classes)
+                evaluation = Evaluation.of(confusion, line[wire.EVALUATION_LOSS], None)
+            yield RoundRecord(self.config.seeds[0], round, loss=line.get("loss"), evaluation=evaluation)
+
+    def _sent(self) -> list[str]:
+        """Say what the site sent under this app."""
+        journal, agreement = self.home.journal(), self.plan.agreement
+        kinds = Counter(line["kind"] for line in journal)
+        size = sum(line["bytes"] for line in journal)
+        counted = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        noise = "" if agreement.epsilon is None else f" with noise for epsilon {agreement.epsilon:g}"
+        masked = "; updates and evaluations in masked sums alone" if self.plan.is_masked else ""
+        return [
+            f"Sent to the server: {len(journal)} answers ({counted}), {size / 1e6:.3g} MB{masked}. Label counts: "
+            f"{agreement.label_counts}{noise}. Its training counted in {len(self._rounds)} rounds.",
+            "Nothing of this page, of the model alone or of the personal one was sent.",
+        ]
+
+
+def _in_words(row: SiteRow) -> str:
+    """Say a row's figures."""
+    shares = {"accuracy": row.accuracy, "balanced accuracy": row.balanced_accuracy, "macro F1": row.macro_f1}
+    said = [f"{name} {100 * value:.1f} %" for name, value in shares.items() if np.isfinite(value)]
+    others = {"AUROC": row.auroc, "PR-AUC": row.pr_auc, "calibration error": row.ece, "loss": row.loss}
+    said += [f"{name} {value:.3f}" for name, value in others.items() if np.isfinite(value)]
+    return f"{row.row.capitalize()}: {', '.join(said)}, on {row.samples} test samples of this site."
+
+
+def _folded(network: nn.Module, samples: Tensor) -> nn.Module:
+    """Return the common network with an added head in its last layer, which computes the same."""
+    plain, added = network.get_submodule("network"), network.get_submodule("added")
+    layer = last_layer(plain, samples)
+    with torch.no_grad():
+        layer.weight.add_(added.get_parameter("weight"))
+        layer.bias.add_(added.get_parameter("bias"))
+    return plain
+
+
+def _move(network: nn.Module, samples: Tensor, slope: float, offsets: FloatArray) -> None:
+    """Let a network's logits be `slope` times as large, and more by `offsets`, by its last layer."""
+    layer = last_layer(network, samples)
+    with torch.no_grad():
+        layer.weight *= slope
+        layer.bias.mul_(slope).add_(torch.from_numpy(offsets).to(layer.bias))
