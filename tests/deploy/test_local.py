@@ -24,7 +24,8 @@ import uvicorn
 from flwr.supercore import sql_mixin
 from sqlalchemy import MetaData
 
-from fedskew.deploy import Address, Agreement, LocalFederation, run_superlink, write_federation
+import fedskew
+from fedskew.deploy import Address, Agreement, LocalFederation, SiteReport, run_superlink, write_federation
 from fedskew.deploy.keys import write_certificates, write_node_key
 from fedskew.deploy.superlink import Door
 from fedskew.errors import RunError
@@ -81,6 +82,19 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     assert "https://127.0.0.1" in superlink
     assert "authentication is disabled" not in superlink
     assert running(folder) == []
+
+
+@pytest.mark.faults
+def test_four_sites_report_on_themselves_after_the_last_round(tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    with deploy_local(folder, 2, "--sites", "4", "--set", "method.personal.name=ditto") as process:
+        said, _ = process.communicate(timeout=1800)
+    assert process.returncode == 0, said
+    for place in sorted((folder / "sites").glob("*/data.toml")):
+        made = SiteReport.write(place)
+        assert [row.row for row in made.rows] == ["alone", "common", "personal"]
+        assert made.model is not None
+        assert fedskew.load(made.model).classes == tuple(map(str, range(10)))
 
 
 @pytest.fixture(scope="module")
