@@ -92,10 +92,8 @@ class SiteFinisher:
 
 @dataclass
 class TrainedModel:
-    """Leaves the model of the last round at the sites, who evaluate it for themselves (see `experiment.Sites`).
-
-    `calibrate` finds the calibration that they are told of it, by the server's last state, which `server` gives.
-    """
+    """Leaves the model of the last round at the sites, who evaluate it for themselves (see `experiment.Sites`), with
+    what `calibrate` finds by the server's last state."""
 
     sites: Sites
     clients: ClientStates
@@ -104,7 +102,7 @@ class TrainedModel:
     states: ClientStates = field(default_factory=ClientStates)
 
     def advance(self, round: int, sent: ModelState, answered: list[int]) -> None:
-        """Do nothing: sites train own models by themselves."""
+        """Do nothing: sites train own models."""
 
     def complete(self, records: Sequence[RoundRecord]) -> None:
         """Do nothing, likewise."""

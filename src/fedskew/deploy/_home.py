@@ -42,12 +42,7 @@ def own_models(
 
 @dataclass(frozen=True)
 class Home:
-    """What a site keeps for itself under one app.
-
-    Attributes:
-        folder: Where it is, with the journal.
-        ways: Trainings of own models in the rounds; none where the site's terms allow none.
-    """
+    """What a site keeps for itself under one app; `ways` train own models in the rounds, where its terms allow that."""
 
     folder: Path
     ways: tuple[OwnModels, ...] = ()

@@ -60,14 +60,8 @@ class _Model(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteReport:
-    """A site's report.
-
-    Attributes:
-        rows: Figures of each model that there is, on the site's own test samples.
-        notes: What was sent, and which models there are not, and why.
-        page: The page.
-        model: The folder of the personal model; None: there is none.
-    """
+    """A site's report: figures of each model that there is, what is said beside them, the page, and the folder of the
+    personal model, if there is one."""
 
     rows: tuple[SiteRow, ...]
     notes: tuple[str, ...]
@@ -78,13 +72,8 @@ class SiteReport:
     def write(data: Path, app: Path | None = None) -> SiteReport:
         """Train what the site's terms allow, evaluate its models, and write page and personal model beside `data.toml`.
 
-        Args:
-            data: The site's `data.toml`.
-            app: The app that the site agreed to; None: the one in the site's folder.
-
-        Raises:
-            NotAgreedError: The site agreed to nothing, or not to this app.
-            ConfigError: The server has not left the trained model here yet, or the site has no test samples.
+        NotAgreedError where the site did not agree to the app (None: that in its folder); ConfigError where the server
+        has not left the trained model here yet, or the site has no test samples.
         """
         terms, app = Terms.read(terms_path(data)), data.parent / APP if app is None else app
         terms.check_app(app)
@@ -99,10 +88,7 @@ class SiteReport:
 
 @dataclass
 class _Making:
-    """The making of a report.
-
-    `notes` are what is to be said beside the figures, `earlier` the records of rounds that are trained alone.
-    """
+    """The making of a report; `earlier` are the records of rounds that are trained alone."""
 
     config: Config
     plan: Plan
@@ -237,7 +223,9 @@ class _Making:
         """Make what the page shows of a model: its last evaluation, and earlier ones where there are any."""
         last = self._record(self.about["round"], model.logits)
         earlier = {"common": list(self._of_journal()), "alone": self.earlier}.get(kind, [])
-        records = sorted([*(one for one in earlier if one.round < last.round), last], key=lambda one: one.round)
+        same = next((one for one in earlier if one.round == last.round), last)
+        last.loss, last.bytes_up = same.loss, same.bytes_up
+        records = [*(one for one in earlier if one.round < last.round), last]
         return SeedRun(
             label=kind,
             seed=self.config.seeds[0],
@@ -255,14 +243,17 @@ class _Making:
         rounds: dict[int, dict[str, Any]] = {}
         for line in self.home.journal():
             if isinstance(line.get("round"), int):
-                rounds.setdefault(line["round"], {}).update(line)
+                known = rounds.setdefault(line["round"], {"sent": 0})
+                known |= {**line, "sent": known["sent"] + line["bytes"]}
         classes = self.data.num_classes
         for round, line in sorted(rounds.items()):
             evaluation = None
             if wire.CONFUSION in line:
                 confusion = np.array(line[wire.CONFUSION], dtype=np.int64).reshape(classes, classes)
                 evaluation = Evaluation.of(confusion, line[wire.EVALUATION_LOSS], None)
-            yield RoundRecord(self.config.seeds[0], round, loss=line.get("loss"), evaluation=evaluation)
+            yield RoundRecord(
+                self.config.seeds[0], round, loss=line.get("loss"), evaluation=evaluation, bytes_up=line["sent"]
+            )
 
     def _sent(self) -> list[str]:
         """Say what the site sent under this app."""

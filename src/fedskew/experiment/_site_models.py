@@ -229,17 +229,8 @@ def make_own(
     backend: Callable[[FlatModel, engine.LocalWork], engine.Backend],
     **more: Any,
 ) -> OwnModels:
-    """Make what trains models of clients' own.
-
-    Args:
-        name: Begins the names of what clients keep of them.
-        wanted: The training.
-        model: The network of the common model.
-        work: The local training of the common model.
-        samples: Two samples, by which the last layer is found.
-        backend: Makes what trains a cohort.
-        **more: Further fields of `OwnModels`.
-    """
+    """Make what trains models of clients' own, by the network and local training of the common one; two `samples` show
+    its last layer."""
     network, trained = model, None
     private = engine.Private.of(model, frozenset((*model.names, *Names.of(model.module, model.names).buffers)))
     if wanted.layers != "all":

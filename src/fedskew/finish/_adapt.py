@@ -155,10 +155,7 @@ class Adapt(Finish):
 
 @component
 class Calibrate(Adapt):
-    """The calibration alone, which the notes have: what real sites are told for `personal.Prior`.
-
-    Its probabilities are for an even mix of the classes that have held-out samples.
-    """
+    """The calibration alone, which the notes have, for an even mix of the classes that have held-out samples."""
 
     def lacks(self, known: Known) -> str | None:
         """See `Finish.lacks`."""

@@ -117,7 +117,7 @@ def _participation(drawn: charts.Figure) -> None:
     for members in alike(drawn.groups, lambda group: (same_data(group), same_cohorts(group))):
         run = members[0].first
         rounds = sum(record.round > 0 for record in run.rounds)
-        if not rounds:
+        if not any(record.cohort for record in run.rounds):
             continue
         chosen = _times([record.cohort for record in run.rounds], len(run.counts))
         rows.append((members, 100 * chosen / rounds))
