@@ -280,7 +280,6 @@ class Agreement(BaseModel):
 
 
 def _check_personal(personal: Personal) -> None:
-    """Check that sites can make the personal models by themselves."""
     if len(personal.trainings()) > 1:
         raise ConfigError("method.personal.strengths: a site has no samples to choose one by; give one, such as [0.1]")
     if getattr(personal, "mix", "counts") == "estimate":
@@ -288,7 +287,6 @@ def _check_personal(personal: Personal) -> None:
 
 
 def _check_masked(config: Config, agreement: Agreement, method: methods.Method) -> None:
-    """Check that a config can be trained from sums over sites."""
     from fedskew.deploy.keys import public_keys  # it needs the extra of Flower
     from fedskew.engine import cohort_size
 
@@ -371,7 +369,6 @@ def _check_target_site(config: Config, agreement: Agreement) -> None:
 
 
 def _check_private(agreement: Agreement, method: methods.Method) -> None:
-    """Check that the method works with noisy or withheld label counts."""
     for slot, component in method.components():
         name = methods.key_of(slot, component)
         if components.has(component, "reveals_label_counts"):

@@ -246,7 +246,6 @@ class ArraysLayout(ModelLayout):
 
 
 def _split(vector: Tensor, specs: Specs) -> dict[str, Tensor]:
-    """Split a vector into the arrays that lie in it one after another."""
     return dict(zip(specs, torch.split(vector, [spec.size for spec in specs.values()]), strict=True))
 
 

@@ -202,7 +202,6 @@ def exchange(
 def _pull(
     grid: Grid, sent: str, arrivals: queue.SimpleQueue[tuple[str, Message | Exception]], over: threading.Event
 ) -> None:
-    """Pull the reply to a message until it is there, or the exchange is over."""
     pause = FIRST_PAUSE
     while not over.is_set():
         try:

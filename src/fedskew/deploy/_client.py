@@ -256,7 +256,6 @@ def _check_version(config: ConfigRecord) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Describe an error to the server: the term that it exceeds, or only its type."""
     if isinstance(error, NotAgreedError):
         return f"not agreed: {error.kind}; its own log says more"
     if isinstance(error, CountsChangedError):

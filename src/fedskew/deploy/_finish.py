@@ -194,7 +194,6 @@ class _Asking:
         raise _KeptError(f"{len(replies.valid)} of {asked} sites answer{said}, and {self.needed} are needed")
 
     def _of_target(self, question: Tensors) -> dict[str, Tensor]:
-        """Ask the target site about its samples without labels."""
         sites, place = self.finisher.sites, self.finisher.plan.target_place
         there = {place} & sites.members.connected().keys() - self.out
         answer = self._ask("target", question, there, None).valid.get(place)

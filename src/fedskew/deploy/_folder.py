@@ -252,7 +252,6 @@ def _private(folder: Path) -> None:
 
 
 def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
-    """Write the app folder that `flwr run` sends."""
     package = app / "federation"
     package.mkdir(parents=True)
     without_root = config.data.model_copy(update={"root": None})  # the simulation's path is not for the sites
@@ -298,7 +297,6 @@ def asked_of_site(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_wheel(path: Path) -> None:
-    """Raise ConfigError unless a file is a wheel of this version of fedskew."""
     try:
         with zipfile.ZipFile(path) as wheel:
             name = f"fedskew-{__version__}.dist-info/METADATA"
@@ -339,7 +337,6 @@ def _template(name: str) -> str:
 
 
 def _flower_app(name: str) -> dict[str, object]:
-    """Make the contents of the app folder's `pyproject.toml`."""
     return {
         "project": {
             "name": _project_name(name),
@@ -361,6 +358,5 @@ def _flower_app(name: str) -> dict[str, object]:
 
 
 def _project_name(name: str) -> str:
-    """Make a valid project name from a config's name."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
     return kept or "federation"

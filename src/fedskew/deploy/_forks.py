@@ -50,7 +50,6 @@ class Forks(SubprocessExecutor):
 
 
 def _answer(spec: ExecutionSpec) -> int:
-    """Run a ClientApp, as `flwr-clientapp` does; return its exit status."""
     exit_handler.registered_exit_handlers.clear()  # the parent's
     for number in exit_handler.SIGNAL_TO_EXIT_CODE:
         signal.signal(number, signal.SIG_DFL)

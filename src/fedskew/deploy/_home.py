@@ -1,10 +1,7 @@
-"""What a site does for itself: models of its own, and a journal. It all stays in the site's state folder.
+"""What a site does for itself: models of its own, and a journal, all in its state folder.
 
-<run>/<round>.safetensors       beside what the method keeps: own models that are trained in the rounds (Ditto,
-                                FedRoD), and which rounds the site took part in, "own.rounds", (rounds, 2), with
-                                its client index in them
-apps/<app>/home/common.safetensors      the trained model, as the server left it after the last round
-apps/<app>/home/journal.jsonl   a line for each answer: when, of what kind, its bytes, and the site's own figures
+<run>/<round>.safetensors has them beside what the method keeps, and "own.rounds", `(rounds, 2)`: each round that the
+site took part in, and its client index there; apps/<app>/home the trained model and a line for each answer.
 """
 
 from __future__ import annotations

@@ -175,7 +175,6 @@ class LocalFederation:
 
 
 def _plain(line: str) -> str:
-    """Remove colour codes and level from a line of a log."""
     return _LEVEL.sub("", _COLOUR.sub("", line)).strip()
 
 

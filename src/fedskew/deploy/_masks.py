@@ -172,7 +172,6 @@ class Masks:
         return self.protection if purpose == wire.TRAIN else None
 
     def _among(self, asked: wire.SumAsked, weight: float) -> str:
-        """Hash which sites a sum is over, known by their keys, and with what weights."""
         weights = dict(zip(asked.members, asked.weights, strict=False))
         sites = sorted([self.peers[name].hex(), weights.get(name, 0.0).hex()] for name in asked.members)
         return hashlib.sha256(json.dumps([sites, weight.hex()]).encode()).hexdigest()
@@ -230,7 +229,6 @@ class Masks:
         answer: str = "",
         among: str = "",
     ) -> RecordDict:
-        """Mask values, write down what opens them, and make the reply."""
         context = asked.context(f"{self.terms.app} {about}")
         masked, own = mask(values, self.key, self.peers, context)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked), answer, among)
@@ -249,6 +247,5 @@ class Masks:
 
 
 def _name(asked: wire.SumAsked) -> str:
-    """Name a sum by hash, as requests to mask it and to open it alike do."""
     whole = [asked.session, asked.round, asked.attempt, asked.purpose, sorted(asked.members)]
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()

@@ -234,7 +234,6 @@ class Plan:
         return max((bytes_of(question.arrays) for question in self.questions), default=0)
 
     def _returned(self, samples: int) -> dict[str, ArraySpec]:
-        """Train a site on samples of zeros, and see what it returns."""
         agreement, config = self.agreement, self.config
         inputs = self.some_samples[:samples]
         targets = torch.arange(samples) % len(agreement.classes)

@@ -80,12 +80,10 @@ SAMPLES = {"training": "training samples", "held_out": "test samples", "target":
 
 
 def _seeds(agreement: Agreement) -> int:
-    """Return the bytes that travel beside masked integers."""
     return 2 * Key.SEED * len(agreement.sites)
 
 
 def _within(agreement: Agreement) -> str:
-    """Say of what leaves a site masked what the server learns."""
     if agreement.updates != "masked":
         return ""
     return f"; masked: of it the server learns the sum over {agreement.sum_sites} sites or more"
@@ -113,7 +111,6 @@ def _counts(agreement: Agreement, questions: int) -> Disclosure:
 
 
 def _unknown(agreement: Agreement) -> Disclosure:
-    """Say of a training's results what is known without running an app's own code."""
     masked = f", in masked sums over {agreement.sum_sites} sites or more" if agreement.updates == "masked" else ""
     return Disclosure(
         f"what local training makes of the model{masked}, and whatever the method returns beside it; unknown until "
@@ -124,7 +121,6 @@ def _unknown(agreement: Agreement) -> Disclosure:
 
 
 def _trained(plan: Plan) -> list[Disclosure]:
-    """List what leaves a site of its local training."""
     arrays, epochs = plan.layout.specs, plan.config.training.most_epochs
     return [
         Disclosure(
@@ -143,7 +139,6 @@ def _trained(plan: Plan) -> list[Disclosure]:
 
 
 def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) -> list[Disclosure]:
-    """List what leaves a site of what the model makes of its samples."""
     classes, section, things = len(agreement.classes), config.target, list[Disclosure]()
     cells, masked = classes * section.bins, agreement.updates == "masked"
     due = f"after round {section.warmup}, and every {section.every} rounds from then on"
@@ -179,7 +174,6 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) ->
 
 
 def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
-    """List what leaves a site after the last round."""
     sources = {"training", "held_out"} if data is None or not data.is_unlabelled else set()
     sources |= {"target"} if data is not None and data.unlabelled is not None else set()
     return [
@@ -199,7 +193,6 @@ def _finish_name(plan: Plan) -> str:
 
 
 def _masked(plan: Plan) -> list[Disclosure]:
-    """List what leaves a site of its local training in masked sums."""
     config, agreement = plan.config, plan.agreement
     beside = "".join(f", {name.removeprefix('reply.')}" for name in plan.sums if name.startswith("reply."))
     weight = "the site's own weight, that weight" if agreement.label_counts == "summed" else "a weight"
@@ -401,7 +394,6 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
 
 
 def _epsilon_of_updates(app: str, config: Config, data: SiteData, before: Terms | None) -> float | None:
-    """Return the most that updates with noise may cost; None where they have none."""
     section = config.privacy
     if section is None or data.is_unlabelled:
         return None

@@ -270,7 +270,6 @@ def target_site_in_words(config: Config, agreement: Agreement) -> list[str]:
 
 
 def _loss(plan: Plan, federation: Federation, client: int) -> tuple[float, str]:
-    """Play rounds without a site; return the share of those that stand still, and why."""
     state, reasons = federation.start(plan.model.read_state()), []
     for _ in range(ROUNDS):
         cohort, state = federation.select(state)

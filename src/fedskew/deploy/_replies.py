@@ -179,7 +179,6 @@ def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
 
 
 def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    """Compute the size of a record's keys and values, in bytes."""
     total = 0
     for name, value in record.items():
         total += len(name)

@@ -178,7 +178,6 @@ class Roster:
         return bool(replies.valid)
 
     def _report(self, reply: RecordDict, client: int) -> dict[str, Any]:
-        """Validate a site's reply to a query of its label counts."""
         agreement = self._agreement
         if agreement.label_counts == "withheld":
             return {"counts": None, "samples": check_only_samples(reply), "label_counts": "withheld"}

@@ -219,7 +219,6 @@ class DeployedRunner(RoundRunner):
         return ", ".join(self._roster.names[client] for client in sorted(clients)) or "nobody"
 
     def _ask(self, round: int, model: ModelState) -> Evaluations:
-        """Have a model evaluated at the sites."""
         is_due = self._estimation is not None and self._estimation.is_due(round)
         self._evaluations = self.sites.evaluate(round, model, is_due)
         return self._evaluations
@@ -238,7 +237,6 @@ class DeployedRunner(RoundRunner):
     def _estimated(
         self, state: ServerState, record: RoundRecord, evaluations: Evaluations, reduced: tuple[int, float] | None
     ) -> ServerState:
-        """Estimate the target's mix, and note it in the round's record."""
         estimation, mix, target = self._estimation, EstimatedMix.of(state), self._agreement.target_site
         assert estimation is not None, "by the caller"
         assert mix is not None, "as the federation starts"

@@ -266,7 +266,6 @@ class Site:
         return instruction
 
     def _check_labelled(self) -> None:
-        """Refuse what takes labels at a site that says that it has none."""
         why = "the server takes this site for one that trains, and its data.toml has no table [data]"
         refuse_unless(not self.worker.data.is_unlabelled, "data", why)
 
@@ -294,7 +293,6 @@ class Site:
         )
 
     def _check_evaluation(self, content: RecordDict) -> None:
-        """Refuse an evaluation that goes beyond the terms; count it."""
         config, data, estimation = wire.config_of(content), self.worker.data, self.plan.estimation
         self._check_round(config.get(wire.ROUND), first=0)
         agreed = {wire.CONFUSION, wire.OUTCOMES} if estimation is not None else {wire.CONFUSION}
@@ -331,7 +329,6 @@ class Site:
         return {wire.EVALUATION_LOSS: loss, wire.OUTCOMES: table.astype(np.int64).reshape(-1).tolist()}
 
     def _cells(self) -> list[int]:
-        """Count the target site's samples without labels by outcome cell."""
         estimation, unlabelled = self.plan.estimation, self.worker.data.unlabelled
         assert estimation is not None, "checked with the terms"
         assert unlabelled is not None, "checked with the terms"
@@ -343,7 +340,6 @@ class Site:
         self.book.count(self.terms, kind, question, most)
 
     def _within(self, reply: RecordDict) -> RecordDict:
-        """Return a reply, unless it is larger than was agreed."""
         try:
             check_size(reply, self.plan.reply_bytes)
         except RefusedError as error:
@@ -400,7 +396,6 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
 
 
 def _own_ways(plan: Plan, work: LocalWork) -> tuple[OwnModels, ...]:
-    """Make the trainings of own models in the rounds."""
     wanted = () if plan.method.personal is None else plan.method.personal.trainings()
     return tuple(own_models(plan, work, "personal", one) for one in wanted if one.when == "rounds")
 

@@ -1,7 +1,4 @@
-"""A site's report for its own people: the models alone, common and personal on its own test samples.
-
-    site-report.html    beside data.toml: figures, classes, curves, and what was sent
-    personal/           the personal model, which `fedskew predict personal ...` takes as it takes a run folder
+"""A site's report for its own people: `site-report.html`, and its personal model in `personal/`, beside `data.toml`.
 
 It is made at the site from what the site keeps, when the site asks for it; nothing of it is sent.
 """
@@ -139,7 +136,6 @@ class _Making:
 
     @cached_property
     def _rounds(self) -> list[tuple[int, int]]:
-        """The rounds in which the site's training counted, with its client index."""
         rounds = self.kept.get(ROUNDS, torch.zeros(0, 2)).tolist()
         return [(int(round), int(client)) for round, client in rounds]
 
@@ -151,7 +147,6 @@ class _Making:
         return _Model(logits_of(model.network, self.data.test_inputs, finite=False), copy.deepcopy(model.module))
 
     def _alone(self) -> _Model:
-        """Train by the site's own samples alone, in as many rounds as it took part in."""
         if not self.terms.own_models:
             raise _LackingError(OFF)
         if not self._rounds:
@@ -171,7 +166,6 @@ class _Making:
         return self._model(way.model, way.of(self.common, kept))
 
     def _personal(self) -> _Model:
-        """Make the personal model of the method."""
         personal = self.plan.method.personal
         if personal is None:
             raise _LackingError("the method has no personal model (method.personal)")
@@ -199,7 +193,6 @@ class _Making:
         return own._replace(logits=personal.moved(own.logits, told, counts))
 
     def _held_out(self) -> HeldOut:
-        """Read what the server told of all sites' held-out samples."""
         classes = self.data.num_classes
         shapes = {"temperature": (1,), "biases": (classes,), "mix": (classes,)}
         if {name: tuple(part.shape) for name, part in self.told.items()} != shapes:
@@ -212,7 +205,6 @@ class _Making:
         return HeldOut(labels.Calibration(float(temperature[0]), biases), mix)
 
     def _record(self, round: int, logits: FloatArray) -> RoundRecord:
-        """Make a record with the evaluation of these logits."""
         targets, classes = self.data.test_targets.cpu(), self.data.num_classes
         pairs = targets.numpy() * classes + logits.argmax(axis=1)
         confusion = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
@@ -256,7 +248,6 @@ class _Making:
             )
 
     def _sent(self) -> list[str]:
-        """Say what the site sent under this app."""
         journal, agreement = self.home.journal(), self.plan.agreement
         kinds = Counter(line["kind"] for line in journal)
         size = sum(line["bytes"] for line in journal)
@@ -271,7 +262,6 @@ class _Making:
 
 
 def _in_words(row: SiteRow) -> str:
-    """Say a row's figures."""
     shares = {"accuracy": row.accuracy, "balanced accuracy": row.balanced_accuracy, "macro F1": row.macro_f1}
     said = [f"{name} {100 * value:.1f} %" for name, value in shares.items() if np.isfinite(value)]
     others = {"AUROC": row.auroc, "PR-AUC": row.pr_auc, "calibration error": row.ece, "loss": row.loss}

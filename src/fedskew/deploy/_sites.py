@@ -224,7 +224,6 @@ class Sites(Backend):
         )
 
     def _unasked(self) -> frozenset[int]:
-        """Return the clients that are asked for no evaluation."""
         return self.left_out | self.skipped - self.members.asked | self.members.silent
 
     def _compare_mixes(self, client: int, evaluation: SiteEvaluation, counts: FloatArray) -> None:
@@ -241,5 +240,4 @@ class Sites(Backend):
 
 
 def _question(round: int, arrays: ArrayRecord, asked: Mapping[str, int]) -> RecordDict:
-    """Return a message that asks for an evaluation."""
     return RecordDict({wire.ARRAYS: arrays, wire.CONFIG: ConfigRecord({wire.ROUND: round, **asked})})

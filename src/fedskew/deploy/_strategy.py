@@ -213,7 +213,6 @@ class MethodStrategy(Strategy):
         return averages if averages else None
 
     def _begin(self, arrays: ArrayRecord, grid: Grid) -> Federation:
-        """Find the clients and their label counts, and make what plays the rounds."""
         nodes = self._matching(grid)
         self._nodes = tuple(node for _, node in nodes)
         network = None if self.model is None else FlatModel(copy.deepcopy(self.model))
@@ -299,7 +298,6 @@ class MethodStrategy(Strategy):
         return np.array([read.valid.get(client, nothing) for client in range(len(names))])
 
     def _online(self, grid: Grid) -> list[int]:
-        """Return the clients that are connected."""
         online = set(grid.get_node_ids())
         return [client for client, node in enumerate(self._nodes) if node in online]
 
@@ -354,7 +352,6 @@ def _check_hooks(method: Method, has_model: bool) -> None:
 
 
 def _figures(content: RecordDict, _: int) -> tuple[int, dict[str, float]]:
-    """Read an evaluation: its number of samples, and its metrics that are numbers."""
     check_size(content, 2**20)
     metrics = only(MetricRecord, content)
     figures = {key: _finite(key, value) for key, value in metrics.items() if isinstance(value, int | float)}

@@ -216,7 +216,6 @@ def _check_masked(content: RecordDict, asked: wire.SumAsked, specs: Specs) -> Ma
 
 
 def _check_opening(content: RecordDict) -> bytes:
-    """Validate what a site sent to open a sum."""
     return _seeds(content, wire.OPENING, [wire.OWN])[wire.OWN]
 
 
@@ -278,7 +277,6 @@ def _announced(plan: Plan, roster: Roster, target: FloatArray | None, path: Path
 def _sum_of_counts(
     sums: MaskedSums, number: int, question: Facts, spec: ArraySpec, patience: float
 ) -> NDArray[np.int64]:
-    """Take one sum of label counts over all sites, in as many attempts as it takes."""
     members, began = sums.members, time.monotonic()
     names = members.names[: sums.least]
     for attempt in itertools.count(1):

@@ -187,7 +187,6 @@ class ReplyValidator:
         return self.trained(client, round, arrays_of(content, wire.ARRAYS), steps, loss, returned, counted)
 
     def _check_truth(self, update: Update, round: int) -> None:
-        """Raise RefusedError if the update can't be what the site says that it is."""
         training = self.training
         if training is not None and not update.steps:
             layout, model = self.layout, self._sent.model
@@ -235,7 +234,6 @@ class ReplyValidator:
         return [update for update in updates if not leaves_out or update.client not in out.keys() | against]
 
     def _contrary(self, round: int, updates: Sequence[Update]) -> set[int]:
-        """Note the clients whose updates go against those of clients with their labels."""
         if self.counts is None:
             return set()
         told, mixes = self.counts(), {}

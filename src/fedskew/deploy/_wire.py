@@ -198,7 +198,6 @@ def entries_of(asked: TrainInstruction | SumAsked) -> dict[str, Any]:
 
 
 def _read(kind: type[Asked], config: ConfigRecord, **known: Any) -> Asked:
-    """Read what a server's config asks, of plain values; lists become tuples."""
     values = {name: config[key_of(name)] for name in kind._fields if key_of(name) in config} | known
     try:
         made: Asked = _ADAPTERS[kind].validate_python(

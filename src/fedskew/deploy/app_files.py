@@ -154,7 +154,6 @@ def project_content(held: bytes) -> bytes:
 
 
 def _toml(held: bytes) -> dict[str, Any] | None:
-    """Read a TOML file; None if it is not TOML, or is nested too deeply."""
     try:
         return tomllib.loads(held.decode())
     except (ValueError, RecursionError):

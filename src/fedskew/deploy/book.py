@@ -252,7 +252,6 @@ class Book:
 
     @contextmanager
     def _opened(self, is_there: bool = False) -> Iterator[sqlite3.Connection]:
-        """Give the file, or to read an empty book where there is none."""
         self._check_before()
         is_there = is_there or self.path.exists()
         place = f"{self.path.absolute().as_uri()}?mode=rw" if is_there else ":memory:"
@@ -273,7 +272,6 @@ class Book:
             ) from None
 
     def _make(self) -> None:
-        """Make an empty book, whole or not at all."""
         private_folder(self._folder)
         with locked(self._folder, PATIENCE), writing(self.path):
             if not self.path.exists():
@@ -290,7 +288,6 @@ def cost(noises: Sequence[float], delta: float) -> float:
 
 
 def _entries(db: sqlite3.Connection, whose: str, kind: str) -> dict[str, str]:
-    """Return values by key, the oldest first."""
     query = "SELECT key, value FROM entry WHERE (whose, kind) = (?, ?) ORDER BY rowid"
     return dict(db.execute(query, (whose, kind)).fetchall())
 
@@ -298,7 +295,6 @@ def _entries(db: sqlite3.Connection, whose: str, kind: str) -> dict[str, str]:
 def _charge(
     db: sqlite3.Connection, whose: str, kind: str, key: str, value: str = "", until: float | None = None
 ) -> str:
-    """Write an entry down, unless its key is; return the value that is there."""
     db.execute("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?, ?)", (whose, kind, key, value, until))
     return _entries(db, whose, kind)[key]
 

@@ -134,7 +134,6 @@ class _SiteFile(BaseModel):
 
 
 def _read_unlabelled(data: Path, place: Path, agreement: Agreement) -> Tensor:
-    """Read samples without labels, with the agreement's normalisation."""
     info = agreement.info
     try:
         return info.normalise(torch.cat([some.inputs for some in load_unlabelled([place], info.in_shape)]))
@@ -145,7 +144,6 @@ def _read_unlabelled(data: Path, place: Path, agreement: Agreement) -> Tensor:
 
 
 def _no_samples(agreement: Agreement, state: Path) -> SiteData:
-    """Return the data of a site that has no labels."""
     inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
     targets = torch.zeros(0, dtype=torch.int64)
     return SiteData(inputs, targets, inputs, targets, len(agreement.classes), state)

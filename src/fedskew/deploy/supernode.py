@@ -348,7 +348,6 @@ class _Forks:
 
 
 def _installed() -> tuple[int, int]:
-    """Identify the installation of fedskew: an upgrade replaces its files."""
     found = Path(__file__).stat()
     return found.st_ino, found.st_mtime_ns
 
