@@ -133,6 +133,9 @@ def test_who_never_took_part_is_trained_alone_for_as_many_rounds_as_others() -> 
     result = fedskew.simulate(federation("ditto", ("alone", "pooled"), training={"participation": 0.4, "rounds": 1}))
     took = result.rounds[-1]["answered"]
     rows = {(one["row"], one["client"]): one["loss"] for one in result.sites()}
+    plain = fedskew.simulate(federation(training={"participation": 0.4, "rounds": 1}))
+    assert figures(result, "common") == figures(plain, "common")  # which own models leave as it is
+    assert all(torch.equal(one, result.model.state_dict()[name]) for name, one in plain.model.state_dict().items())
     everyone = fedskew.simulate(federation(None, ("alone",), training={"rounds": 1}))
     assert [rows["alone", client] for client in range(5)] == [loss for _, loss in figures(everyone, "alone")]
     assert all((rows["personal", client] == rows["common", client]) == (client not in took) for client in range(5))

@@ -212,9 +212,10 @@ class TrainingLoop:
         """Evaluate the models at each client, the common one as it was finished, and write their figures."""
         if self.sites is None:
             return ()
-        self.sites.complete(self.records)
+        common = self.model.read_state() if self.finished is None else self.finished
         with self._kept():
-            rows = self.sites(self.model.read_state() if self.finished is None else self.finished, self.server.round)
+            self.sites.complete(self.records)
+            rows = self.sites(common, self.server.round)
         if self.folder is not None and rows:
             self.folder.write_sites(rows)
         return rows
