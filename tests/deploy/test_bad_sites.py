@@ -16,6 +16,7 @@ from flwr.app import Array, Message
 from safetensors.numpy import load_file
 from torch import nn
 
+from fedskew.deploy._arrays import unpack
 from fedskew.errors import StandstillError
 
 Tamper = Callable[[Message, Message], None]
@@ -129,6 +130,7 @@ def of_many_samples(folder: Path, method: str, factor: float, **training: Any) -
         if question.metadata.message_type == "train":
             del question.content["config"]["fedskew-reported"]  # the label counts that it told
         answer = honest(question, context)
+        answer.content = unpack(answer.content)
         if question.metadata.message_type == "train":
             scaled(factor)(question, answer)
             answer.content["metrics"]["fedskew-steps"] = 10**8 // 32

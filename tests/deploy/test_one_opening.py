@@ -17,6 +17,7 @@ from test_masked import FOUR, a_round_of, masked, silent_at
 
 from fedskew import __version__
 from fedskew.deploy import Book, Terms, agree
+from fedskew.deploy._arrays import unpack
 from fedskew.deploy.book import MaskedSum
 from fedskew.deploy.releases import NotAgreedError
 from fedskew.errors import ConfigError, StandstillError
@@ -58,8 +59,9 @@ def opened(
         if answer.has_error():
             return str(answer.error.reason)
         if step == kind:
-            arrays = {key: array.numpy() for key, array in answer.content["sums"].items()}
-            masks[name] = Masked(arrays, dict(answer.content["commitments"]))
+            content = unpack(answer.content)
+            arrays = {key: array.numpy() for key, array in content["sums"].items()}
+            masks[name] = Masked(arrays, dict(content["commitments"]))
         else:
             openings[name] = answer.content["opening"]["own"]
     found: dict[str, np.ndarray] = unmask(masks, openings, context)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, LabelCounts, as_counts, as_target, class_group_matrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> float:
@@ -63,7 +64,9 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
             unweighted.
         norms: The norm of each update, shape `(clients,)`, if known; then `updates` may be their sum in one row.
     """
-    rows = updates if isinstance(updates, Tensor) else torch.tensor(np.asarray(updates, dtype=np.float64))
+    import torch  # here, as commands that train nothing start sooner without it
+
+    rows = updates if isinstance(updates, torch.Tensor) else torch.tensor(np.asarray(updates, dtype=np.float64))
     if rows.ndim != 2 or not len(rows):
         raise ArgumentError(f"updates: must be (clients, parameters), not of shape {tuple(rows.shape)}")
     if not rows.is_floating_point():

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from fedskew.errors import ArgumentError
 from fedskew.metrics._measures import balanced_accuracy, macro_f1
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -97,7 +98,7 @@ def _figures(logits: ArrayLike | Tensor, labels: ArrayLike) -> dict[str, float]:
     A figure is NaN where it is undefined: AUROC and PR-AUC of samples of one class, and all that are made of
     probabilities where a logit is not finite.
     """
-    z = np.array(logits.detach().cpu() if isinstance(logits, Tensor) else logits, dtype=np.float64)
+    z = np.array(logits.detach().cpu() if hasattr(logits, "detach") else logits, dtype=np.float64)
     y = np.asarray(labels, dtype=np.int64)
     if z.ndim != 2 or y.shape != z.shape[:1] or not len(y):
         raise ArgumentError(f"logits: must be (samples, classes) of {y.size} labels, at least one, not {z.shape}")
@@ -112,6 +113,8 @@ def _figures(logits: ArrayLike | Tensor, labels: ArrayLike) -> dict[str, float]:
     }
     if not np.isfinite(z).all():
         return found
+    import torch  # here, as commands that train nothing start sooner without it
+
     log_probabilities = torch.log_softmax(torch.from_numpy(z), dim=1).numpy()
     probabilities = np.exp(log_probabilities)
     ranked = [_ranking(probabilities[:, own], y == own) for own in np.unique(y) if (y != own).any()]

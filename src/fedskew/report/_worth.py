@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedskew.metrics import SiteRow
-from fedskew.randomness import Purpose, generator
 from fedskew.report._runs import SeedRun, listed
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import counted
@@ -139,6 +138,8 @@ class ClientTable:
         order = known[np.argsort((-1 if figure in SiteRow.LOW else 1) * differences[known], kind="stable")]
         sorted_, low, high = differences[order], math.nan, math.nan
         if len(order) > 1:
+            from fedskew.randomness import Purpose, generator  # here, as it imports PyTorch
+
             rng, size = generator(self.seeds[0], Purpose.INTERVAL), len(order)
             means = [
                 sorted_[rng.integers(size, size=(_AT_ONCE, size))].mean(axis=1) for _ in range(0, _RESAMPLES, _AT_ONCE)
