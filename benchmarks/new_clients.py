@@ -10,16 +10,16 @@ train as many rounds as the others took part in, in the mean.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from sites import run
 
 import fedskew
 from fedskew.partition import Partition
@@ -103,29 +103,10 @@ def print_table(path: Path) -> None:
         print(f"| {name}, Dir({beta:g}) | {size} | {len(seeds[name, beta, samples])} |", " | ".join(cells), "|")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--data", default=".data")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.table:
-        print_table(arguments.results)
-        return
-    torch.set_num_threads(1)
-    arguments.results.touch()
-    done = {tuple(json.loads(line)["key"]) for line in arguments.results.read_text(encoding="utf-8").splitlines()}
-    for seed, name, beta, samples, personal in itertools.product(
-        arguments.seeds, MODELS, (0.1, 0.5), (30, 1_000_000), PERSONAL
-    ):
-        key = (name, beta, samples, seed, personal)
-        if key not in done:
-            line = json.dumps({"key": key, "rows": train(key, arguments.data)})
-            with arguments.results.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
-            print(*key, flush=True)
+def keys(seeds: list[int]) -> Iterator[Key]:
+    for seed, name, beta, samples, personal in itertools.product(seeds, MODELS, (0.1, 0.5), (30, 1_000_000), PERSONAL):
+        yield name, beta, samples, seed, personal
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, keys, train, print_table)

@@ -1,6 +1,6 @@
 """What each client gets: alone, the common model, personal ones, all data in one place; the tables of docs/sites.md.
 
-    python benchmarks/sites.py RESULTS.jsonl [--data .data] [--seeds 0 1 2 3 4] [--only fashion_mnist]
+    python benchmarks/sites.py RESULTS.jsonl [--data .data] [--seeds 0 1 2 3 4]
     python benchmarks/sites.py RESULTS.jsonl --table
 
 Twenty clients share 12,000 samples of a data set and test on 30 % of their own; two local epochs of batches of 32, lr
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,17 @@ def print_tables(path: Path) -> None:
         print(f"| {name}, {partition}, {participation:g} |", " | ".join(cells), f"| {lose} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(
+    about: str | None,
+    keys: Callable[[list[int]], Iterable[tuple[Any, ...]]],
+    train: Callable[[Any, str], dict[str, list[float]]],
+    print_tables: Callable[[Path], None],
+) -> None:
+    """Read the command line; train what RESULTS lacks of the keys of some seeds, or print its tables."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
     parser.add_argument("--data", default=".data")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.table:
@@ -121,9 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)
     arguments.results.touch()
     done = {tuple(json.loads(line)["key"]) for line in arguments.results.read_text(encoding="utf-8").splitlines()}
-    settings = itertools.product(arguments.seeds, (0.1, 0.5), PARTITIONS, arguments.only, PERSONAL)
-    for seed, participation, partition, name, personal in settings:
-        key = (name, partition, participation, personal, seed)
+    for key in keys(arguments.seeds):
         if key not in done:
             line = json.dumps({"key": key, "rows": train(key, arguments.data)})
             with arguments.results.open("a", encoding="utf-8") as file:
@@ -131,5 +135,12 @@ def main() -> None:
             print(*key, flush=True)
 
 
+def keys(seeds: list[int]) -> Iterator[Key]:
+    for seed, participation, partition, name, personal in itertools.product(
+        seeds, (0.1, 0.5), PARTITIONS, MODELS, PERSONAL
+    ):
+        yield name, partition, participation, personal, seed
+
+
 if __name__ == "__main__":
-    main()
+    run(__doc__, keys, train, print_tables)

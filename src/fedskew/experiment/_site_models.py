@@ -79,7 +79,7 @@ class SiteModels:
                 self._keep(number, way.train(number, missing, way.first, before))
 
     def __call__(self, common: ModelState, round: int) -> tuple[SiteRow, ...]:
-        """Make the rows of a round's common model, and of the other models as they are then; a `SiteEvaluator`."""
+        """Make the rows of a round's common model, and of the other models as they are then."""
         found = {"common": self.tests.of_one("common", common)}
         if ways := self.beside.get("alone"):
             found["alone"] = self.tests.rows("alone", self._logits_of_own(ways, common))
@@ -194,10 +194,8 @@ class SiteModels:
         if "alone" in baselines:
             beside["alone"] = (way("alone", in_rounds, first=untrained, score=partial(score, task, model)),)
         if "pooled" in baselines:
-            rows = [
-                *task.partition.indices[: len(task.counts)],
-                np.concatenate(task.partition.indices[: len(task.counts)]),
-            ]
+            each = task.partition.indices[: len(task.counts)]
+            rows = [*each, np.concatenate(each)]
             counts = np.concatenate([task.counts, task.counts.sum(axis=0, keepdims=True)])
             assert isinstance(work.data, engine.PartitionedData), "in a simulation"
             pooled = replace(work, data=replace(work.data, rows=rows, counts=counts))
