@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 33_900, "docstrings": 9_400, "files": 298, "names": 324},
-    "tests": {"code": 28_600},
+    "src": {"code": 36_500, "docstrings": 9_900, "files": 312, "names": 336},
+    "tests": {"code": 31_000},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
