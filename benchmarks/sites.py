@@ -136,8 +136,8 @@ def run(
 
 
 def keys(seeds: list[int]) -> Iterator[Key]:
-    for seed, participation, partition, name, personal in itertools.product(
-        seeds, (0.1, 0.5), PARTITIONS, MODELS, PERSONAL
+    for participation, seed, partition, name, personal in itertools.product(
+        (0.1, 0.5), seeds, PARTITIONS, MODELS, PERSONAL
     ):
         yield name, partition, participation, personal, seed
 

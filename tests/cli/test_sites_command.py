@@ -72,3 +72,18 @@ def test_what_is_missing_is_said_in_one_line(command, run, tmp_path):
 def test_without_the_row_alone_it_says_what_adds_it(command, tmp_path):
     folder = fedskew.simulate(CONFIG, out=tmp_path).folder
     assert 'evaluation.baselines = ["alone"]' in command("sites", folder).stdout
+
+
+def test_what_real_sites_added_up(command, tmp_path):
+    figures = {"accuracy": {"mean": 0.5, "better": 0}, "loss": {"mean": 1.25, "better": 3}}
+    (tmp_path / "real").mkdir()
+    file = tmp_path / "real" / "site-figures.json"
+    file.write_text(json.dumps({"sites": ["ash", "birch", "cedar"], "models": {"alone": figures, "common": figures}}))
+    out = command("sites", "real", "--figure", "loss").stdout
+    assert "Means over 3 sites" in out
+    assert ["alone", "0.500", "1.250", "3"] in [line.split() for line in out.splitlines()]
+    assert json.loads(command("sites", "real", "--json").stdout)["sites"] == ["ash", "birch", "cedar"]
+    said = command("sites", "real", "--figure", "auroc", status=2).stderr
+    assert "--figure: sites don't add up auroc; take one of accuracy, loss" in said
+    file.write_text("{")
+    assert "site-figures.json: can't be read" in command("sites", "real", status=2).stderr

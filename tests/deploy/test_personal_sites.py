@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 import fedskew
-from fedskew.deploy import SiteData, SiteReport, client_app
+from fedskew.deploy import SiteData, SiteReport, _site_report, client_app
 from fedskew.errors import ConfigError
 from fedskew.experiment import RunFolder, make_task, make_training_loop, resolve
 from fedskew.files import load_tensors
@@ -183,3 +184,72 @@ def test_what_a_report_lacks_is_one_line(tmp_path: Path) -> None:
         SiteReport.write(federation.data_of("ash"), federation.app)
     with pytest.raises(ConfigError, match=r"method\.personal\.strengths: a site has no samples to choose one by"):
         partial(tmp_path / "ditto", {"name": "ditto", "strengths": [0.1, 1.0]})
+
+
+FOUR = ("ash", "birch", "cedar", "dogwood")
+
+
+def summed(folder: Path) -> Federated:
+    """Four sites with masked updates, that add up what their models are worth to them."""
+    method = {"preset": "fedavg", "personal": {"name": "finetune", "layers": "head"}}
+    config = tree(method, rounds=2, weight_limit=0.5)
+    return federate(folder, config, FOUR, updates="masked", evaluation="none", site_figures="summed", round_timeout=1.0)
+
+
+@pytest.mark.slow
+def test_sites_add_up_what_their_models_are_worth_and_none_is_seen(tmp_path: Path) -> None:
+    federation = summed(tmp_path)
+    terms = federation.folder / "birch" / "agreed.toml"
+    assert "own_figures = true" in terms.read_text()
+    terms.write_text(terms.read_text().replace("own_figures = true", "own_figures = false"))
+    grid, heard = listening(federation)
+    federation.run(grid).run(resume=True)
+    found = json.loads((federation.run_folder / "site-figures.json").read_text())
+    assert found["sites"] == ["ash", "cedar", "dogwood"]
+    rows = [rows_of(federation, name) for name in found["sites"]]
+    assert list(found["models"]) == ["alone", "common", "personal"]
+    for model, figures in found["models"].items():
+        assert set(figures) == {"accuracy", "balanced_accuracy", "macro_f1", "ece", "loss"}
+        for figure, known in figures.items():
+            values = np.array([getattr(row[model], figure) for row in rows])
+            alone = np.array([getattr(row["alone"], figure) for row in rows])
+            assert known["mean"] == pytest.approx(values.mean(), abs=1e-6)
+            better = values < alone if figure in SiteRow.LOW else values > alone
+            assert known["better"] == better.sum()
+    answers = [answer for asked, answer in heard if asked.metadata.message_type in ("query.sites", "query.again")]
+    assert {key for answer in answers if answer.has_content() for key in answer.content} <= {
+        "sums",
+        "commitments",
+        "metrics",
+    }
+
+    grid.asked.clear()  # a server that is started again asks for nothing again
+    federation.run(grid).run(resume=True)
+    assert "query.sites" not in grid.kinds("ash")
+    question = next(asked for asked, _ in heard if asked.metadata.message_type == "query.sites")
+    others = federation.refusal(
+        question, "query.sites", **{"server-round": 1, "fedskew-members": ["ash", "birch", "cedar"]}
+    )
+    assert others.startswith("not agreed")  # another round, another model and other sites: it would tell a difference
+
+
+def test_a_sum_that_no_honest_sites_have_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, real = summed(tmp_path), _site_report.figures_of
+    monkeypatch.setattr(
+        _site_report, "figures_of", lambda plan, terms, data: real(plan, terms, data) + 2 * (len(data.targets) == 210)
+    )  # cedar lies
+    federation.play()
+    assert not (federation.run_folder / "site-figures.json").exists()
+
+
+@pytest.mark.parametrize("personal", [{}, {"personal": {"name": "ditto"}}], ids=["none", "ditto"])
+def test_figures_take_all_models_of_a_site(tmp_path: Path, personal: Any) -> None:
+    config = tree({"preset": "fedavg", **personal}, rounds=1, weight_limit=0.5)
+    federation = federate(tmp_path, config, FOUR, updates="masked", site_figures="summed", round_timeout=1.0)
+    terms = federation.folder / "ash" / "agreed.toml"
+    terms.write_text(terms.read_text().replace("own_models = true", "own_models = false"))
+    federation.play()
+    found = json.loads((federation.run_folder / "site-figures.json").read_text())
+    assert found["sites"] == ["birch", "cedar", "dogwood"]
+    with pytest.raises(ValueError, match="site_figures = 'summed' needs updates = 'masked'"):
+        federate(tmp_path / "plain", tree("fedavg"), site_figures="summed")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 BAR = 24
 _YES_NO = ("none", "yes; they never leave it")
+_YES_NO_SUM = ("none", "yes, once")
 
 
 @away_from_current_folder()
@@ -156,6 +157,7 @@ def _terms(look: Look) -> Group:
     ]
     if look.agreement.updates == "masked":
         rows.append(("fewest sites in a sum", terms.sum_sites, old.sum_sites))
+        rows.append(("figures of these in a sum", _YES_NO_SUM[terms.own_figures], _YES_NO_SUM[old.own_figures]))
     if terms.updates_epsilon is not None or old.updates_epsilon is not None:
         rows.append(("largest epsilon of its updates together", _epsilon_in_words(terms), _epsilon_in_words(old)))
     if terms.epsilon is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +17,9 @@ from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.report import ClientTable, SeedRun
+
+SUMMED = "site-figures.json"
+"""File of a federation of real sites, with means over sites that were summed under masks."""
 
 _COLUMNS = {"mean": "mean", "weighted": "weighted", "median": "median", "worst_tenth": "worst tenth", "std": "std"}
 
@@ -34,7 +38,8 @@ def sites(
     The runs have test samples of each client's own: `data.client_test = 0.3`. Rows are the models that a client can
     have: its own ("alone"), the federation's ("common"), its "personal" one, and that of "pooled" data. Columns are
     over the clients: mean, mean weighted by test samples, median, mean of the worst tenth, standard deviation, and how
-    many are worse off than alone.
+    many are worse off than alone. Of a federation of real sites with site_figures = "summed" it shows what these added
+    up.
 
     Examples:
 
@@ -44,6 +49,9 @@ def sites(
     from fedskew.metrics import SiteRow
     from fedskew.report import ClientTable
 
+    if len(folders) == 1 and (place := Path(folders[0].partition("=")[2] or folders[0]) / SUMMED).exists():
+        _print_summed(place, figure, as_json)
+        return
     runs = read_runs(folders)
     for run in runs:
         _check(run)
@@ -73,6 +81,30 @@ def _check(run: SeedRun) -> None:
             "(fedskew run CONFIG --set data.client_test=0.3)"
         )
     raise DataError(f"{run.label}: is not finished (seed {run.seed}); go on with fedskew run CONFIG --resume")
+
+
+def _print_summed(place: Path, figure: str, as_json: bool) -> None:
+    """Print what the sites of a real federation added up: means over them, and at how many a model is better."""
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        models, names = dict(found["models"]), found["sites"]
+        lines = [
+            [model, *(f"{known['mean']:.3f}" for known in figures.values()), str(figures[figure]["better"])]
+            for model, figures in models.items()
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, KeyError) and error.args == (figure,):
+            raise DataError(
+                f"--figure: sites don't add up {figure}; take one of {', '.join(models['alone'])}"
+            ) from None
+        raise DataError(f"{place}: can't be read ({type(error).__name__}); put the file back") from None
+    if as_json:
+        print_json(found)
+        return
+    headings = ["model", *(f">{name.replace('_', ' ')}" for name in models["alone"]), ">better than alone"]
+    console, title = Console(highlight=False), f"Means over {len(names)} sites, each on its own test samples"
+    caption = f"better than alone: at how many sites, by {figure.replace('_', ' ')}; the server saw sums alone"
+    console.print(table_of(headings, lines, title, caption=caption, **RULED))
 
 
 def _table(tables: Sequence[ClientTable], figure: str) -> Table:

@@ -26,7 +26,7 @@ from fedskew.weighting import BySums
 UNSEEN = {"norm_limit", "norm_action", "loss_limit", "undone_limit"}
 """Keys of an agreement about single sites' updates and losses."""
 
-MASKED = {"updates", "sum_sites", "keys"}
+MASKED = {"updates", "sum_sites", "keys", "site_figures"}
 """Keys of an agreement about masked sums only."""
 
 LARGEST_SHARE = 0.5
@@ -98,6 +98,8 @@ class Agreement(BaseModel):
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
             many samples it has of each class. "none": the model is not evaluated. "auto": "confusion" if label counts
             are exact, else "none".
+        site_figures: "summed": after the last round, sites whose terms allow it add to masked sums what the models that
+            they have are worth on their own test samples (see `SITE_FIGURES`). "none": nothing of that leaves them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -126,6 +128,7 @@ class Agreement(BaseModel):
     updates: Literal["plain", "masked"] = "plain"
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
     keys: dict[str, str] = {}
+    site_figures: Literal["none", "summed"] = "none"
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Agreement:
@@ -151,6 +154,8 @@ class Agreement(BaseModel):
         if self.updates == "plain":
             if self.keys:
                 raise ValueError("keys are allowed only with updates = 'masked'")
+            if self.site_figures != "none":
+                raise ValueError("site_figures = 'summed' needs updates = 'masked', whose keys mask the sums")
             return
         if len(self.sites) < self.sum_sites:
             raise ValueError(

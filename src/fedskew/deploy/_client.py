@@ -190,7 +190,7 @@ def site_app(folder: str | Path) -> ClientApp:
         agreement, config = Agreement.read(folder / "deploy.toml"), read(folder / "run.toml")
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
-    return _app(site, (wire.FINISH, wire.SUM_COUNTS, wire.AGAIN, wire.UNMASK, wire.KEEP))
+    return _app(site, (wire.FINISH, wire.SUM_COUNTS, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES))
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:

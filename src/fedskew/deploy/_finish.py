@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,16 @@ from fedskew.engine import ClientStates, RoundRecord, ServerState
 from fedskew.engine.finish import FinishedModel, finish_model
 from fedskew.engine.target import EstimatedMix
 from fedskew.errors import FedskewError, FinishError, RunError, in_one_line
+from fedskew.files import write_text
 from fedskew.finish import Observed, Source
 from fedskew.metrics import SiteRow
 from fedskew.models import ModelState
 
 ATTEMPTS = 5
 """How often a finish begins, each time without the sites that stopped answering."""
+
+SITE_FIGURES = "site-figures.json"
+"""File in the run folder with what the models are worth to the sites (see `Sites.figures_in_sums`)."""
 
 Tensors = Mapping[str, Tensor]
 Reported = Mapping[int, NDArray[Any]] | None
@@ -93,12 +99,14 @@ class SiteFinisher:
 @dataclass
 class TrainedModel:
     """Leaves the model of the last round at the sites, who evaluate it for themselves (see `experiment.Sites`), with
-    what `calibrate` finds by the server's last state."""
+    what `calibrate` finds by the server's last state. Where sites add up what their models are worth to them, that is
+    written to `folder`."""
 
     sites: Sites
     clients: ClientStates
     server: Callable[[], ServerState]
     calibrate: SiteFinisher | None
+    folder: Path
     states: ClientStates = field(default_factory=ClientStates)
 
     def advance(self, round: int, sent: ModelState, answered: list[int]) -> None:
@@ -111,7 +119,7 @@ class TrainedModel:
         """Do nothing, likewise."""
 
     def __call__(self, common: ModelState, round: int) -> tuple[SiteRow, ...]:
-        """Leave the model at the sites; nothing is known of what they make of it."""
+        """Leave the model at the sites; of what they make of it only sums are known, if anything."""
         told: dict[str, Tensor] = {}
         try:
             notes = {} if self.calibrate is None else self.calibrate(common, self.server()).notes
@@ -125,6 +133,14 @@ class TrainedModel:
             told = {"temperature": torch.tensor([notes["temperature"]]), "biases": torch.tensor(biases)}
             told["mix"] = held / held.sum()
         self.sites.leave(round, common, told, self.clients)
+        path = self.folder / SITE_FIGURES
+        if self.sites.plan.agreement.site_figures == "summed" and not path.exists():
+            found = self.sites.figures_in_sums(round)
+            if "reason" in found:
+                LOG.warning("what the models are worth to the sites is not known: %s", found["reason"])
+            else:
+                write_text(path, json.dumps(found, indent=1) + "\n")
+                LOG.info("what the models are worth to %d sites: %s", len(found["sites"]), path)
         return ()
 
 

@@ -44,8 +44,8 @@ ROUNDING = 1e-6
 LIMIT_ROUNDING = 1e-9
 """By how much of the limit a weight may be above it, as in `UpdateNoise.protect`."""
 
-EVALUATED = {"counts": WHOLE, "losses": wire.LOSSES}
-"""How the parts of an evaluation are encoded."""
+FORMS = {wire.EVALUATE: {"counts": WHOLE, "losses": wire.LOSSES}, wire.SITES: {wire.FIGURES: wire.FIGURES_FORM}}
+"""How the parts of an evaluation, and of figures of a site's models, are encoded."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,11 @@ class Masks:
         parts = {"counts": torch.from_numpy(confusion.reshape(-1)), "losses": losses}
         self._keep(wire.EVALUATE, round, model, about, parts)
 
+    def keep_figures(self, round: int, about: str, figures: NDArray[np.float64]) -> None:
+        """Keep figures of the site's models. Whatever models they are of, under its terms they are in sums over the
+        same sites only, as two others would tell their difference."""
+        self._keep(wire.SITES, round, self.terms.agreement, about, {wire.FIGURES: torch.from_numpy(figures)})
+
     def answer(self, asked: wire.SumAsked, client: int | None = None) -> RecordDict:
         """Mask the answer that was kept last for a purpose."""
         path = self._path(asked.purpose)
@@ -153,7 +158,7 @@ class Masks:
             weight = dict(zip(asked.members, asked.weights, strict=False)).get(self.name, float(parts["weight"]))
             values = self._encoded(parts, weight, len(asked.members))
         else:
-            values = {name: form.encode(parts[name].numpy()) for name, form in EVALUATED.items()}
+            values = {name: form.encode(parts[name].numpy()) for name, form in FORMS[asked.purpose].items()}
         return self._masked(values, asked, notes["about"], client, notes["answer"], self._among(asked, weight))
 
     def answer_of_counts(self, asked: wire.SumAsked, about: str, values: NDArray[Any]) -> RecordDict:

@@ -110,6 +110,11 @@ class Plan:
         weighting = self.method.weighting
         return weighting if self.agreement.label_counts == "summed" and isinstance(weighting, BySums) else None
 
+    @property
+    def site_models(self) -> tuple[str, ...]:
+        """The models that a site compares, as rows of a table, beginning with the one that it trains alone."""
+        return ("alone", "common") if self.method.personal is None else ("alone", "common", "personal")
+
     @cached_property
     def layout(self) -> ModelLayout:
         """The arrays of the model."""

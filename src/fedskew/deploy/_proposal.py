@@ -12,6 +12,7 @@ from fedskew.deploy._folder import asked_of_site, other_code
 from fedskew.deploy._log import utc_now
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._terms import Terms, terms_path
+from fedskew.deploy._wire import SITE_FIGURES
 from fedskew.deploy.app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy.book import Book, cost
 from fedskew.deploy.keys import key_fingerprint, read_mask_key
@@ -63,6 +64,8 @@ class Disclosure(NamedTuple):
             things.append(_counts(agreement, 0 if plan is None else plan.most_questions))
             things += [_unknown(agreement)] if plan is None else _masked(plan) if plan.is_masked else _trained(plan)
         things += _evaluations(config, agreement, data)
+        if agreement.site_figures == "summed" and (data is None or not data.is_unlabelled):
+            things.append(_figures(agreement))
         if plan is not None:
             things += _finished(plan, data)
             if data is None or not data.is_unlabelled:
@@ -171,6 +174,16 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) ->
             )
         )
     return things
+
+
+def _figures(agreement: Agreement) -> Disclosure:
+    names = ", ".join(SITE_FIGURES).replace("_", " ")
+    return Disclosure(
+        f"{names} of the models that it has (alone, common, personal) on its test samples, and whether they are better "
+        f"than alone{_within(agreement)}; not with own_figures = false in agreed.toml",
+        "after the last round, once",
+        8 * 6 * len(SITE_FIGURES) + _seeds(agreement),
+    )
 
 
 def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
@@ -364,7 +377,8 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
     Rounds are those that the config needs. The total of epsilon is what was spent, plus one release if there is none
     yet for these classes, if the data have changed since, or if the last is too noisy for the server. That of updates
     is what was spent, plus what the config's `[privacy]` allows one run; to agree to the same app once more does not
-    raise it. Own models are trained where the app has any, and to agree to the same app once more leaves that as it is.
+    raise it. Own models are trained where the app has any, or their figures are summed; to agree to the same app once
+    more leaves both as they are.
     """
     epsilon, total, mark = agreement.epsilon, None, utc_now() if before is None else before.data
     if epsilon is not None and data.state is not None:
@@ -376,6 +390,8 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
             total += epsilon
         if before is not None and before.epsilon_total is not None:
             total = max(total, converted(before.epsilon_total, before.neighbours, agreement.neighbours))
+    same = before if before is not None and before.app == app else None
+    summed = agreement.site_figures == "summed"
     return Terms(
         schema=1,
         agreed=utc_now(),
@@ -385,7 +401,8 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
         sum_sites=max(agreement.sum_sites, SumContext.LEAST if before is None else before.sum_sites),
         updates_epsilon=_epsilon_of_updates(app, config, data, before),
         updates_delta=None if config.privacy is None else config.privacy.delta,
-        own_models=before.own_models if before is not None and before.app == app else "personal" in config.method,
+        own_models=same.own_models if same is not None else "personal" in config.method or summed,
+        own_figures=same.own_figures if same is not None else summed,
         data=mark,
         epsilon=epsilon,
         epsilon_total=total,

@@ -125,6 +125,21 @@ class Site:
         LOG.info("the trained model is here; look at it: fedskew deploy site --report data.toml")
         return RecordDict({wire.METRICS: MetricRecord({wire.ROUND: task.round})})
 
+    def sites(self, content: RecordDict) -> RecordDict:
+        """Add what the models are worth that this site has to a masked sum over sites."""
+        from fedskew.deploy._site_report import figures_of  # it draws, which a round does not need
+
+        is_agreed = self.terms.own_figures and self.plan.agreement.site_figures == "summed"
+        refuse_unless(is_agreed, "own_figures", "the server asks for figures of its models; agreed to none")
+        asked = self._sum(content, wire.SITES)
+        assert self.masks is not None, "as figures are only summed where updates are masked"
+        assert asked is not None, "checked with the terms"
+        self._check_round(asked.round, first=0)
+        self.masks.keep_figures(
+            asked.round, wire.about_of(content), figures_of(self.plan, self.terms, self.worker.data)
+        )
+        return self._within(self.masks.answer(asked))
+
     @property
     def book(self) -> Book:
         """What the site has released, answered and opened."""

@@ -69,9 +69,11 @@ class SiteReport:
     def write(data: Path, app: Path | None = None) -> SiteReport:
         """Train what the site's terms allow, evaluate its models, and write page and personal model beside `data.toml`.
 
-        NotAgreedError where the site did not agree to the app (None: that in its folder); ConfigError where the server
-        has not left the trained model here yet, or the site has no test samples.
+        NotAgreedError where the site did not agree to the app (None: that in its folder); ConfigError where there is no
+        such file, the server has not left the trained model here yet, or the site has no test samples.
         """
+        if not data.is_file():
+            raise ConfigError(f"{data}: there is no such file; every site's folder has a data.toml")
         terms, app = Terms.read(terms_path(data)), data.parent / APP if app is None else app
         terms.check_app(app)
         with running(read_app(app)) as folder:  # as it was agreed to
@@ -79,26 +81,26 @@ class SiteReport:
             samples = SiteData.load(data, agreement)
             if not len(samples.test_targets):
                 raise ConfigError(f"{data}: the site has no test samples to report on; data.toml says where they are")
-            made = _Making(config, Plan.of(config, agreement, at_site=True), terms, samples)
+            made = _Models(Plan.of(config, agreement, at_site=True), terms, samples)
             return made.written(data.parent, (folder / "run.toml").read_text(encoding="utf-8"))
 
 
 @dataclass
-class _Making:
-    """The making of a report; `earlier` are the records of rounds that are trained alone."""
+class _Models:
+    """The models that a site has, and its report on them; `earlier` are records of rounds that are trained alone."""
 
-    config: Config
     plan: Plan
     terms: Terms
     data: SiteData
     notes: list[str] = field(default_factory=list)
     earlier: list[RoundRecord] = field(default_factory=list)
+    config: Config = field(init=False)
     work: LocalWork = field(init=False)
     untrained: ModelState = field(init=False)
 
     def __post_init__(self) -> None:
         plan, agreement = self.plan, self.plan.agreement
-        self.untrained = plan.model.read_state()
+        self.config, self.untrained = plan.config, plan.model.read_state()
         mean, std = tuple(agreement.mean), tuple(agreement.std)
         self.work = make_work(self.config, self.config.seeds[0], plan.method, plan.model, self.data, mean, std)
         torch.set_num_threads(self.config.engine.threads)
@@ -107,19 +109,30 @@ class _Making:
         self.common, self.told, self.about = self.home.common()
         self.kept = SiteStates(self.data.state, self.about["run"]).load(self.about["counted"])
 
-    def written(self, folder: Path, config: str) -> SiteReport:
-        """Make all models and figures, and write them."""
+    @cached_property
+    def models(self) -> dict[str, _Model]:
+        """The models by their rows, in the order of a table; what is missing is said in `notes`."""
         found = {"common": self._model(self.plan.model, self.common)}
         for kind, make in (("alone", self._alone), ("personal", self._personal)):
             try:
                 found[kind] = make()
             except _LackingError as error:
                 self.notes.append(f"{kind.capitalize()}: there is none; {error}.")
+        return {kind: found[kind] for kind in SiteRow.ROWS if kind in found}
+
+    @property
+    def rows(self) -> tuple[SiteRow, ...]:
+        """Figures of each model on the site's test samples."""
         targets = [self.data.test_targets.cpu().numpy()]
-        kinds = [kind for kind in SiteRow.ROWS if kind in found]
-        rows = tuple(row for kind in kinds for row in SiteRow.of(kind, targets, [found[kind].logits].__getitem__))
+        return tuple(
+            row for kind, one in self.models.items() for row in SiteRow.of(kind, targets, [one.logits].__getitem__)
+        )
+
+    def written(self, folder: Path, config: str) -> SiteReport:
+        """Make all models and figures, and write them."""
+        found, rows = self.models, self.rows
         notes = (*map(_in_words, rows), POOLED, *self.notes, *self._sent())
-        runs = [self._run(kind, found[kind]) for kind in kinds]
+        runs = [self._run(kind, model) for kind, model in found.items()]
         name = self.plan.agreement.names[self.about["client"]]
         page = write_report(runs, folder / PAGE, f"{self.config.name} at {name}", notes=notes)
         model = None
@@ -259,6 +272,20 @@ class _Making:
             f"{agreement.label_counts}{noise}. Its training counted in {len(self._rounds)} rounds.",
             "Nothing of this page, of the model alone or of the personal one was sent.",
         ]
+
+
+def figures_of(plan: Plan, terms: Terms, data: SiteData) -> FloatArray:
+    """Make the site's models; return their figures as masked sums have them (see `wire.FIGURES`).
+
+    ConfigError where one is missing or has no such figure: a sum of fewer sites than agreed to must not come about.
+    """
+    found = _Models(plan, terms, data)
+    rows = {row.row: [getattr(row, figure) for figure in wire.SITE_FIGURES] for row in found.rows}
+    values = np.array([rows.get(kind, [np.nan] * len(wire.SITE_FIGURES)) for kind in plan.site_models])
+    if not np.isfinite(values).all():
+        raise ConfigError(f"the site has no test samples, or not all of its models: {' '.join(found.notes)}")
+    sign = np.array([-1 if figure in SiteRow.LOW else 1 for figure in wire.SITE_FIGURES])
+    return np.stack([values, sign * values > sign * values[0]])
 
 
 def _in_words(row: SiteRow) -> str:

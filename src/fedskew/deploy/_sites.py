@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -222,6 +222,37 @@ class Sites(Backend):
             "the trained model",
             in_round=False,
         )
+
+    def figures_in_sums(self, round: int) -> dict[str, Any]:
+        """Open the sum of what the sites' models are worth to them, once; say what it tells, and who is in it.
+
+        `models[name][figure]` has `mean` and `better`: at how many sites it is better than the model alone.
+        """
+        assert self.masked is not None, "checked with the agreement"
+        contents = {
+            client: RecordDict({wire.CONFIG: ConfigRecord({wire.ROUND: round})})
+            for client in sorted(self.members.online().keys() - self._unasked())
+        }
+        models = self.plan.site_models
+        specs = {wire.FIGURES: ArraySpec((2, len(models), len(wire.SITE_FIGURES)), "int64")}
+        taken = self.masked.take(wire.SITES, round, contents, specs)
+        if taken.total is None:
+            return {"reason": taken.reason}
+        values, better = wire.FIGURES_FORM.decode(taken.total[wire.FIGURES]) / len(taken.weights)
+        shares = np.stack([values[:, : wire.SITE_FIGURES.index("loss")], better[:, :-1]])
+        if min(values.min(), better.min()) < -ROUNDING or max(shares.max(), better.max()) > 1 + ROUNDING:
+            return {"reason": "no honest sites' figures have this sum"}
+        better = np.rint(better * len(taken.weights)).astype(int)
+        return {
+            "sites": [self.members.names[client] for client in sorted(taken.weights)],
+            "models": {
+                model: {
+                    figure: {"mean": values[row, column], "better": int(better[row, column])}
+                    for column, figure in enumerate(wire.SITE_FIGURES)
+                }
+                for row, model in enumerate(models)
+            },
+        }
 
     def _unasked(self) -> frozenset[int]:
         return self.left_out | self.skipped - self.members.asked | self.members.silent

@@ -94,7 +94,7 @@ class MaskedSums:
         first message; `specs` are the arrays, and without `weigh` nothing is weighed.
         """
         names, taken, clients, of = self.members.names, Taken(members=sorted(contents)), sorted(contents), None
-        about, kind, questions = "", purpose, contents
+        about, kind, questions = "", f"query.{purpose}" if purpose == wire.SITES else purpose, contents
         for attempt in itertools.count(1):  # each time over fewer sites
             weights = dict.fromkeys(clients, 0.0)
             if weigh is not None and clients:
@@ -203,8 +203,8 @@ class MaskedSums:
 
 
 def _about(asked: wire.SumAsked) -> str:
-    if asked.purpose == wire.SUM_COUNTS:
-        return "label counts"
+    if asked.purpose in (wire.SUM_COUNTS, wire.SITES):
+        return "label counts" if asked.purpose == wire.SUM_COUNTS else "figures of the sites' models"
     return f"round {asked.round}" if asked.purpose == wire.TRAIN else f"evaluation of round {asked.round}"
 
 

@@ -29,7 +29,8 @@ APPS = "apps"
 ABOUT = """\
 # What this site agreed to, as `fedskew deploy site --check data.toml` showed it. The site refuses what goes beyond it.
 # Smaller numbers, a larger sum_sites and either own_models (whether models are trained here that never leave the site)
-# may be written here at any time, and hold from the next message on; for everything else, check again.
+# and own_figures (whether figures of these are in one masked sum over sites) may be written here at any time, and hold
+# from the next message on; for everything else, check again.
 """
 
 
@@ -48,6 +49,8 @@ class Terms(BaseModel):
         updates_delta: The delta that it goes with.
         own_models: Whether the site trains models for itself: those of `[method.personal]`, and for its report one
             alone. Nothing of them leaves it; they cost time in its rounds, and stay on its disk.
+        own_figures: Whether figures of these models and of the common one, on the site's test samples, are added to a
+            masked sum over sites after the last round, once.
         data: Mark of the data: when the site last said that they changed.
         epsilon: Largest epsilon of one release of noisy label counts.
         epsilon_total: Largest sum of the epsilons of all releases, those before this agreement included.
@@ -65,6 +68,7 @@ class Terms(BaseModel):
     updates_epsilon: Positive | None = None
     updates_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     own_models: bool = False
+    own_figures: bool = False
     data: str
     epsilon: Positive | None = None
     epsilon_total: Positive | None = None

@@ -88,8 +88,15 @@ SUMS, COMMITMENTS, OPENING = "sums", "commitments", "opening"
 UNMASK, AGAIN = "unmask", "again"
 """Flower's names of the two queries."""
 
-TRAIN, EVALUATE, SUM_COUNTS = "train", "evaluate", "counts"
-"""Purposes of a sum; the last is also Flower's name of the query for label counts that are only ever summed."""
+TRAIN, EVALUATE, SUM_COUNTS, SITES = "train", "evaluate", "counts", "sites"
+"""Purposes of a sum; the last two are also Flower's names of queries: for label counts that are only ever summed, and
+for figures of the models that a site has."""
+
+SITE_FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "ece", "loss")
+"""Figures in such sums: those that each site with a test sample has, so that no sum of one is over fewer sites."""
+
+FIGURES, FIGURES_FORM = "figures", FixedPoint(64, 30, 1024.0)
+"""Name of the array with them, `(2, models, figures)`: values, and 1 where one is better than the model alone."""
 
 ANSWER = "answer"
 """Name of the array with a site's answer to such a query."""
@@ -154,7 +161,7 @@ class SumAsked(NamedTuple):
     session: Annotated[str, Field(min_length=1, max_length=100)]
     round: Number
     attempt: Annotated[int, Field(gt=0, lt=2**53)]
-    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts)$")]
+    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts|sites)$")]
     members: Annotated[tuple[str, ...], Field(max_length=MOST_MEMBERS)]
     weights: tuple[float, ...] = ()
 
