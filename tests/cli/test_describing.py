@@ -223,12 +223,12 @@ def test_a_run_whose_components_are_not_importable_here_is_counted_all_the_same(
 
 def test_notes_stand_apart_from_the_table(tmp_path, command):
     source = folder_of_images(tmp_path)
-    (source / "north" / "flu" / "scan.dcm").touch()
+    (source / "north" / "flu" / "scan.nii").touch()
     (source / "north" / "Flu").mkdir()
     counted = command("counts", source)
     assert counted.stdout.startswith("client,Flu,cold,flu\n")
     assert "note: " in counted.stderr
-    assert ".dcm (1); convert DICOM to PNG" in counted.stderr
+    assert ".nii (1)" in counted.stderr
     assert "names 'Flu' and 'flu'; they are counted as 2 classes" in counted.stderr
     long = command("counts", table_of_counts(tmp_path), "--form", "long", "--totals", "keep").stdout
     assert long.splitlines()[:4] == ["client,class,count", "north,cold,1", "north,flu,2", "north,total,3"]

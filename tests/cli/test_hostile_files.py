@@ -66,9 +66,9 @@ def test_an_image_that_would_fill_the_memory(tmp_path):
     for part in ("no", "yes"):
         (tmp_path / part).mkdir()
         bomb(tmp_path / part / "1.png")
-    with pytest.raises(DataError, match=r"1\.png: can't be read as an image: .*60000|1\.png: .*decompression bomb"):
+    with pytest.raises(DataError, match=r"1\.png: .*60000|1\.png: .*decompression bomb"):
         data.load("folder", tmp_path, rng=np.random.default_rng(0))
-    with pytest.raises(DataError, match=r"1\.png: can't be read as an image: .*decompression bomb"):
+    with pytest.raises(DataError, match=r"1\.png: .*decompression bomb"):
         list(unlabelled([tmp_path / "no" / "1.png"], (3, 8, 8)))
 
 

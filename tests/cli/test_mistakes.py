@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from tests.cli.conftest import DIGITS
 
+import fedskew
 from fedskew.data import OWN as OWN_DATA
 
 CONFIG = DIGITS.replace('rule = "iid"', 'rule = "dirichlet_by_class", beta = 0.3')
@@ -253,3 +258,74 @@ def test_a_wrong_command_is_answered_in_one_line_and_writes_nothing(line, words,
     assert done.stdout == ""
     assert {path.name: path.read_text() for path in folder.iterdir() if path.is_file()} == FILES
     assert {path.name for path in folder.iterdir() if path.is_dir()} <= {"__pycache__"}
+
+
+RUN_PICTURES = "run pictures.toml --set data.root="
+PREDICT = "predict trained "
+
+PICTURES = [  # a command, and words of the answer
+    (f"{RUN_PICTURES}nowhere", ["nowhere", "does not exist"]),
+    (
+        f"{RUN_PICTURES}broken",
+        ["2 of 4 pictures can't be read", "empty.png: the file is empty", "words.png", "--skip-broken"],
+    ),
+    (f"{RUN_PICTURES}sizes", ["2 sizes: 8 x 8", "16 x 16 (1, such as", "set size to resize all"]),
+    (f"{RUN_PICTURES}signed", ["has values from -500 to 500", "set window = [low, high]"]),
+    (f"{RUN_PICTURES}nothing", ["nothing: found no images", "in CLASS folders"]),
+    (f"{RUN_PICTURES}whole --set data.window=[5,5]", ["data.window: must be [low, high]"]),
+    (f"{RUN_PICTURES}whole --set data.window=lung", ["data.window", "valid tuple", "'lung'"]),
+    (f"{RUN_PICTURES}whole --set data.size=0", ["data.size: must be a side"]),
+    (f"{RUN_PICTURES}whole --set data.skip_broken=maybe", ["data.skip_broken", "valid boolean"]),
+    ("run my.toml --skip-broken", ["data.skip_broken: data set 'digits' has no such option"]),
+    ("new p.toml --data folder --root broken", ["2 of 4 pictures can't be read", "data.skip_broken = true"]),
+    (f"{PREDICT}broken", ["2 of 4 pictures can't be read", "empty.png", "words.png", "skip"]),
+    (f"{PREDICT}deep/a/0.png", ["has more than 8 bits, and the pictures of training have 8"]),
+    (f"{PREDICT}notes.txt", ["notes.txt: ", "what it holds is in no format of images"]),
+    (f"{PREDICT}nothing", ["nothing: holds no images"]),
+    ("adapt trained --target-data broken", ["this run held no samples out"]),
+]
+
+
+def painted(path: Path, values: object, mode: str | None = None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(np.asarray(values))
+    (image.convert(mode) if mode else image).save(path)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of pictures, each with one fault, and a model trained on the one without."""
+    top, levels = tmp_path_factory.mktemp("pictures"), np.arange(64, dtype=np.uint8).reshape(8, 8)
+    for label in "ab":
+        for number in range(4):
+            painted(top / "whole" / label / f"{number}.png", levels + number)
+        painted(top / "broken" / label / "0.png", levels)
+        for name, side in (("0.png", 1), ("1.png", 1 if label == "a" else 2)):
+            painted(top / "sizes" / label / name, np.tile(levels, (side, side)))
+        painted(top / "signed" / label / "0.tif", np.linspace(-500, 500, 64, dtype=np.float32).reshape(8, 8), "I")
+        painted(top / "deep" / label / "0.png", 40 * levels.astype(np.uint16))
+        painted(top / "flat" / f"{label}.png", levels)
+    (top / "broken" / "a" / "empty.png").touch()
+    (top / "broken" / "b" / "words.png").write_text("not a picture")
+    (top / "nothing").mkdir()
+    (top / "notes.txt").write_text("not a picture")
+    (top / "my.toml").write_text(CONFIG)
+    data = '{name = "folder", root = "whole"}'
+    (top / "pictures.toml").write_text(DIGITS.replace('{name = "digits"}', data).replace("clients = 10", "clients = 2"))
+    done = fedskew.simulate(
+        data={"name": "folder", "root": str(top / "whole")},
+        partition={"rule": "iid", "clients": 2},
+        model="logistic",
+        training={"rounds": 1},
+        out=top,
+    )
+    assert done.folder is not None
+    done.folder.rename(top / "trained")
+    return top
+
+
+@pytest.mark.parametrize(("line", "words"), PICTURES, ids=[line for line, _ in PICTURES])
+def test_a_mistake_with_pictures_is_answered_in_one_line(line, words, pictures, command, tmp_path):
+    shutil.copytree(pictures, tmp_path, dirs_exist_ok=True)
+    done = command(*line.split(), status=2)
+    check(done, words)

@@ -13,8 +13,9 @@ import pytest
 import torch
 from federated import federate, training, tree
 from flwr.app import Message
+from PIL import Image
 
-from fedskew.deploy import Disclosure, SiteData
+from fedskew.deploy import Agreement, Disclosure, SiteData
 from fedskew.deploy.site_data import SiteStates
 from fedskew.errors import ConfigError, DataError
 from fedskew.experiment import make_network
@@ -179,3 +180,31 @@ def test_what_leaves_a_site_is_said_in_full(tmp_path: Path) -> None:
     words = [thing.what for thing in Disclosure.all_of(federation.config, withheld)]
     assert words[0] == "the number of its training samples"
     assert not any("confusion" in what for what in words)
+
+
+def test_pictures_of_a_site_are_black_and_white_where_the_federation_says_or_the_site(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        for label in "ab":
+            (tmp_path / "scans" / part / label).mkdir(parents=True)
+            values = np.linspace(0, 2000, 48).astype(np.uint16).reshape(6, 8)
+            Image.fromarray(values).save(tmp_path / "scans" / part / label / "0.png")
+    shape = {"sites": ["a", "b"], "classes": ["a", "b"], "shape": [1, 6, 8]}
+
+    def read(window: str = "", agreed: list[int] | None = None) -> float:
+        table = f'unlabelled = "scans"\n[data]\nname = "folder"\nroot = "scans"\n{window}'
+        (tmp_path / "data.toml").write_text(table)
+        made = SiteData.load(tmp_path / "data.toml", Agreement.resolve(shape | {"window": agreed or []}))
+        assert made.unlabelled is not None
+        brightest = float(made.unlabelled().max())  # type: ignore[union-attr]
+        assert float(made.inputs.max()) == pytest.approx(brightest)  # type: ignore[union-attr]
+        return brightest
+
+    # alone its own reader would take 11 bits, and 2047 for white
+    assert read(agreed=[4095]) == pytest.approx(2000 / 4095)
+    assert read(agreed=[0, 8000]) == pytest.approx(0.25)
+    assert read("window = [0, 4000]", [0, 8000]) == pytest.approx(0.5)
+    assert read("window = [0, 4000]") == pytest.approx(0.5)
+    with pytest.raises(DataError, match=r"pictures have more than 8 bits, and the federation's have 8: set window"):
+        read()
+    with pytest.raises(DataError, match="has values from 0 to 2000, and black is 0 and white 1023"):
+        read(agreed=[1023])

@@ -267,6 +267,7 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
         "tokens": isinstance(dataset.inputs, torch.Tensor) and dataset.inputs.dtype == torch.int64,
         "mean": list(dataset.mean),
         "std": list(dataset.std),
+        "window": list(dataset.window),
     }
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedskew.cli.options import Changes
+from fedskew.cli.options import Changes, SkipBroken
 from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.files import writing
@@ -64,6 +64,7 @@ def new(
         bool, Option("--schema", help=f"Also write {SCHEMA}, by which editors complete and check the file.")
     ] = False,
     changes: Changes = None,
+    skip_broken: SkipBroken = False,
     force: Annotated[bool, Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write a config with every key, its default and what it means, ready to run.
@@ -105,6 +106,8 @@ def new(
     }
     if data == "folder" and rule == "natural":  # only folders CLIENT/CLASS name clients
         chosen["data"]["client_level"] = True
+    if skip_broken:
+        chosen["data"]["skip_broken"] = True
     _change(chosen, changes)
     with shared_data():
         found = _at_hand(chosen["data"])

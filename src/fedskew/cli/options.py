@@ -62,6 +62,9 @@ On = Annotated[
         show_default=False,
     ),
 ]
+SkipBroken = Annotated[
+    bool, Option("--skip-broken", help="Leave out pictures that can't be read, and say which; else they are refused.")
+]
 TrustCode = Annotated[
     bool,
     Option("--trust-code", help="Import the code that came with the folder, which then runs as you. Read it before."),
@@ -89,9 +92,13 @@ def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
 
 
 def changed_keys(
-    changes: Sequence[str] | None, seeds: str | None, device: str | None, data_root: Path | None
+    changes: Sequence[str] | None,
+    seeds: str | None,
+    device: str | None,
+    data_root: Path | None,
+    skip_broken: bool = False,
 ) -> dict[str, Any]:
-    """Return the dotted keys and values that `--set`, `--seeds`, `--device` and `--data-root` change."""
+    """Return the dotted keys and values that `--set` and other options change."""
     from fedskew.trees import parse_change
 
     changed = dict(parse_change(change) for change in changes or [])
@@ -101,6 +108,8 @@ def changed_keys(
         changed["engine.device"] = device
     if data_root is not None:
         changed["data.root"] = str(data_root)
+    if skip_broken:
+        changed["data.skip_broken"] = True
     return changed
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from typer import Argument, Option
 
-from fedskew.cli.options import TrustCode
+from fedskew.cli.options import SkipBroken, TrustCode
 from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of, write_csv
 from fedskew.errors import ArgumentError, DataError
 from fedskew.tables import counted
@@ -43,6 +43,7 @@ def predict(
     personal: Annotated[
         bool, Option("--personal", help="Use the model that `fedskew personal` made for one site.")
     ] = False,
+    skip_broken: SkipBroken = False,
     csv_path: Annotated[
         Path | None, Option("--csv", help="Write the probability of every class for every file.")
     ] = None,
@@ -94,7 +95,7 @@ def predict(
         console.say(f"{export}: {path}")
     if not images:
         return
-    names, probabilities, resized = _predicted(model, images)
+    names, probabilities, resized = _predicted(model, images, skip_broken)
     classes = [model.classes[label] for label in probabilities.argmax(axis=1)]
     if csv_path is not None:
         rows = zip(names, classes, probabilities.tolist(), strict=True)
@@ -128,14 +129,16 @@ def _likeliest(classes: Sequence[str], line: NDArray[np.float64]) -> list[str]:
     return [classes[first], f"{line[first]:.1%}", f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""]
 
 
-def _predicted(model: TrainedModel, images: list[Path]) -> tuple[list[str], NDArray[np.float64], int]:
+def _predicted(
+    model: TrainedModel, images: list[Path], skip_broken: bool
+) -> tuple[list[str], NDArray[np.float64], int]:
     """Return the names of samples, their probabilities `(samples, classes)`, and how many images were resized."""
     from fedskew import data
 
     names: list[str] = []
     parts: list[NDArray[np.float64]] = []
     resized = 0
-    for some in data.unlabelled(images, model.in_shape):
+    for some in data.unlabelled(images, model.in_shape, model.info.window, skip_broken):
         try:
             parts.append(model.predict(some.inputs))
         except ArgumentError as error:

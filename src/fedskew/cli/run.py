@@ -20,6 +20,7 @@ from fedskew.cli.options import (
     Out,
     Quick,
     Seeds,
+    SkipBroken,
     TrustCode,
     changed_keys,
     config_file,
@@ -52,6 +53,7 @@ def run(
     out: Out = Path("runs"),
     device: Device = None,
     data_root: DataRoot = None,
+    skip_broken: SkipBroken = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Train a federation that a TOML file describes, and write its records, model and report.
@@ -74,7 +76,7 @@ def run(
     from fedskew.report import write_report
 
     config = config_file(config)
-    changed = changed_keys(changes, seeds, device, data_root)
+    changed = changed_keys(changes, seeds, device, data_root, skip_broken)
     whole = experiment.read(config, changed, quick, trust_code)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)

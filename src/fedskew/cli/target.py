@@ -247,7 +247,7 @@ def moved_by_samples(
     from fedskew import data, experiment
 
     labelled = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
-    samples = torch.cat([some.inputs for some in data.unlabelled(paths, model.in_shape)])
+    samples = torch.cat([some.inputs for some in data.unlabelled(paths, model.in_shape, model.info.window)])
     check_samples(len(samples), paths[0])
     found = experiment.Adaptation.of(model, samples, labelled, method, normalised=(False, held_out is None))
     if found.estimate.misfit and not misfits:

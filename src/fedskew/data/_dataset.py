@@ -135,6 +135,9 @@ class Dataset:
         domains: Source of each training sample, `(samples,)` int64, in a data set of several sources.
         validation: Training samples that the data set itself sets aside, `(rows,)` int64. They belong to no client:
             their client may be -1.
+        window: What is black and white in pictures of more than 8 bits: `(low, high)` of a user, the `(white,)` that
+            was found, or nothing.
+        skipped: What could not be read and was left out, each with its reason.
     """
 
     name: str
@@ -152,6 +155,8 @@ class Dataset:
     test_domains: NDArray[np.int64] | None = None
     domain_names: tuple[str, ...] = ()
     validation: NDArray[np.int64] | None = None
+    window: tuple[float, ...] = ()
+    skipped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, inputs in (("inputs", self.inputs), ("test_inputs", self.test_inputs)):

@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.data import _dicom
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._images import as_floats, opened, read_pictures
+from fedskew.data._images import Tray, Window, as_floats, opened, read_pictures, upright_size
 from fedskew.data._own import RawSamples, make, read_inputs
 from fedskew.errors import DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 
 _BATCH = 256
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"} | _dicom.SUFFIXES
 
 
 class _Image(NamedTuple):
@@ -50,29 +51,40 @@ def folder(
     size: int | tuple[int, int] | None = None,
     test_share: float = 0.2,
     classes: dict[str, str] | None = None,
+    window: tuple[float, ...] = (),
+    skip_broken: bool = False,
 ) -> Dataset:
     """Read a user's own images from class folders.
 
     The root holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`; or `train/` and `test/` with such folders in them.
     Files are recognised by their suffix; hidden ones are ignored, and a DataWarning names what else is left out. Images
-    are grey if every file is, else RGB; transparency is dropped; 16-bit grey keeps its precision. Pixels are scaled to
-    [0, 1], then standardised by channel with mean and deviation of the training part.
+    are turned as their EXIF data say, grey if every file is, else RGB; transparency is dropped. DICOM is read by
+    pydicom (`fedskew[dicom]`). Pixels are scaled to [0, 1], then standardised by channel with mean and deviation of the
+    training part.
 
     Args:
         client_level: The first level of folders names clients.
         size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
         test_share: Share of every class to hold out if there is no test part.
         classes: The class of a folder by the folder's name, where that is another, as of a class "Sci/Tech".
+        window: The values that are black and white in grey pictures of more than 8 bits, as [-1000, 400]; without it
+            white is the largest of as many bits as the brightest pixel takes, and a DICOM file has its own.
+        skip_broken: Leave out files that can't be read as images, and say which; else they are refused, all in one
+            list.
     """
     if not root.is_dir():
         raise DataError(f"{root}: is no folder")
     split = (root / "train").is_dir()
     tops = [root / "train" if split else root, *([root / "test"] if split and (root / "test").is_dir() else [])]
     parts = [tree(top, client_level, classes or {}) for top in tops]
-    inputs = read_pictures([[(str(path), partial(opened, path)) for path, *_ in part.images] for part in parts], size)
+    listed = [[(str(path), partial(opened, path)) for path, *_ in part.images] for part in parts]
+    read = read_pictures(listed, size, window, skip_broken)
+    parts = [
+        part._replace(images=[part.images[row] for row in kept]) for part, kept in zip(parts, read.kept, strict=True)
+    ]
     train, *test = (
         RawSamples(values, [image.label for image in part.images], part.owners)
-        for values, part in zip(inputs, parts, strict=True)
+        for values, part in zip(read.parts, parts, strict=True)
     )
     return make(
         "folder",
@@ -82,6 +94,8 @@ def folder(
         rng,
         classes=set().union(*(part.classes for part in parts)),
         clients=parts[0].clients,
+        window=read.window,
+        skipped=read.broken,
     )
 
 
@@ -116,7 +130,7 @@ def tree(top: Path, client_level: bool, names: Mapping[str, str]) -> Tree:
 
 def is_image(path: Path) -> bool:
     """Return whether a path is a file with the suffix of an image that can be read."""
-    return path.suffix.lower() in _SUFFIXES and path.is_file()
+    return path.is_file() and (path.suffix.lower() in _SUFFIXES or _dicom.is_dicom(path))
 
 
 def _folders(top: Path, skipped: Counter[str]) -> Iterator[Path]:
@@ -144,13 +158,12 @@ def _warn(top: Path, skipped: Counter[str]) -> None:
     if not skipped:
         return
     listed = ", ".join(f"{kind} ({count:,})" if kind[0] == "." else kind for kind, count in skipped.most_common(5))
-    medical = "; convert DICOM to PNG" if {".dcm", ".dicom"} & set(skipped) else ""
     number = skipped.total()
     are = "entry was left out, which is no image in a class folder"
     if number > 1:
         are = "entries were left out, which are no images in class folders"
     warnings.warn(
-        f"{top}: {number:,} {are}: {listed}{medical}",
+        f"{top}: {number:,} {are}: {listed}",
         DataWarning,
         stacklevel=2,
     )
@@ -164,19 +177,24 @@ class Unlabelled(NamedTuple):
     resized: int
 
 
-def unlabelled(paths: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unlabelled]:
+def unlabelled(
+    paths: Sequence[Path], in_shape: tuple[int, ...], window: Window = (), skip_broken: bool = False
+) -> Iterator[Unlabelled]:
     """Read samples without labels, at most 256 at a time, in the units that data sets are in before normalisation.
 
     Args:
         paths: Images; folders, in which images are looked for at any depth; `.npz` files, whose array `x` is read as by
             the reader "npz". Hidden files and files of other kinds in a folder are left out.
         in_shape: Shape of one sample of the model. Images become grey or RGB, as it says, and are resized (bilinear).
+        window: What is black and white in pictures of more than 8 bits, as in training.
+        skip_broken: Leave out images that can't be read, with a DataWarning; else they are refused, all in one list.
     """
+    tray = Tray(skip_broken)
     files = [file for path in paths for file in _images_below(path)]
     images: list[Path] = []
     for file in files:
         if file.suffix.lower() == ".npz":
-            yield from _of_images(images, in_shape)
+            yield from _of_images(images, in_shape, window, tray)
             images = []
             inputs = read_inputs(file)
             for start in range(0, len(inputs), _BATCH):
@@ -184,7 +202,8 @@ def unlabelled(paths: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unl
                 yield Unlabelled([f"{file}[{start + row}]" for row in range(len(part))], part, 0)
         else:
             images.append(file)
-    yield from _of_images(images, in_shape)
+    yield from _of_images(images, in_shape, window, tray)
+    tray.close(len(files))
 
 
 def _images_below(path: Path) -> list[Path]:
@@ -204,17 +223,18 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
-def _of_images(files: Sequence[Path], in_shape: tuple[int, ...]) -> Iterator[Unlabelled]:
+def _of_images(files: Sequence[Path], in_shape: tuple[int, ...], window: Window, tray: Tray) -> Iterator[Unlabelled]:
     if files and (len(in_shape) != 3 or in_shape[0] not in (1, 3)):
         raise DataError(
             f"{files[0]}: the model takes samples of shape {in_shape}, no images; give an .npz file with an array x, "
             "or call fedskew.load(RUN).predict(array)"
         )
     for start in range(0, len(files), _BATCH):
-        part = files[start : start + _BATCH]
-        inputs, resized = torch.empty(len(part), *in_shape), 0
-        for row, path in enumerate(part):
-            with opened(path) as image:
-                resized += image.size != in_shape[:0:-1]
-                inputs[row] = as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), path)
-        yield Unlabelled([str(path) for path in part], inputs, resized)
+        part, resized, read = [*files[start : start + _BATCH]], 0, list[Tensor]()
+        for path in tuple(part):
+            with tray.reading(part, path), opened(path) as image:
+                tray.look(str(path), image)
+                read.append(as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), path, window).expand(in_shape))
+                resized += upright_size(image) != in_shape[1:]
+        if read:
+            yield Unlabelled([str(path) for path in part], torch.stack(read), resized)

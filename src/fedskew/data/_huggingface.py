@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._images import Picture, read_pictures
+from fedskew.data._images import Picture, opened, read_pictures
 from fedskew.data._own import RawSamples, as_inputs, hold_out, make
 from fedskew.data._text import token_ids, vocabulary
 from fedskew.errors import ArgumentError, DataError, MissingPackageError, nearest
@@ -37,6 +38,8 @@ def from_huggingface(
     size: int | tuple[int, int] | None = None,
     vocabulary_size: int = 98_635,
     length: int = 200,
+    window: tuple[float, ...] = (),
+    skip_broken: bool = False,
     rng: np.random.Generator | None = None,
 ) -> Dataset:
     """Convert a table of Hugging Face's `datasets`, all of it in memory.
@@ -58,6 +61,8 @@ def from_huggingface(
         size: Side, or (height, width), to which images are resized (bilinear); by default all must have one size.
         vocabulary_size: Number of token ids, for text.
         length: Number of words kept of each text.
+        window: The values that are black and white in grey images of more than 8 bits, as for `folder`.
+        skip_broken: Leave out images that can't be read, and say which; else they are refused, all in one list.
     """
     package = datasets_package()
     table = saved_table(root) if isinstance(root, Path) else root
@@ -79,7 +84,21 @@ def from_huggingface(
         kept_rows, held_rows = hold_out(names_of(train, label), test_share, rng)
         train, held = train.select(kept_rows), train.select(held_rows)
     features = train.features[label]
-    values, held_values = _read(package, train, held, columns, size, vocabulary_size, length)
+    more: dict[str, Any] = {}
+    if _kind(train.features[columns[0]]) == "image":
+        read = read_pictures(
+            [
+                list(_pictures(part.cast_column(columns[0], package.Image(decode=False)), columns[0]))
+                for part in (train, held)
+            ],
+            size,
+            window,
+            skip_broken,
+        )
+        train, held = (part.select(kept) for part, kept in zip((train, held), read.kept, strict=True))
+        (values, held_values), more = read.parts, {"window": read.window, "skipped": read.broken}
+    else:
+        values, held_values = _read(train, held, columns, vocabulary_size, length)
     return make(
         "huggingface",
         RawSamples(values, names_of(train, label), None if client is None else names_of(train, client)),
@@ -88,6 +107,7 @@ def from_huggingface(
         rng,
         numbered=features.names if isinstance(features, package.ClassLabel) else (),
         where="table",
+        **more,
     )
 
 
@@ -154,24 +174,12 @@ def names_of(table: Table, column: str) -> list[str]:
     return [str(value) for value in values]
 
 
-def _read(
-    package: Any,
-    train: Table,
-    held: Table,
-    columns: list[str],
-    size: int | tuple[int, int] | None,
-    vocabulary_size: int,
-    length: int,
-) -> tuple[Tensor, Tensor]:
-    """Return the inputs of both parts."""
-    kind = _kind(train.features[columns[0]])
-    if kind == "text":
+def _read(train: Table, held: Table, columns: list[str], vocabulary_size: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return the inputs of both parts, text or numbers."""
+    if _kind(train.features[columns[0]]) == "text":
         texts, held_texts = ([value or "" for value in part[columns[0]]] for part in (train, held))
         ids = vocabulary(texts, vocabulary_size)
         return token_ids(texts, ids, length), token_ids(held_texts, ids, length)
-    if kind == "image":
-        images, held_images = read_pictures([list(_pictures(part, columns[0])) for part in (train, held)], size)
-        return images, held_images
     values, held_values = (as_inputs(_arrays(part, columns), f"table: {', '.join(columns)}") for part in (train, held))
     return values, held_values
 
@@ -180,7 +188,12 @@ def _pictures(table: Table, column: str) -> Iterator[Picture]:
     for row, image in enumerate(table[column]):
         if image is None:
             raise DataError(f"table: {column!r} is empty in row {row}")
-        yield f"table: {column!r} in row {row}", partial(nullcontext, image)
+        where = Path(f"table: {column!r} in row {row}")
+        yield str(where), partial(_opened, where, image)
+
+
+def _opened(where: Path, image: dict[str, Any]) -> AbstractContextManager[Any]:
+    return opened(where, image["path"] if image["bytes"] is None else BytesIO(image["bytes"]))
 
 
 def _arrays(table: Table, columns: list[str]) -> NDArray[Any]:

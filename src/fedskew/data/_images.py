@@ -1,41 +1,70 @@
-"""Images as tensors: decoded by Pillow, scaled to [0, 1], normalised by channel."""
+"""Images as tensors: decoded by Pillow or pydicom, upright, scaled to [0, 1], normalised by channel.
+
+What is black and white in pictures of more than 8 bits is one rule for training, prediction and sites, the `window`:
+
+    (low, high)   given by a user: these values become 0 and 1, what lies beyond is clipped
+    (white,)      found where none is given: 2^b - 1, with the b bits that the brightest pixel of all pictures takes,
+                  8 at least; a picture that is brighter is refused
+    ()            no picture had more than 8 bits
+
+A DICOM file brings its own: its window, or else the range of its stored bits; a user's window goes before that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from fedskew.data import _dicom
 from fedskew.data._dataset import Arrays, Dataset, Inputs
-from fedskew.errors import ArgumentError, DataError, in_one_line
+from fedskew.errors import ArgumentError, DataError, DataWarning, FedskewError, in_one_line
+from fedskew.tables import counted
 
 Picture = tuple[str, Callable[[], AbstractContextManager[Any]]]
 """An image by its place, for messages, and what opens it."""
 
+Window = tuple[float, ...]
+
 _GREY = {"1", "L", "LA", "La"}
-_DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N"}
+_DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N", "F"}
+_SIXTEEN = 65535.0
+_LISTED = 100  # broken pictures that a message names
+
+
+class BrokenPictureError(DataError):
+    """A picture that can't be read, which may be left out."""
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image file; whatever goes wrong with it inside the block raises DataError, which names it."""
+def opened(path: Path, source: Any = None) -> Iterator[Image.Image]:
+    """Open an image file, or the bytes of one; whatever is wrong with it inside the block is a BrokenPictureError."""
     try:
-        with Image.open(path) as image:
+        if source is None and _dicom.is_dicom(path):
+            yield _dicom.read(path)
+            return
+        # As a stream: Pillow (13.0) maps a file into memory in a wrong shape, where a TIFF is stored turned.
+        with path.open("rb") if source is None else nullcontext(source) as file, Image.open(file) as image:
             yield image
-    except DataError:
+    except FedskewError:
         raise
     except FileNotFoundError:
-        raise DataError(f"{path}: can't be read as an image: there is no such file or folder") from None
+        raise BrokenPictureError(f"{path}: there is no such file or folder") from None
+    except UnidentifiedImageError:
+        empty = source is None and not path.stat().st_size
+        reason = "the file is empty" if empty else "what it holds is in no format of images"
+        raise BrokenPictureError(f"{path}: {reason}") from None
     except Exception as error:  # a damaged file, or a bomb, can raise almost anything
-        reason = error if isinstance(error, OSError | SyntaxError) else in_one_line(error)
-        raise DataError(f"{path}: can't be read as an image: {reason}") from None
+        reason = str(error) if isinstance(error, OSError | SyntaxError) else in_one_line(error)
+        raise BrokenPictureError(f"{path}: {reason}") from None
 
 
 def is_grey(mode: str) -> bool:
@@ -53,41 +82,157 @@ def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return found
 
 
-def read_pictures(parts: Sequence[Sequence[Picture]], size: int | tuple[int, int] | None) -> list[Tensor]:
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return (height, width) of an image once it is turned as its EXIF data say; nothing is decoded for that."""
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
+        return image.height, image.width  # of TIFF Pillow has turned it, and a PNG it would decode to look for them
+    turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    return (image.width, image.height) if turned else (image.height, image.width)
+
+
+class Pictures(NamedTuple):
+    """Images of some parts, the rows of each part that could be read, the window, and what could not be read."""
+
+    parts: list[Tensor]
+    kept: list[list[int]]
+    window: Window
+    broken: tuple[str, ...]
+
+
+def read_pictures(
+    parts: Sequence[Sequence[Picture]],
+    size: int | tuple[int, int] | None,
+    window: Window = (),
+    skip_broken: bool = False,
+) -> Pictures:
     """Decode the images of some parts as values in [0, 1], (1 or 3 channels, height, width); grey if all are.
 
     Their sizes must not differ unless a `size`, a side or (height, width), is wanted.
     """
-    wanted = sides(size)
-    channels, first, common = 1, "", wanted or (0, 0)
-    for where, open_one in chain(*parts):
-        with open_one() as image:
-            channels = channels if is_grey(image.mode) else 3
-            first, common = (first, common) if first or wanted else (where, (image.height, image.width))
-            if not wanted and (image.height, image.width) != common:
-                raise DataError(
-                    f"{where}: is {image.height} x {image.width} pixels, but {first} is {common[0]} x {common[1]}; set "
-                    "size to resize all"
-                )
+    wanted, window, tray = sides(size), checked_window(window), Tray(skip_broken)
+    places = [[(row, *picture) for row, picture in enumerate(part)] for part in parts]
+    sizes: dict[tuple[int, int], list[str]] = {}
+    channels = 1
+    for part in places:
+        for row, where, open_one in list(part):
+            with tray.reading(part, (row, where, open_one)), open_one() as image:
+                sizes.setdefault(upright_size(image), []).append(where)
+                channels = channels if is_grey(image.mode) else 3
+                tray.look(where, image)
+    if len(window) == 2 and not tray.deep and sizes:
+        said = "window: no picture has more than 8 bits, so it changes nothing"
+        warnings.warn(said, DataWarning, stacklevel=2)
+    if not wanted and len(sizes) > 1:
+        listed = ", ".join(
+            f"{high} x {wide} ({len(found):,}, such as {found[0]})" for (high, wide), found in sizes.items()
+        )
+        raise DataError(f"pictures are of {len(sizes)} sizes: {listed}; set size to resize all to one")
+    common = wanted or next(iter(sizes), (0, 0))
     read = [torch.empty(len(part), channels, *common) for part in parts]
-    for inputs, part in zip(read, parts, strict=True):
-        for row, (where, open_one) in enumerate(part):
-            with open_one() as image:
-                inputs[row] = as_floats(image, (channels, *common), where)
-    return read
+    brightest, deep = 0, list[Tensor]()
+    for inputs, part in zip(read, places, strict=True):
+        for row, where, open_one in list(part):
+            with tray.reading(part, (row, where, open_one)), open_one() as image:
+                inputs[row] = as_floats(image, (channels, *common), where, window or (_SIXTEEN,))
+                if image.mode in _DEEP and not window and "window" not in image.info:
+                    brightest = max(brightest, int(np.asarray(image).max()))
+                    deep.append(inputs[row])
+    tray.close(sum(map(len, parts)))
+    if deep:
+        window = (float(2 ** max(brightest.bit_length(), 8) - 1),)
+        for values in deep:
+            values.mul_(_SIXTEEN / window[0])
+    kept = [[row for row, *_ in part] for part in places]
+    return Pictures(
+        [inputs if len(rows) == len(inputs) else inputs[rows] for inputs, rows in zip(read, kept, strict=True)],
+        kept,
+        window,
+        tuple(tray.broken),
+    )
 
 
-def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object) -> Tensor:
-    """Return values in [0, 1] of `shape`, (1 or 3 channels, height, width), resized (bilinear) if needed."""
+class Tray:
+    """Collects what could not be read, or not as it is, so that all of it is said at once."""
+
+    def __init__(self, skips: bool) -> None:
+        self.skips, self.broken, self.odd, self.deep = skips, list[str](), dict[str, list[str]](), False
+
+    @contextmanager
+    def reading(self, part: list[Any], one: Any) -> Iterator[None]:
+        """Take a picture out of its part where the block finds it broken."""
+        try:
+            yield
+        except BrokenPictureError as error:
+            self.broken.append(str(error))
+            part.remove(one)
+
+    def look(self, where: str, image: Image.Image) -> None:
+        """Note what is not read of an image; a phone's second one in a file, a preview, does not count."""
+        self.deep |= image.mode in _DEEP
+        if (getattr(image, "is_animated", False) and image.format != "MPO") or image.info.get("frames", 1) > 1:
+            self.odd.setdefault("several images (animated, or of several pages): the first one is read", []).append(
+                where
+            )
+        if not is_grey(image.mode) and any("16" in str(tile[3]) for tile in getattr(image, "tile", ())):
+            self.odd.setdefault("16 bits a colour: the upper 8 are read", []).append(where)
+
+    def close(self, total: int) -> None:
+        """Refuse what is broken, or say that it is left out."""
+        for what, found in self.odd.items():
+            said = f"{counted(len(found), 'file')}, such as {found[0]}: {what}"
+            warnings.warn(said, DataWarning, stacklevel=3)
+        if not self.broken:
+            return
+        more = f"; and {len(self.broken) - _LISTED:,} more" if len(self.broken) > _LISTED else ""
+        listed = "; ".join(self.broken[:_LISTED]) + more
+        said = f"{len(self.broken):,} of {counted(total, 'picture')} can't be read: {listed}"
+        if not self.skips or len(self.broken) == total:
+            raise DataError(
+                f"{said}. Mend or remove them; --skip-broken (data.skip_broken = true) goes on without them"
+            )
+        warnings.warn(f"{said}. They are left out (skip_broken)", DataWarning, stacklevel=3)
+
+
+def checked_window(window: Collection[float]) -> Window:
+    """Return a window, see the top of this file."""
+    found = tuple(map(float, window))
+    if len(found) > 2 or (found and not 0 < found[-1] - (found[0] if len(found) == 2 else 0) < np.inf):
+        raise ArgumentError(f"window: must be [low, high], the stored values that are black and white, got {window!r}")
+    return found
+
+
+def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object, window: Window) -> Tensor:
+    """Return values in [0, 1] of `shape`, (1 or 3 channels, height, width), upright, resized (bilinear) if needed."""
     channels, height, width = shape
-    deep = image.mode in _DEEP
-    flat = image.convert("F" if deep else "L" if channels == 1 else "RGB")
+    upright = ImageOps.exif_transpose(image)
+    if deep := image.mode in _DEEP:
+        flat = Image.fromarray(_windowed(upright, where, window))
+    else:
+        flat = upright.convert("L" if channels == 1 else "RGB")
     if flat.size != (width, height):
         flat = flat.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.asarray(flat, dtype=np.float32) / (65535 if deep else 255))
-    if pixels.max() > 1:
-        raise DataError(f"{where}: is deeper than 16 bits")
+    pixels = torch.from_numpy(np.asarray(flat, dtype=np.float32) / np.float32(1 if deep else 255))
     return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels.unsqueeze(0)
+
+
+def _windowed(image: Image.Image, where: object, window: Window) -> NDArray[np.float32]:
+    """Return the values of an image of more than 8 bits as a window has them, in [0, 1]."""
+    values: NDArray[np.float32] = np.asarray(image.convert("F"))
+    if len(window) != 2:
+        window = image.info.get("window", window)
+    if len(window) == 2:
+        shown = ((values - window[0]) / (window[1] - window[0])).clip(0, 1)
+        return (1 - shown if image.info.get("inverted") else shown).astype(np.float32)
+    least, most = values.min(), values.max()
+    if not window:
+        wrong = "has more than 8 bits, and the pictures of training have 8"
+    elif image.mode == "F":
+        wrong = "holds fractions"
+    elif least < 0 or most > window[0]:
+        wrong = f"has values from {least:.0f} to {most:.0f}, and black is 0 and white {window[0]:.0f}"
+    else:
+        return values / np.float32(window[0])
+    raise DataError(f"{where}: {wrong}: set window = [low, high], the values that are black and white")
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -100,7 +100,7 @@ def _read(items: Items, where: str) -> RawSamples:
         raise DataError(f"{where}: item {odd[0]} is {shapes[odd[0]]}, item 0 is {shapes[0]}; resize them to one shape")
     if isinstance(again, Image.Image):
         pictures = [(f"{where}: item {at}", partial(nullcontext, value)) for at, value in enumerate(values)]
-        (inputs,) = read_pictures([pictures], None)
+        (inputs,) = read_pictures([pictures], None).parts
     elif again.ndim == 1 and again.dtype in (np.int32, np.int64):
         inputs = torch.from_numpy(np.stack(values).astype(np.int64))  # token ids
     else:

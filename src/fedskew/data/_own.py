@@ -45,11 +45,12 @@ def make(
     clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
     where: object = "",
+    **more: Any,
 ) -> Dataset:
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
     `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set;
-    `where` says in messages where they were read from.
+    `where` says in messages where they were read from, and `more` is for the `Dataset` as it is.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
@@ -73,6 +74,7 @@ def make(
         std,
         clients=None if train.clients is None else _ids(train.clients, client_names),
         client_names=client_names,
+        **more,
     )
 
 

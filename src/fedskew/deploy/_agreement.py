@@ -65,6 +65,8 @@ class Agreement(BaseModel):
         mean: Mean of each channel, by which every site normalises its samples in place of the data's own; empty: no
             normalisation.
         std: Standard deviation of each channel, used like `mean`.
+        window: What is black and white in pictures of more than 8 bits (see `data.Dataset`), where a site's `data.toml`
+            does not say what it is in the site's own.
         label_counts: What a site reports about its labels before training: "exact" counts; "noisy" counts, with Laplace
             noise for `epsilon` drawn at the site by a secure mechanism (the extra `fedskew[dp]`); "withheld": only its
             number of samples; or "summed", with masked updates: the server gets sums over all sites only, and each site
@@ -111,6 +113,7 @@ class Agreement(BaseModel):
     tokens: bool = False
     mean: list[Finite] = []
     std: list[Positive] = []
+    window: Annotated[list[Finite], Field(max_length=2)] = []
     label_counts: Literal["exact", "noisy", "withheld", "summed"] = "exact"
     epsilon: Positive | None = None
     neighbours: Literal["add-remove", "replace"] = "add-remove"
@@ -139,6 +142,8 @@ class Agreement(BaseModel):
         channels = self.shape[0]
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, channels):
             raise ValueError(f"mean and std take {channels} values each, one per channel, or none")
+        if len(self.window) == 2 and self.window[0] >= self.window[1]:
+            raise ValueError("window: takes [low, high], the values that are black and white, low first")
         if self.label_counts == "noisy" and self.epsilon is None:
             raise ValueError("label_counts = 'noisy' needs epsilon")
         if self.epsilon is not None and self.label_counts not in ("noisy", "summed"):
@@ -186,7 +191,8 @@ class Agreement(BaseModel):
     @property
     def info(self) -> ModelInfo:
         """What is known of the federation's samples and classes."""
-        return ModelInfo(tuple(self.classes), tuple(self.shape), self.tokens, tuple(self.mean), tuple(self.std))
+        mean, std, window = tuple(self.mean), tuple(self.std), tuple(self.window)
+        return ModelInfo(tuple(self.classes), tuple(self.shape), self.tokens, mean, std, window)
 
     @property
     def evaluates(self) -> bool:

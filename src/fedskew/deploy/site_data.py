@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,12 +103,13 @@ class SiteData:
         state, unlabelled = path.parent / described.state, None
         if described.unlabelled is not None:
             place = path.parent / Path(described.unlabelled).expanduser()
-            unlabelled = functools.partial(_read_unlabelled, path, place, agreement)
+            window = tuple((described.data or {}).get("window", ()))
+            unlabelled = functools.partial(_read_unlabelled, path, place, agreement, window)
         try:
             if described.data is None:
                 samples = _no_samples(agreement, state)
             else:
-                samples = _fitted(_read(described.data, path.parent), agreement, state)
+                samples = _fitted(_read(described.data, path.parent, agreement), agreement, state)
         except (ArgumentError, ConfigError) as error:
             raise ConfigError(f"{path}: data.{error}") from None
         except DataError as error:
@@ -133,10 +135,11 @@ class _SiteFile(BaseModel):
         return self
 
 
-def _read_unlabelled(data: Path, place: Path, agreement: Agreement) -> Tensor:
+def _read_unlabelled(data: Path, place: Path, agreement: Agreement, window: tuple[float, ...]) -> Tensor:
     info = agreement.info
     try:
-        return info.normalise(torch.cat([some.inputs for some in load_unlabelled([place], info.in_shape)]))
+        found = load_unlabelled([place], info.in_shape, window or info.window)
+        return info.normalise(torch.cat([some.inputs for some in found]))
     except ArgumentError as error:
         raise DataError(f"{data}: unlabelled: {place}: {error}") from None
     except DataError as error:
@@ -149,14 +152,23 @@ def _no_samples(agreement: Agreement, state: Path) -> SiteData:
     return SiteData(inputs, targets, inputs, targets, len(agreement.classes), state)
 
 
-def _read(table: dict[str, Any], beside: Path) -> Dataset:
+def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:
     options = dict(table)
+    own = "window" in options
     name, root = options.pop("name"), options.pop("root", None)
     place = None if root is None else beside / Path(root).expanduser()
     rng = generator(0, Purpose.DATA)
     load = components.find(data.INDEX, name, "name")
     if ":" not in name:
-        return data.load(name, place, rng=rng, **options)
+        if agreement.window and "window" in inspect.signature(load).parameters:
+            options.setdefault("window", agreement.window)
+        made = data.load(name, place, rng=rng, **options)
+        if made.window and not (own or agreement.window):
+            raise DataError(
+                "pictures have more than 8 bits, and the federation's have 8: set window = [low, high] in [data], the "
+                "values that are black and white"
+            )
+        return made
     made = load(**options) if place is None else load(root=place, **options)
     if not isinstance(made, Dataset):
         raise ConfigError(f"name: {name} returned {type(made).__name__}, not a fedskew.data.Dataset")

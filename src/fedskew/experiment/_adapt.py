@@ -218,11 +218,12 @@ class Adaptation:
             folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
             if not folders:
                 raise DataError(f"{path}: holds no folder; expected one for each class: {', '.join([*known][:4])}, ...")
-            read = [(folder.name, some) for folder in folders for some in unlabelled([folder], model.in_shape)]
+            form = model.in_shape, model.info.window
+            read = [(folder.name, some) for folder in folders for some in unlabelled([folder], *form)]
             labels: list[Any] = [name for name, some in read for _ in some.names]
             parts = [some.inputs for _, some in read]
         else:
-            parts = [some.inputs for some in unlabelled([path], model.in_shape)]
+            parts = [some.inputs for some in unlabelled([path], model.in_shape, model.info.window)]
             given = _labels_in(path, sum(map(len, parts)))
             if given.dtype.kind in "iu" and not all(name.isdecimal() for name in known):
                 known = {str(place): place for place in known.values()}

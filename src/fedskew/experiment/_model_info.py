@@ -34,6 +34,7 @@ class ModelInfo:
         tokens: Whether samples are token ids instead of numbers.
         mean: Mean by channel (by feature if samples are no images) by which inputs are normalised; empty: they are not.
         std: Standard deviation, likewise.
+        window: What is black and white in pictures of more than 8 bits (see `data.Dataset`).
     """
 
     EXPORTS: ClassVar[dict[str, str]] = {"onnx": ".onnx", "torchscript": ".pt"}
@@ -44,6 +45,7 @@ class ModelInfo:
     tokens: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    window: tuple[float, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """Return these notes as the model's file holds them."""
@@ -54,6 +56,19 @@ class ModelInfo:
         """Read what `plain` returned; TypeError if they are of something else."""
         made: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
         return cls(**made)
+
+    @property
+    def before(self) -> str | None:
+        """What has to be done to samples before an exported model takes them; None: nothing."""
+        if len(self.in_shape) != 3 or self.tokens:
+            return None
+        window = self.window
+        deep = f"; stored values of 16 bits divided by {window[0]:g}" if len(window) == 1 else ""
+        if len(window) == 2:
+            deep = "; stored values v of more than 8 bits as (v - {:g}) / ({:g} - {:g}), clipped".format(
+                *window, window[0]
+            )
+        return f"float32 in [0, 1], upright; bytes of an image divided by 255{deep}"
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Check samples in their own units, and normalise them as in training: to float32, or int64 for token ids.
@@ -131,10 +146,11 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
         raise MissingPackageError("export as ONNX needs onnx and onnxscript: pip install 'fedskew[onnx]'")
     model = _Classifier(copy.deepcopy(network), info).cpu().eval().requires_grad_(False)
     samples = torch.zeros(2, *info.in_shape, dtype=torch.int64 if info.tokens else torch.float32)
+    about = {"classes": json.dumps(info.classes)} | ({} if info.before is None else {"samples": info.before})
     write = _write_onnx if kind == "onnx" else _write_torchscript
     try:
         with _quiet(), replacing(path) as part:
-            write(model, samples, json.dumps(info.classes), part)
+            write(model, samples, about, part)
     except OSError as error:
         raise RunError(f"{path}: can't be written: {error.strerror}") from None
     except Exception as error:  # the exporters raise all kinds
@@ -143,7 +159,7 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
     return path
 
 
-def _write_onnx(model: _Classifier, samples: Tensor, classes: str, path: Path) -> None:
+def _write_onnx(model: _Classifier, samples: Tensor, about: dict[str, str], path: Path) -> None:
     program = torch.onnx.export(
         model,
         (samples,),
@@ -154,17 +170,15 @@ def _write_onnx(model: _Classifier, samples: Tensor, classes: str, path: Path) -
         verbose=False,
     )
     assert program is not None, "with dynamo=True it returns the program"
-    program.model.metadata_props["classes"] = classes
-    if samples.dim() > 2:
-        program.model.metadata_props["samples"] = "float32 in [0, 1]; bytes of an image divided by 255"
+    program.model.metadata_props |= about
     program.save(path)
 
 
-def _write_torchscript(model: _Classifier, samples: Tensor, classes: str, path: Path) -> None:
+def _write_torchscript(model: _Classifier, samples: Tensor, about: dict[str, str], path: Path) -> None:
     with torch.no_grad():
         model.network = torch.jit.trace(model.network, samples)  # type: ignore[no-untyped-call]
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(model), buffer, _extra_files={"classes": classes})
+    torch.jit.save(torch.jit.script(model), buffer, _extra_files=about)
     path.write_bytes(buffer.getvalue())
 
 

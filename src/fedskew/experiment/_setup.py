@@ -373,6 +373,7 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module) ->
         "fedskew.experiment",
         "run_notes.txt",
         {},
+        skipped=dataset.skipped,
         unheld=SkewReport.unheld_in_words(counts, mix, dataset.classes, of) if mix.any() else None,
         held=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0))],
         relying=relying[0] if relying else None,
