@@ -121,7 +121,7 @@ class Sheet:
 
     def amounts(self, columns: Sequence[int]) -> FloatArray:
         """Return the finite numbers >= 0 of some columns, shape `(rows, columns)`."""
-        decimal, values = self._decimal or self._found_decimal(columns), array("d")
+        decimal, values = self._decimal or self.decimal_sign(columns), array("d")
         for line, row in self:
             cells = [row[column] for column in columns]
             with suppress(ValueError):  # a space between thousands, or no number
@@ -130,7 +130,7 @@ class Sheet:
                     continue
             for column, cell in zip(columns, cells, strict=True):
                 try:
-                    values.append(_number(cell, decimal))
+                    values.append(number(cell, decimal))
                 except ValueError:
                     self._refuse(line, self.header[column], cell)
         if not values:
@@ -142,7 +142,7 @@ class Sheet:
             self.fail_row(at, f"{table[at, column]:.10g}, expected a finite number >= 0", self.header[columns[column]])
         return table
 
-    def _found_decimal(self, columns: Sequence[int]) -> Decimal:
+    def decimal_sign(self, columns: Sequence[int]) -> Decimal:
         """Return the decimal sign that the numbers of some columns show; refuse two, and numbers that may be two."""
         shown: dict[Decimal, str] = {}
         unclear: tuple[int, str, str] | None = None
@@ -159,7 +159,7 @@ class Sheet:
             raise self._error(f"{self.path}: writes decimals in two ways, {both}; make them one")
         if unclear and not shown:
             line, cell, name = unclear
-            either = f"{_number(cell, '.'):g} or {_number(cell, ','):g}"
+            either = f"{number(cell, '.'):g} or {number(cell, ','):g}"
             self.fail(
                 line,
                 f"{cell!r} may be {either}, and no other number of the file tells; say by decimal (--decimal) whether "
@@ -256,7 +256,7 @@ def _is_separated(text: str) -> bool:
     return "." in text or "," in text
 
 
-def _number(text: str, decimal: Decimal) -> float:
+def number(text: str, decimal: Decimal) -> float:
     """Return the number that a cell holds; raise ValueError if it is none with that decimal sign."""
     if not _FORMS[decimal].fullmatch(text):
         if _is_separated(text):

@@ -144,15 +144,12 @@ def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path, com
     (tmp_path / "own.csv").write_text(TABLE)
     words = ["new", "a.toml", "--data", "csv", "--root", "own.csv"]
     done = command(*words, status=2)
-    assert (
-        "own.csv, line 1: no column 'label'; set data.label to the column of labels (columns: a, b, kind)"
-        in done.stderr
-    )
-    assert "--set data.KEY=VALUE (fedskew list data csv)" in done.stderr
+    assert "own.csv: no column is called label; say which it is: --set data.label=NAME (of a, b, kind)" in done.stderr
     assert not (tmp_path / "a.toml").exists()
     command(*words, "--set", "data.label=kind")
     config = read(tmp_path / "a.toml")
-    assert config.data.parameters["label"] == "kind"
+    assert config.data.parameters["schema"]["columns"]["kind"]["kind"] == "label"
+    assert config.model.name == "table"
     assert (config.partition.clients, config.training.batch_size) == (2, 8)  # of 96 samples to train on
 
 

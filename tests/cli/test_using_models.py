@@ -154,7 +154,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "IMAGES: give images, a folder of them or an .npz file; or --export onnx"),
+        ([], "FILES: give images, a folder of them, an .npz or CSV file; or --export onnx"),
         (["images", "--out", "x.pt"], "--out: says where --export writes"),
         (["--export", "tflite"], "--export: can't export as 'tflite' (known: onnx, torchscript)"),
         (["images", "--seed", "7"], "has no seed 7; its seeds: 0"),

@@ -125,7 +125,7 @@ def test_features_in_their_own_units_are_normalised_as_in_training(tmp_path):
 def test_the_files_metadata_say_what_goes_in_and_what_comes_out(run):
     with safe_open(run.folder / "model.safetensors", framework="np") as file:
         said = json.loads(file.metadata()["fedskew"])["notes"]
-    nothing = dict.fromkeys(("mean", "std", "window"), [])
+    nothing: dict[str, list[float]] = {key: [] for key in ("mean", "std", "window")}
     assert said == {"classes": list("0123456789"), "in_shape": [1, 8, 8], "tokens": False} | nothing
 
 

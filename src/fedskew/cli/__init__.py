@@ -24,6 +24,7 @@ from fedskew.cli import (
     predict,
     reference,
     run,
+    schema,
     site,
     sites,
     sweep,
@@ -54,7 +55,18 @@ def _add(group: typer.Typer, *commands: Callable[..., None], **settings: Any) ->
 _add(app, counts.counts, labels.describe, labels.weights, counts.advise, target.target, reference.methods)
 _add(app, reference.check)
 _add(app, reference.listing, name="list")
-_add(app, new.new, run.run, sweep.sweep, sweep.arena, papers.recipes, papers.reproduce, run.report, sites.sites)
+_add(
+    app,
+    schema.schema,
+    new.new,
+    run.run,
+    sweep.sweep,
+    sweep.arena,
+    papers.recipes,
+    papers.reproduce,
+    run.report,
+    sites.sites,
+)
 _add(app, predict.predict, target.adapt, personal.personal, papers.demo)
 _add(federation, deploy.init, deploy.check, site.site, deploy.local)
 _add(federation, operate.superlink, site.supernode, **_FLOWER)

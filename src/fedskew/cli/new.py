@@ -24,7 +24,7 @@ from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.cli.config_keys import Entry, Key
-    from fedskew.data import Dataset
+    from fedskew.data import Dataset, Proposal
 
 SCHEMA = "fedskew.schema.json"
 WIDTH = 110
@@ -35,10 +35,10 @@ LOCAL_STEPS = 1000
 EPOCHS = 2
 FEWEST_ROUNDS = 20
 
-RATES: Mapping[str, float] = {"logistic": 0.1, "mlp3": 0.1, "lenet5": 0.1, "fasttext": 1.0}
+RATES: Mapping[str, float] = {"logistic": 0.1, "mlp3": 0.1, "table": 0.05, "lenet5": 0.1, "fasttext": 1.0}
 """Learning rates to begin with; of other networks 0.05."""
 
-MEASURED = ("logistic", "mlp3", "lenet5", "cnn_mnist")
+MEASURED = ("logistic", "mlp3", "table", "lenet5", "cnn_mnist")
 """Networks that learn with these rates and so many steps: docs/runs.md."""
 
 OFF = ("tune", "privacy")
@@ -56,7 +56,8 @@ def new(
         int | None, Option(help="Number of clients.  [default: 10; fewer where there are few samples]")
     ] = None,
     model: Annotated[
-        str | None, Option(help="The network: `fedskew list models`.  [default: mlp3; fasttext for texts]")
+        str | None,
+        Option(help="The network: `fedskew list models`.  [default: mlp3; table for tables, fasttext for texts]"),
     ] = None,
     method: Annotated[str | None, Option(help="The method: `fedskew methods`.  [default: fedavg]")] = None,
     rounds: Annotated[int | None, Option(help="Number of rounds.  [default: as the data need]")] = None,
@@ -75,7 +76,7 @@ def new(
     Examples:
 
         fedskew new my.toml
-        fedskew new my.toml --data csv --root patients.csv --set data.label=diagnosis
+        fedskew new my.toml --data csv --root patients.csv --set data.label=diagnosis     (and my.schema.toml)
         fedskew new my.toml --data folder --root images --rule natural --model lenet5 --method fedvls --schema
         fedskew run my.toml
     """
@@ -109,6 +110,10 @@ def new(
     if skip_broken:
         chosen["data"]["skip_broken"] = True
     _change(chosen, changes)
+    proposal = None
+    if data == "csv" and "schema" not in chosen["data"]:
+        proposal = _propose(chosen["data"])
+        chosen["data"]["schema"] = proposal.schema.plain()
     with shared_data():
         found = _at_hand(chosen["data"])
         size = _Size.of(found, chosen["data"].get("rows"), rule)
@@ -116,7 +121,8 @@ def new(
         if clients is None and rule != "natural":
             clients = _number("Clients", None, str(size.clients))
         size = replace(size, clients=clients or size.clients)
-        model = _answer("Network", model, "fasttext" if size.is_text else "mlp3", known["model.name"])
+        usual = "fasttext" if size.is_text else "table" if data == "csv" else "mlp3"
+        model = _answer("Network", model, usual, known["model.name"])
         method = _answer("Method, or methods joined by +", method, "fedavg", list(methods.PRESETS))
         rounds = _number("Rounds", rounds, str(size.rounds))
         own: tuple[Key, ...] = next((one.keys for one in choices()["partition.rule"] if one.name == rule), ())
@@ -137,6 +143,14 @@ def new(
         if found is not None:
             chosen, about_labels = _that_runs(chosen)
             doubts += about_labels
+    if proposal is not None:
+        place = path.with_suffix(".schema.toml")
+        if place.exists() and not force:
+            raise ConfigError(f"{place}: is there already; take it by --set data.schema={place}, or add --force")
+        with writing(place):
+            place.write_text(proposal.text(), encoding="utf-8")
+        chosen["data"]["schema"] = str(place)
+        doubts += [f"{place}: {line}" for line in proposal.unclear]
     text = _text(chosen, schema)
     resolve(tomllib.loads(text))
     with writing(path):
@@ -215,6 +229,18 @@ def _at_hand(table: Mapping[str, Any]) -> Dataset | None:
             return None
         options = f"options go here as --set data.KEY=VALUE (fedskew list data {table['name']})"
         raise DataError(f"{error}; {options}") from None
+
+
+def _propose(table: dict[str, Any]) -> Proposal:
+    """Propose a schema of a table, which takes the place of its options for labels and clients."""
+    from fedskew.data import Proposal
+
+    root = Path(table["root"])
+    proposal = Proposal.of_files([root], table.pop("label", None), table.pop("client", None), table.get("decimal"))
+    if proposal.schema.called("label") is None:
+        columns = ", ".join(proposal.schema.columns)
+        raise DataError(f"{root}: no column is called label; say which it is: --set data.label=NAME (of {columns})")
+    return proposal
 
 
 def _that_runs(chosen: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -29,8 +29,9 @@ def predict(
     images: Annotated[
         list[Path] | None,
         Argument(
-            metavar="[IMAGES]...",
-            help="Images, folders of images (at any depth), or .npz files with an array x.",
+            metavar="[FILES]...",
+            help="Images, folders of images (at any depth), or .npz files with an array x; of a model of tables CSV or "
+            "Parquet files.",
             show_default=False,
         ),
     ] = None,
@@ -56,15 +57,17 @@ def predict(
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Say which class a trained model sees in each image, or export the model.
+    """Say which class a trained model sees in each image or row of a table, or export the model.
 
-    Images are made grey or RGB, resized and normalised as in training; the run keeps how. Takes seconds for a thousand
-    images, and up to half a minute for an export as ONNX.
+    Images are made grey or RGB, resized and normalised as in training; the run keeps how. Columns of a table are found
+    by name, by the schema that is in the model. Takes seconds for a thousand images, and up to half a minute for an
+    export as ONNX.
 
     Examples:
 
         fedskew predict runs/my-1a2b3c4d new-images/ --csv predictions.csv
         fedskew predict runs/my-1a2b3c4d one.png two.png
+        fedskew predict runs/my-1a2b3c4d new.csv --csv predictions.csv
         fedskew predict runs/my-1a2b3c4d --export onnx      (for onnxruntime; torchscript: for torch.jit.load)
 
     In Python: fedskew.load("runs/my-1a2b3c4d").predict(array).
@@ -73,7 +76,7 @@ def predict(
     from fedskew.experiment import ModelInfo
 
     if not images and export is None:
-        raise ArgumentError("IMAGES: give images, a folder of them or an .npz file; or --export onnx")
+        raise ArgumentError("FILES: give images, a folder of them, an .npz or CSV file; or --export onnx")
     if out is not None and export is None:
         raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
     if export is not None and export not in ModelInfo.EXPORTS:
@@ -138,7 +141,7 @@ def _predicted(
     names: list[str] = []
     parts: list[NDArray[np.float64]] = []
     resized = 0
-    for some in data.unlabelled(images, model.in_shape, model.info.window, skip_broken):
+    for some in data.unlabelled(images, model.in_shape, model.info.window, skip_broken, model.encoder):
         try:
             parts.append(model.predict(some.inputs))
         except ArgumentError as error:

@@ -247,7 +247,8 @@ def moved_by_samples(
     from fedskew import data, experiment
 
     labelled = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
-    samples = torch.cat([some.inputs for some in data.unlabelled(paths, model.in_shape, model.info.window)])
+    unlabelled = data.unlabelled(paths, model.in_shape, model.info.window, encoder=model.encoder)
+    samples = torch.cat([some.inputs for some in unlabelled])
     check_samples(len(samples), paths[0])
     found = experiment.Adaptation.of(model, samples, labelled, method, normalised=(False, held_out is None))
     if found.estimate.misfit and not misfits:

@@ -9,6 +9,8 @@ from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
+from fedskew.data._propose import Proposal
+from fedskew.data._schema import Encoder, TableInputs, TableSchema, encoder_of
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
@@ -27,8 +29,13 @@ __all__ = [
     "Augmentation",
     "ByteImages",
     "Dataset",
+    "Encoder",
     "Inputs",
+    "Proposal",
     "Stored",
+    "TableInputs",
+    "TableSchema",
+    "encoder_of",
     "from_huggingface",
     "from_object",
     "holdings",

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.data._schema import Encoder
 from fedskew.errors import ArgumentError
 
 
@@ -138,6 +139,8 @@ class Dataset:
         window: What is black and white in pictures of more than 8 bits: `(low, high)` of a user, the `(white,)` that
             was found, or nothing.
         skipped: What could not be read and was left out, each with its reason.
+        encoder: What made inputs of samples as they are in files, in their own units; None: nothing that a model could
+            use again.
     """
 
     name: str
@@ -157,6 +160,7 @@ class Dataset:
     validation: NDArray[np.int64] | None = None
     window: tuple[float, ...] = ()
     skipped: tuple[str, ...] = ()
+    encoder: Encoder | None = None
 
     def __post_init__(self) -> None:
         for name, inputs in (("inputs", self.inputs), ("test_inputs", self.test_inputs)):

@@ -17,6 +17,7 @@ from fedskew.data import _dicom
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import Tray, Window, as_floats, opened, read_pictures, upright_size
 from fedskew.data._own import RawSamples, make, read_inputs
+from fedskew.data._schema import Encoder
 from fedskew.errors import DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 
@@ -178,9 +179,13 @@ class Unlabelled(NamedTuple):
 
 
 def unlabelled(
-    paths: Sequence[Path], in_shape: tuple[int, ...], window: Window = (), skip_broken: bool = False
+    paths: Sequence[Path],
+    in_shape: tuple[int, ...],
+    window: Window = (),
+    skip_broken: bool = False,
+    encoder: Encoder | None = None,
 ) -> Iterator[Unlabelled]:
-    """Read samples without labels, at most 256 at a time, in the units that data sets are in before normalisation.
+    """Read samples without labels in the units that data sets are in before normalisation; of images 256 at a time.
 
     Args:
         paths: Images; folders, in which images are looked for at any depth; `.npz` files, whose array `x` is read as by
@@ -188,7 +193,12 @@ def unlabelled(
         in_shape: Shape of one sample of the model. Images become grey or RGB, as it says, and are resized (bilinear).
         window: What is black and white in pictures of more than 8 bits, as in training.
         skip_broken: Leave out images that can't be read, with a DataWarning; else they are refused, all in one list.
+        encoder: Reads the files in place of that, but for `.npz`, where the model's samples come from an encoder.
     """
+    if encoder is not None and any(path.suffix.lower() != ".npz" for path in paths):
+        for path in paths:
+            yield Unlabelled(*encoder.read(path), 0)
+        return
     tray = Tray(skip_broken)
     files = [file for path in paths for file in _images_below(path)]
     images: list[Path] = []

@@ -26,6 +26,7 @@ from fedskew.data._folder import folder
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet
 from fedskew.data._own import csv, npz
+from fedskew.data._table import table_files
 from fedskew.data._text import ag_news
 from fedskew.errors import ArgumentError, DataError, nearest
 from fedskew.parameters import checked_options
@@ -81,7 +82,7 @@ def _root(name: str, root: str | os.PathLike[str] | None) -> Path:
             "or by the environment variable FEDSKEW_DATA"
         )
     path = Path(given).expanduser()
-    if not path.exists():
+    if not path.exists() and not (name == "csv" and table_files(path) != [path]):
         where = "root" if root else "FEDSKEW_DATA"
         raise DataError(f"{where}: {path} does not exist")
     return path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import zipfile
-from array import array
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
+from fedskew.data._schema import Column, Encoder, Kind, TableSchema
+from fedskew.data._table import Table, table_files
 from fedskew.errors import ArgumentError, DataError, in_one_line
 from fedskew.names import warn_of_look_alikes
-from fedskew.sheets import Sheet
 
 
 @dataclass
@@ -45,12 +46,14 @@ def make(
     clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
     where: object = "",
+    encoder: Encoder | None = None,
     **more: Any,
 ) -> Dataset:
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
     `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set;
-    `where` says in messages where they were read from, and `more` is for the `Dataset` as it is.
+    `where` says in messages where they were read from, and `more` is for the `Dataset` as it is. Of a table, whose
+    schema is `encoder`, numbers are standardised.
     """
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
@@ -62,7 +65,8 @@ def make(
     client_names = ordered({*clients, *(train.clients or ())})
     warn_of_look_alikes(names, "classes", f"data {name!r}")
     warn_of_look_alikes(client_names, "clients", f"data {name!r}")
-    mean, std = _standardise(train.inputs, test.inputs) if train.inputs.is_floating_point() else ((), ())
+    schema = encoder if isinstance(encoder, TableSchema) else None
+    mean, std = _standardise(train.inputs, test.inputs, schema) if train.inputs.is_floating_point() else ((), ())
     return Dataset(
         name,
         train.inputs.float() if train.inputs.is_floating_point() else train.inputs,
@@ -74,6 +78,7 @@ def make(
         std,
         clients=None if train.clients is None else _ids(train.clients, client_names),
         client_names=client_names,
+        encoder=encoder,
         **more,
     )
 
@@ -132,14 +137,26 @@ def _ids(values: Sequence[str], names: tuple[str, ...]) -> NDArray[np.int64]:
     return np.array([number[value] for value in values], dtype=np.int64)
 
 
-def _standardise(train: Tensor, test: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Standardise in place by channel (dimension 1); a channel that never varies is only centred."""
+def _standardise(
+    train: Tensor, test: Tensor, schema: TableSchema | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Standardise in place by channel (dimension 1); a channel that never varies is only centred.
+
+    Of a table these are its numbers, by mean and deviation of those that are there; others become the mean.
+    """
     others = [dimension for dimension in range(train.dim()) if dimension != 1]
     std, mean = torch.std_mean(train, dim=others, correction=0, keepdim=True)
+    for column in mean.isnan().flatten().nonzero().flatten().tolist():
+        there = train[:, column][~train[:, column].isnan()]
+        std[:, column], mean[:, column] = torch.std_mean(there, correction=0) if len(there) else (0.0, 0.0)
     rounding = 10 * torch.finfo(train.dtype).eps * mean.abs()
     std = torch.where(std > rounding, std, torch.ones_like(std))
+    if schema is not None:
+        mean[:, schema.numbers :], std[:, schema.numbers :] = 0.0, 1.0
     for inputs in (train, test):
         inputs.sub_(mean).div_(std)
+        if schema is not None:
+            inputs.nan_to_num_(nan=0.0)
     return tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
 
 
@@ -152,64 +169,83 @@ _NAMED = 40  # columns that a message names
 def csv(
     root: Path,
     rng: np.random.Generator | None,
-    label: str = "label",
+    label: str | None = None,
     client: str | None = None,
     test: str | None = None,
     test_share: float = 0.2,
+    schema: str | dict[str, Any] | None = None,
+    decimal: Literal[".", ","] | None = None,
 ) -> Dataset:
-    """Read a user's own table of features from a CSV file.
+    """Read a user's own table from CSV or Parquet files, one sample a row; columns are found by name, in any order.
 
-    A header line, then one sample a line; columns apart by commas, semicolons or tabs, UTF-8. Columns other than labels
-    and clients must hold numbers, with a decimal point. Features are standardised with mean and deviation of the
-    training part.
+    CSV has a header line, columns apart by commas, semicolons or tabs, and is in UTF-8. Of several files (a folder, or
+    a pattern such as sites/*.csv) each is a client's, called as the file. Numbers are standardised with mean and
+    deviation of the training part. Without a schema columns other than labels and clients hold numbers, none missing.
 
     Args:
-        label: Column of labels, any text.
+        label: Column of labels, any text; "label" by default.
         client: Column of clients; a column called "client" by default, if there is one.
         test: Name of a file beside it with the same columns, the test part.
         test_share: Share of every class to hold out if there is no test file.
+        schema: What the columns hold, labels and clients too: a file that `fedskew schema` proposes, or its tables.
+        decimal: The decimal sign of numbers in CSV files; without it: as each file shows.
     """
-    train, header = _of_table(root, label, client)
-    held = None
-    if test is not None:
-        path = root.parent / test
-        held, columns = _of_table(path, label, client)
-        if columns != header:
-            raise DataError(f"{path}, line 1: its columns are not those of {root}")
-    return make("csv", train, held, test_share, rng)
+    aside = None if test is None else (root if root.is_dir() else root.parent) / test
+    files = table_files(root, aside)
+    if not files:
+        raise DataError(f"{root}: there is no CSV or Parquet file")
+    if schema is not None and (label or client):
+        raise ArgumentError(
+            f"{'label' if label else 'client'}: the schema says which columns hold labels and clients; leave it out"
+        )
+    tables = [Table.read(path, decimal) for path in files]
+    own = _schema_of(schema) if schema is not None else _all_numbers(tables[0], label or "label", client)
+    try:
+        parts = [_of_table(table, own) for table in tables]
+        held = None if aside is None else _of_table(Table.read(aside, decimal), own)
+    except DataError as error:
+        if schema is not None:
+            raise
+        raise DataError(f"{error}; a schema says what else columns may hold: fedskew schema {root}") from None
+    for path, part in zip(files, parts, strict=True):
+        if part.clients is None and files != [root]:
+            part.clients = [path.stem] * len(part.labels)
+    if any(part.clients is None for part in parts):
+        parts = [dataclasses.replace(part, clients=None) for part in parts]
+    train = RawSamples(
+        torch.cat([part.inputs for part in parts]),
+        [label for part in parts for label in part.labels],
+        None if parts[0].clients is None else [name for part in parts for name in part.clients or ()],
+    )
+    return make("csv", train, held, test_share, rng, numbered=own.classes, where=root, encoder=own)
 
 
-def _of_table(path: Path, label: str, client: str | None) -> tuple[RawSamples, list[str]]:
-    """Return the samples of one file, and its header."""
-    sheet = Sheet(path, "a header line, then one sample a line", error=DataError)
-    sheet.check_header(unnamed=True)
-    header = sheet.header
+def _of_table(table: Table, schema: TableSchema) -> RawSamples:
+    labels = schema.names_in(table, "label")
+    assert labels is not None, "there is such a column, or an error"
+    return RawSamples(schema.encoded(table), labels, schema.names_in(table, "client"))
+
+
+def _schema_of(given: str | dict[str, Any]) -> TableSchema:
+    if isinstance(given, str):
+        return TableSchema.read_toml(Path(given).expanduser())
+    try:
+        return TableSchema.of_plain(given)
+    except (ArgumentError, TypeError) as error:
+        raise ArgumentError(f"schema.{error}") from None
+
+
+def _all_numbers(table: Table, label: str, client: str | None) -> TableSchema:
+    """Return the schema of a table of which nothing is said but its columns of labels and clients."""
+    names = list(table.columns)
     for option, name in (("label", label), ("client", client)):
-        if name is not None and name not in header:
-            columns = ", ".join(header[:_NAMED]) + (", ..." if len(header) > _NAMED else "")
-            sheet.fail(
-                sheet.line, f"no column {name!r}; set data.{option} to the column of {option}s (columns: {columns})"
-            )
-    if client is None and "client" in header and label != "client":
-        client = "client"
-    features = [column for column, name in enumerate(header) if name not in (label, client)]
-    if not features:
-        sheet.fail(sheet.line, "no column is left for features")
-    labels = sheet.texts(header.index(label), "class")
-    clients = None if client is None else sheet.texts(header.index(client), "client")
-    values = array("d")
-    for line, cells in sheet:
-        for column in features:
-            try:
-                values.append(float(cells[column]))
-            except ValueError:
-                wrong = "not a number; only the columns of labels and clients (options label, client) may hold text"
-                sheet.fail(line, f"{cells[column]!r} is {wrong}", header[column])
-    table = np.frombuffer(values).reshape(len(labels), len(features))
-    if not np.isfinite(table).all():
-        row, column = np.argwhere(~np.isfinite(table))[0]
-        sheet.fail_row(row, f"{table[row, column]} is not a finite number", header[features[column]])
-    return RawSamples(torch.from_numpy(table.copy()), labels, clients), header
+        if name is not None and name not in names:
+            columns = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+            table.fail(f"no column {name!r}; set data.{option} to the column of {option}s (columns: {columns})")
+    kinds: dict[str, Kind] = {client or "client": "client", label: "label"}
+    if not set(names) - set(kinds):
+        table.fail("no column is left for features")
+    return TableSchema({name: Column(kinds.get(name, "number")) for name in names})
 
 
 @names_clients

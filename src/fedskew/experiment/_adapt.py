@@ -208,19 +208,23 @@ class Adaptation:
 
     @staticmethod
     def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
-        """Read labelled samples in the model's shape: a folder of a folder for each class, or an .npz file of x and y.
+        """Read labelled samples in the model's shape: a folder of a folder for each class, an .npz file of x and y, or
+        what the model's encoder reads, as a CSV file.
 
         Returns samples in their own units, and their classes; DataError where there are none, or of a class that the
         model doesn't know.
         """
         known = {name: place for place, name in enumerate(model.classes)}
-        if path.is_dir():
+        labels: list[Any]
+        if model.encoder is not None and path.suffix.lower() != ".npz":
+            labels, parts = model.encoder.labels(path), [model.encoder.read(path)[1]]
+        elif path.is_dir():
             folders = sorted(part for part in path.iterdir() if part.is_dir() and not part.name.startswith((".", "__")))
             if not folders:
                 raise DataError(f"{path}: holds no folder; expected one for each class: {', '.join([*known][:4])}, ...")
             form = model.in_shape, model.info.window
             read = [(folder.name, some) for folder in folders for some in unlabelled([folder], *form)]
-            labels: list[Any] = [name for name, some in read for _ in some.names]
+            labels = [name for name, some in read for _ in some.names]
             parts = [some.inputs for _, some in read]
         else:
             parts = [some.inputs for some in unlabelled([path], model.in_shape, model.info.window)]

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
+from fedskew.data import TableSchema
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment import _sections as sections
 from fedskew.experiment._own import with_names
@@ -239,12 +240,26 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
     ConfigError where it is not valid; the message begins with the dotted key.
     """
-    config = _validated(with_names(tree))
+    config = _validated(_with_schema(with_names(tree)))
     config = config.model_copy(
         update={"method": methods.expand(config.method), "partition": _with_rule_defaults(config.partition)}
     )
     _check(config)
     return config
+
+
+def _with_schema(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a tree with the schema of a table in place of the file that holds it."""
+    table = tree.get("data")
+    schema = table.get("schema") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or schema is None or table.get("name") != "csv":
+        return tree
+    try:
+        read = TableSchema.read_toml(Path(schema).expanduser()) if isinstance(schema, str) else schema
+        made = read if isinstance(read, TableSchema) else TableSchema.of_plain(read)
+    except (FedskewError, TypeError) as error:
+        raise ConfigError(f"data.schema: {error}") from None
+    return tree | {"data": table | {"schema": made.plain()}}
 
 
 def _validated(tree: Mapping[str, Any]) -> Config:

@@ -66,6 +66,8 @@ class Loaded:
         found = xxhash.xxh3_128()
         for field in dataclasses.fields(self.dataset):
             value = getattr(self.dataset, field.name)
+            if field.name == "encoder" and value is None:
+                continue
             found.update(f"{field.name}:".encode())
             if type(value) is ByteImages:  # in memory, unlike those of its subclasses
                 value = value.pixels
@@ -156,7 +158,10 @@ def _own_files(config: Config) -> dict[str, str] | None:
         return {}
     place = Path(config.place(root)).expanduser().absolute()
     test = config.data.parameters.get("test")
-    return _listed([place, *([place.parent / str(test)] if test else [])])
+    if not place.exists():  # a pattern of files
+        place = place.parent
+    beside = place if place.is_dir() else place.parent
+    return _listed([place, *([beside / str(test)] if test else [])])
 
 
 def _beside(config: Config) -> list[Path]:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedskew.data import Encoder, TableInputs, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing
 
@@ -35,6 +36,8 @@ class ModelInfo:
         mean: Mean by channel (by feature if samples are no images) by which inputs are normalised; empty: they are not.
         std: Standard deviation, likewise.
         window: What is black and white in pictures of more than 8 bits (see `data.Dataset`).
+        encoder: What makes inputs of samples as they are in files, in plain values (`data.encoder_of`); None: there is
+            nothing of that kind, as of images.
     """
 
     EXPORTS: ClassVar[dict[str, str]] = {"onnx": ".onnx", "torchscript": ".pt"}
@@ -46,10 +49,20 @@ class ModelInfo:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     window: tuple[float, ...] = ()
+    encoder: dict[str, Any] | None = None
+
+    @property
+    def is_table(self) -> bool:
+        """Whether samples are rows of a table, in which a number that is NaN is missing."""
+        return self.encoder is not None and self.encoder["kind"] == "table"
+
+    def made_encoder(self) -> Encoder | None:
+        """Return what makes inputs of samples as they are in files; None where there is nothing of that kind."""
+        return None if self.encoder is None else encoder_of(self.encoder)
 
     def plain(self) -> dict[str, Any]:
         """Return these notes as the model's file holds them."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def of_plain(cls, values: dict[str, Any]) -> ModelInfo:
@@ -111,6 +124,7 @@ class _Normaliser(nn.Module):
         self.features = len(info.in_shape) == 1
         self.grey = len(info.in_shape) == 3 and info.in_shape[0] == 1
         self.normalised = bool(info.mean)
+        self.table = info.is_table
         self.register_buffer("mean", torch.tensor(info.mean, dtype=torch.float64).view(-1, *sides))
         self.register_buffer("std", torch.tensor(info.std, dtype=torch.float64).view(-1, *sides))
 
@@ -124,18 +138,23 @@ class _Normaliser(nn.Module):
             values = values / 255
         if self.normalised:
             values = (values - self.mean.to(values.dtype)) / self.std.to(values.dtype)  # type: ignore[operator]
+        if self.table:
+            values = torch.where(values.isnan(), torch.zeros_like(values), values)  # the mean
         return values.float()
 
 
 class _Classifier(nn.Module):
-    """Samples as `TrainedModel.predict` takes them, to probabilities."""
+    """Samples as `TrainedModel.predict` takes them as arrays, or one number for each column of a table, to
+    probabilities.
+    """
 
-    def __init__(self, network: nn.Module, info: ModelInfo) -> None:
+    def __init__(self, network: nn.Module, info: ModelInfo, schema: TableSchema | None) -> None:
         super().__init__()
+        self.encode = nn.Identity() if schema is None else TableInputs(schema)
         self.normalise, self.network = _Normaliser(info), network
 
     def forward(self, samples: Tensor) -> Tensor:
-        return torch.softmax(self.network(self.normalise(samples)), dim=1)
+        return torch.softmax(self.network(self.normalise(self.encode(samples))), dim=1)
 
 
 def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
@@ -144,9 +163,14 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
         raise ArgumentError(f"kind: can't export as {kind!r}{nearest(kind, ModelInfo.EXPORTS)}")
     if kind == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise MissingPackageError("export as ONNX needs onnx and onnxscript: pip install 'fedskew[onnx]'")
-    model = _Classifier(copy.deepcopy(network), info).cpu().eval().requires_grad_(False)
-    samples = torch.zeros(2, *info.in_shape, dtype=torch.int64 if info.tokens else torch.float32)
-    about = {"classes": json.dumps(info.classes)} | ({} if info.before is None else {"samples": info.before})
+    schema = TableSchema.of_plain(info.encoder) if info.encoder is not None and info.is_table else None
+    model = _Classifier(copy.deepcopy(network), info, schema).cpu().eval().requires_grad_(False)
+    shape = info.in_shape if schema is None else (len(schema.inputs),)
+    samples = torch.zeros(2, *shape, dtype=torch.int64 if info.tokens else torch.float32)
+    before = info.before if schema is None else schema.values_in_words()
+    about = {"classes": json.dumps(info.classes)} | ({} if before is None else {"samples": before})
+    if info.encoder is not None:
+        about["encoder"] = json.dumps(info.encoder)
     write = _write_onnx if kind == "onnx" else _write_torchscript
     try:
         with _quiet(), replacing(path) as part:
@@ -176,7 +200,8 @@ def _write_onnx(model: _Classifier, samples: Tensor, about: dict[str, str], path
 
 def _write_torchscript(model: _Classifier, samples: Tensor, about: dict[str, str], path: Path) -> None:
     with torch.no_grad():
-        model.network = torch.jit.trace(model.network, samples)  # type: ignore[no-untyped-call]
+        inputs = model.encode(samples).to(samples.dtype)
+        model.network = torch.jit.trace(model.network, inputs)  # type: ignore[no-untyped-call]
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(model), buffer, _extra_files=about)
     path.write_bytes(buffer.getvalue())

@@ -101,7 +101,9 @@ def make_task(config: Config, seed: int) -> Task:
 def model_info(dataset: Dataset) -> ModelInfo:
     """Return what is stored with a model of a data set; whole numbers in memory are token ids."""
     tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
-    return ModelInfo(dataset.classes, dataset.in_shape, tokens, dataset.mean, dataset.std, dataset.window)
+    encoder = None if dataset.encoder is None else dataset.encoder.plain()
+    form = dataset.mean, dataset.std, dataset.window
+    return ModelInfo(dataset.classes, dataset.in_shape, tokens, *form, encoder)
 
 
 def held_out_rows(task: Task) -> list[IntArray]:
@@ -337,7 +339,7 @@ def _unlabelled(
 def _own_samples(path: str, dataset: Dataset) -> Tensor:
     info = model_info(dataset)
     try:
-        found = data.unlabelled([Path(path).expanduser()], dataset.in_shape, dataset.window)
+        found = data.unlabelled([Path(path).expanduser()], dataset.in_shape, dataset.window, encoder=dataset.encoder)
         read = torch.cat([some.inputs for some in found])
     except DataError as error:
         raise DataError(f"target.unlabelled: {error}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fedskew import labels, methods, models
-from fedskew.data import Inputs, Stored, take
+from fedskew.data import Encoder, Inputs, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment._config import Config, read
 from fedskew.experiment._folder import FINISHED
@@ -59,6 +59,16 @@ class TrainedModel:
     def in_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return self.info.in_shape
+
+    @cached_property
+    def encoder(self) -> Encoder | None:
+        """What makes inputs of samples as they are in files; None where samples are images or arrays."""
+        return self.info.made_encoder()
+
+    @property
+    def schema(self) -> TableSchema | None:
+        """What the columns hold of a table that the model was trained on; None: it was trained on something else."""
+        return self.encoder if isinstance(self.encoder, TableSchema) else None
 
     def __repr__(self) -> str:
         classes = counted(len(self.classes), "class", "classes")
@@ -133,13 +143,15 @@ class TrainedModel:
         Args:
             inputs: Samples in their own units, `(samples, *in_shape)`: features as in the file that was trained on,
                 images in [0, 1] or uint8 (grey ones also `(samples, height, width)`), or token ids. The model
-                normalises them as in training.
+                normalises them as in training. Of a model of tables also a CSV or Parquet file, a data frame, or a
+                list of one dict a row: columns by name, in any order, without labels or with.
             normalised: The samples are normalised already, like `inputs` and `test_inputs` of a `data.Dataset`; a
                 `data.Stored` always is.
 
         Raises:
             ArgumentError: The samples' shape or type is not the model's; the message says which is expected. Images in
                 other units, such as floats up to 255, issue a DataWarning.
+            DataError: A file or row does not fit the model's schema; the message names column and line.
         """
         return torch.softmax(self._outputs(inputs, normalised), 1).cpu().numpy()
 
@@ -171,11 +183,22 @@ class TrainedModel:
                 rows = torch.arange(start, min(start + BATCH, len(inputs)), device=inputs.device)
                 yield inputs.index_select(0, rows)
             return
-        samples = inputs if isinstance(inputs, Tensor) else _tensor(inputs)
+        samples = inputs if isinstance(inputs, Tensor) else self._encoded(inputs)
         info = ModelInfo(self.classes, self.in_shape, self.info.tokens) if normalised else self.info
         for start in range(0, max(len(samples), 1) if samples.dim() else 1, BATCH):
             if len(batch := info.normalise(samples[start : start + BATCH] if samples.dim() else samples)):
                 yield batch
+
+    def _encoded(self, inputs: Any) -> Tensor:
+        """Return samples as a tensor: what files, rows and data frames hold by the model's encoder."""
+        is_path, encoder = isinstance(inputs, str | Path), self.encoder
+        first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+        if not is_path and not isinstance(first, Mapping | str) and not hasattr(first, "to_dict"):
+            return _tensor(inputs)
+        if encoder is None:
+            expected = str(("samples", *self.in_shape)).replace("'", "")
+            raise ArgumentError(f"inputs: not an array of numbers; the model takes arrays of shape {expected}")
+        return encoder.read(Path(inputs))[1] if is_path else encoder.encode(inputs)
 
 
 class Adapted(nn.Module):

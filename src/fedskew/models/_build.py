@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from fedskew.errors import ArgumentError, in_one_line, nearest
 from fedskew.models._dropout import Dropout
 from fedskew.models._network import Network
-from fedskew.models._networks import CNNW2, MLP3, VGG11, CNNMnist, FastText, FedLACifar, LeNet5, Logistic
+from fedskew.models._networks import CNNW2, MLP3, VGG11, CNNMnist, FastText, FedLACifar, LeNet5, Logistic, TableNet
 from fedskew.models._residual import MobileNetV2, ResNet18, ResNet32, ResNet50
 from fedskew.parameters import checked_options
 
 INDEX: dict[str, type[Network]] = {
     "logistic": Logistic,
     "mlp3": MLP3,
+    "table": TableNet,
     "cnn_mnist": CNNMnist,
     "lenet5": LeNet5,
     "cnn_w2": CNNW2,

@@ -1,4 +1,4 @@
-"""Networks: `logistic`, `mlp3`, `fasttext`, `cnn_mnist`, `lenet5`, `cnn_w2`, `vgg11`, `fedla_cifar`.
+"""Networks: `logistic`, `mlp3`, `table`, `fasttext`, `cnn_mnist`, `lenet5`, `cnn_w2`, `vgg11`, `fedla_cifar`.
 
 ReLU often follows max-pooling instead of preceding it, which gives the same function from a quarter of the values.
 They are written plainly; training computes them faster by a rewrite of any network's graph (`models.Faster`).
@@ -7,6 +7,7 @@ They are written plainly; training computes them faster by a rewrite of any netw
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,40 @@ class MLP3(Network):
     def features(self, x: Tensor) -> Tensor:
         """Return the second hidden layer after ReLU, `(batch, width)`."""
         return relu(self.fc2(relu(self.fc1(x.flatten(1)))))
+
+
+class TableNet(Network):
+    """A small network for tables: fully connected layers with ReLU and dropout on the inputs that a schema makes.
+
+    Its first layer, on the columns of a category, is that category's embedding, and on the standardised numbers a
+    linear map.
+
+    Args:
+        width: Units of each hidden layer.
+        layers: Number of hidden layers.
+        dropout: Share of each hidden layer's units that is left out in training.
+    """
+
+    def __init__(
+        self, num_classes: int, in_shape: tuple[int, ...], width: int = 64, layers: int = 1, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        for name, value in (("width", width), ("layers", layers)):
+            if value < 1:
+                raise ArgumentError(f"{name}: must be at least 1, got {value}")
+        if not 0 <= dropout < 1:
+            raise ArgumentError(f"dropout: must be from 0 to below 1, got {dropout}")
+        last = [Dropout(dropout)] if dropout else []
+        sizes = pairwise([math.prod(in_shape), *[width] * layers])
+        self.hidden = nn.Sequential(
+            *(layer for before, after in sizes for layer in (nn.Linear(before, after), nn.ReLU(), *last))
+        )
+        self.head = nn.Linear(width, num_classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the last hidden layer after ReLU and dropout, `(batch, width)`."""
+        hidden: Tensor = self.hidden(x.flatten(1))
+        return hidden
 
 
 class FastText(Network):
