@@ -114,7 +114,7 @@ def init(
             "shape": several("--shape", shape, int, "whole numbers, such as 3,32,32"),
         }
     else:
-        samples = _kind(_dataset(whole))
+        samples = _kind_by_schema(whole) or _kind(_dataset(whole))
     names = several("--sites", sites, named, "names")
     made = Draft.of(whole, names, samples, label_counts, epsilon, updates, target_site)
     images = _images_table(whole)
@@ -257,11 +257,24 @@ def _dataset(config: Config) -> Dataset:
         ) from None
 
 
+def _kind_by_schema(config: Config) -> dict[str, Any] | None:
+    """Return the keys of an agreement that describe the samples, of a table's schema alone; None where it can't be."""
+    from fedskew.data import TableSchema
+
+    if config.data.name != "csv" or "schema" not in config.data.parameters:
+        return None
+    schema = TableSchema.of_plain(config.data.parameters["schema"])
+    if not schema.classes or schema.without_range:
+        return None
+    return {"classes": list(schema.classes), "shape": [len(schema.slots)], "encoder": schema.plain()}
+
+
 def _kind(dataset: Dataset) -> dict[str, Any]:
     """Return the keys of an agreement that describe the samples."""
     import torch
 
-    return {
+    encoder = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
+    return encoder | {
         "classes": list(dataset.classes),
         "shape": list(dataset.in_shape),
         "tokens": isinstance(dataset.inputs, torch.Tensor) and dataset.inputs.dtype == torch.int64,
@@ -278,7 +291,9 @@ def _print_notes(made: Draft, losses: list[str]) -> None:
 
 
 def _images_table(config: Config) -> dict[str, object]:
-    """Return the table `[data]` of every site's `data.toml`: images, of the size that the config sets."""
+    """Return the table `[data]` of every site's `data.toml`: a table, or images of the size that the config sets."""
+    if config.data.name == "csv":
+        return {"name": "csv", "root": "data.csv"}
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}

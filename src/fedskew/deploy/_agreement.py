@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pydantic
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from fedskew import components, methods
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.data import TableSchema, encoder_of
+from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment import Config, ModelInfo, target_mix
 from fedskew.finish import Calibrate
 from fedskew.parameters import Count, Finite, Positive, first_mistake
@@ -28,6 +29,9 @@ UNSEEN = {"norm_limit", "norm_action", "loss_limit", "undone_limit"}
 
 MASKED = {"updates", "sum_sites", "keys", "site_figures"}
 """Keys of an agreement about masked sums only."""
+
+MEAN, STD = "fedskew-mean", "fedskew-std"
+"""Keys of a message's config for means and deviations of all sites."""
 
 LARGEST_SHARE = 0.5
 """Largest weight of one site's update in a masked sum: with more the sum would be mostly that update."""
@@ -67,6 +71,9 @@ class Agreement(BaseModel):
         std: Standard deviation of each channel, used like `mean`.
         window: What is black and white in pictures of more than 8 bits (see `data.Dataset`), where a site's `data.toml`
             does not say what it is in the site's own.
+        encoder: What makes samples of a site's files, in plain values (`data.encoder_of`), as of a table its schema; a
+            file that does not fit it is refused at the site. None: the site's reader alone. Of a table whose numbers
+            have a range in the schema, and without `mean`, mean and std are those of all sites, from sums.
         label_counts: What a site reports about its labels before training: "exact" counts; "noisy" counts, with Laplace
             noise for `epsilon` drawn at the site by a secure mechanism (the extra `fedskew[dp]`); "withheld": only its
             number of samples; or "summed", with masked updates: the server gets sums over all sites only, and each site
@@ -114,6 +121,7 @@ class Agreement(BaseModel):
     mean: list[Finite] = []
     std: list[Positive] = []
     window: Annotated[list[Finite], Field(max_length=2)] = []
+    encoder: dict[str, Any] | None = None
     label_counts: Literal["exact", "noisy", "withheld", "summed"] = "exact"
     epsilon: Positive | None = None
     neighbours: Literal["add-remove", "replace"] = "add-remove"
@@ -132,6 +140,7 @@ class Agreement(BaseModel):
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
     keys: dict[str, str] = {}
     site_figures: Literal["none", "summed"] = "none"
+    _told: bool = PrivateAttr(False)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Agreement:
@@ -144,6 +153,7 @@ class Agreement(BaseModel):
             raise ValueError(f"mean and std take {channels} values each, one per channel, or none")
         if len(self.window) == 2 and self.window[0] >= self.window[1]:
             raise ValueError("window: takes [low, high], the values that are black and white, low first")
+        self._check_encoder()
         if self.label_counts == "noisy" and self.epsilon is None:
             raise ValueError("label_counts = 'noisy' needs epsilon")
         if self.epsilon is not None and self.label_counts not in ("noisy", "summed"):
@@ -154,6 +164,24 @@ class Agreement(BaseModel):
             raise ValueError(f"min_sites is {self.min_sites}, but there are only {len(self.sites)} sites")
         self._check_masks()
         return self
+
+    def _check_encoder(self) -> None:
+        try:
+            table = self.table
+        except (ArgumentError, TypeError) as error:
+            raise ValueError(f"encoder: {error}") from None
+        if table is None:
+            return
+        if self.shape != [len(table.slots)]:
+            raise ValueError(f"shape: is {self.shape}, and the schema in encoder makes samples of {[len(table.slots)]}")
+        if table.numbers and not self.mean:
+            if no_range := table.without_range:
+                raise ValueError(f"encoder.columns.{no_range[0]}: give a range, by which means of all sites are taken")
+            if self.epsilon is not None:
+                raise ValueError(
+                    "mean: sums of numbers would tell how many samples sites have, without the noise of epsilon; give "
+                    "mean and std, as deploy init writes them from the schema's ranges"
+                )
 
     def _check_masks(self) -> None:
         if self.updates == "plain":
@@ -192,7 +220,53 @@ class Agreement(BaseModel):
     def info(self) -> ModelInfo:
         """What is known of the federation's samples and classes."""
         mean, std, window = tuple(self.mean), tuple(self.std), tuple(self.window)
-        return ModelInfo(tuple(self.classes), tuple(self.shape), self.tokens, mean, std, window)
+        return ModelInfo(tuple(self.classes), tuple(self.shape), self.tokens, mean, std, window, self.encoder)
+
+    @property
+    def table(self) -> TableSchema | None:
+        """The schema of the sites' tables; None where their samples are of another kind."""
+        made = None if self.encoder is None else encoder_of(self.encoder)
+        return made if isinstance(made, TableSchema) else None
+
+    @property
+    def sums_moments(self) -> bool:
+        """Whether means and deviations are still to be had, from sums over all sites."""
+        return self.table is not None and self.table.numbers > 0 and not self.mean
+
+    @property
+    def is_told(self) -> bool:
+        """Whether mean and std are not those of `deploy.toml`, but of all sites."""
+        return self._told
+
+    @property
+    def means(self) -> dict[str, Any]:
+        """What messages say of means and deviations of all sites; nothing where `deploy.toml` has them."""
+        return {MEAN: self.mean, STD: self.std} if self.is_told else {}
+
+    def told(self, said: Mapping[str, Any]) -> Agreement:
+        """Return the agreement with the means and deviations of all sites, which a message says; as it is without.
+
+        RunError where they are no such: not one for each input, or beyond the ranges that the schema gives.
+        """
+        if not self.sums_moments or MEAN not in said:
+            return self
+        table = self.table
+        assert table is not None, "as there are moments"
+        mean, std = (np.array(said[key], dtype=np.float64) for key in (MEAN, STD))
+        middle, half = table.middles()
+        numbers, rest = slice(None, table.numbers), slice(table.numbers, None)
+        if (
+            mean.shape != (len(table.slots),)
+            or std.shape != mean.shape
+            or not (np.abs(mean[numbers] - middle) <= half * (1 + 1e-6)).all()
+            or not ((std[numbers] > 0) & (std[numbers] <= np.maximum(2 * half, 1.0))).all()
+            or mean[rest].any()
+            or (std[rest] != 1).any()
+        ):
+            raise RunError("means and deviations that were told are not those of numbers in the schema's ranges")
+        made = self.model_copy(update={"mean": mean.tolist(), "std": std.tolist()})
+        made._told = True
+        return made
 
     @property
     def evaluates(self) -> bool:
@@ -269,6 +343,11 @@ class Agreement(BaseModel):
             raise ConfigError(
                 "evaluation: with [privacy] in run.toml sites would send sums of confusion matrices of their test "
                 "samples, without noise; set evaluation = 'none' in deploy.toml, or 'confusion' if these may be known"
+            )
+        if config.privacy is not None and self.sums_moments:
+            raise ConfigError(
+                "mean: with [privacy] in run.toml sums of the sites' numbers would have no noise; give mean and std in "
+                "deploy.toml, as deploy init writes them from the schema's ranges"
             )
         _check_target_site(config, self)
         if config.target.is_estimated and target is not None:

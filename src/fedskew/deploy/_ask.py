@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -67,7 +67,8 @@ class Members:
 
     What a message says about its sender is ignored. The names are those of the `sites` that train, then of the target
     site, if it does not. `timeout` is in seconds. Of this round it is kept who was `asked`, and who did not answer in
-    time (`silent`); `nodes` are ids of all members that were ever connected, by client.
+    time (`silent`); `nodes` are ids of all members that were ever connected, by client, and `told`
+    is said with each message.
     """
 
     grid: Grid
@@ -77,6 +78,7 @@ class Members:
     asked: set[int] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
     nodes: dict[int, int] = field(default_factory=dict)
+    told: Mapping[str, Any] = field(default_factory=dict)
     _refusals: dict[int, str] = field(default_factory=dict)
 
     def connected(self) -> dict[int, int]:
@@ -133,7 +135,7 @@ class Members:
         words what it is about; with `in_round`, it counts in this round who does not answer.
         """
         told = {client: self._refusals.pop(client) for client in contents if client in self._refusals}
-        questions = {client: _with(content, told.get(client)) for client, content in contents.items()}
+        questions = {client: _with(content, self.told, told.get(client)) for client, content in contents.items()}
         seconds = self.timeout if timeout is None else timeout
         replies = exchange(self.grid, self.nodes, questions, kind, seconds, about).read(read, about, self.names)
         if in_round:
@@ -143,9 +145,9 @@ class Members:
         return replies
 
 
-def _with(content: RecordDict, refusal: str | None) -> RecordDict:
-    """Return a message that says the server's version, and for what reason the client's last reply was refused."""
-    more = {wire.VERSION: __version__} | ({} if refusal is None else {wire.REFUSED: refusal})
+def _with(content: RecordDict, told: Mapping[str, Any], refusal: str | None) -> RecordDict:
+    """Return a message that says the server's version, what it tells all, and why the last reply was refused."""
+    more = {wire.VERSION: __version__, **told} | ({} if refusal is None else {wire.REFUSED: refusal})
     return pack(RecordDict({**content, wire.CONFIG: ConfigRecord({**wire.config_of(content), **more})}))
 
 

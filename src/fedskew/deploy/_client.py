@@ -156,7 +156,7 @@ def client_app(
     """
     chosen = as_method(method, (training or LocalTraining()).momentum)
 
-    def client(context: Context) -> OwnClient:
+    def client(context: Context, _: ConfigRecord) -> OwnClient:
         held = data if isinstance(data, SiteData) else data(context)
         network = models.Dropout.swap(model if isinstance(model, nn.Module) else model())
         work = LocalWork(
@@ -181,16 +181,17 @@ def site_app(folder: str | Path) -> ClientApp:
     """
     folder = Path(folder)
 
-    def site(context: Context) -> Site:
+    def site(context: Context, config_of_message: ConfigRecord) -> Site:
         path = context.node_config.get("data")
         if not isinstance(path, str):
             raise ConfigError("data: the node's config names no data; start it with --node-config 'data=\"data.toml\"'")
         terms = Terms.read(terms_path(Path(path)))
         terms.check_app(folder)
-        agreement, config = Agreement.read(folder / "deploy.toml"), read(folder / "run.toml")
+        agreement, config = Agreement.read(folder / "deploy.toml").told(config_of_message), read(folder / "run.toml")
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
-    return _app(site, (wire.FINISH, wire.SUM_COUNTS, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES))
+    queries = (wire.FINISH, wire.SUM_COUNTS, wire.SUM_MOMENTS, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES)
+    return _app(site, queries)
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:
@@ -215,7 +216,7 @@ def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None =
     return built
 
 
-def _app(make: Callable[[Context], Any], queries: Sequence[str] = ()) -> ClientApp:
+def _app(make: Callable[[Context, ConfigRecord], Any], queries: Sequence[str] = ()) -> ClientApp:
     """Make the app that answers by the methods of what `make` makes for each message; `queries`: further ones."""
     app = ClientApp()
 
@@ -226,7 +227,7 @@ def _app(make: Callable[[Context], Any], queries: Sequence[str] = ()) -> ClientA
                 LOG.warning("the server refused what this site sent: %s", str(reason)[:MOST_SAID])
             try:
                 _check_version(config)
-                who, question = make(context), unpack(message.content)
+                who, question = make(context, config), unpack(message.content)
                 answered = getattr(who, work)(question)
                 if isinstance(who, Site):
                     who.note(work, question, answered)

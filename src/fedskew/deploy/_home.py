@@ -57,12 +57,14 @@ class Home:
                 kept |= trained
         return kept
 
-    def keep_common(self, model: FlatModel, beside: Mapping[str, Tensor], task: wire.TrainInstruction) -> None:
-        """Keep the trained model, and what the server says of it."""
+    def keep_common(
+        self, model: FlatModel, beside: Mapping[str, Tensor], task: wire.TrainInstruction, means: Mapping[str, Any]
+    ) -> None:
+        """Keep the trained model, what the server says of it, and the means and deviations that it told."""
         private_folder(self.folder)
         told = {f"told.{name}": part for name, part in beside.items()}
         tensors = {name: part.detach().cpu().contiguous() for name, part in model.read_state()._asdict().items()}
-        notes = {"run": task.run, "round": task.round, "client": task.client, "counted": task.counted}
+        notes = {"run": task.run, "round": task.round, "client": task.client, "counted": task.counted, **means}
         save_tensors(self.folder / COMMON, {**tensors, **told}, notes)
 
     def common(self) -> tuple[ModelState, dict[str, Tensor], dict[str, Any]]:

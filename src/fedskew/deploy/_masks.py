@@ -101,8 +101,8 @@ class Masks:
         members = len(self._members(asked))
         why = f"a sum over {members} sites; this site agreed to {self.least} at least"
         refuse_unless(members >= self.least, "members", why)
-        if purpose == wire.SUM_COUNTS:
-            why = f"sums of label counts are over all {len(self.peers)} sites, not {members}: two over different sites "
+        if purpose in wire.OVER_ALL:
+            why = f"sums of {purpose} are over all {len(self.peers)} sites, not {members}: two over different sites "
             refuse_unless(members == len(self.peers), "members", why + "tell their difference")
             return asked
         if purpose == wire.TRAIN:
@@ -161,15 +161,15 @@ class Masks:
             values = {name: form.encode(parts[name].numpy()) for name, form in FORMS[asked.purpose].items()}
         return self._masked(values, asked, notes["about"], client, notes["answer"], self._among(asked, weight))
 
-    def answer_of_counts(self, asked: wire.SumAsked, about: str, values: NDArray[Any]) -> RecordDict:
-        """Mask an answer about this site's label counts."""
+    def answer_over_all(self, asked: wire.SumAsked, about: str, values: NDArray[Any]) -> RecordDict:
+        """Mask an answer about this site's label counts or numbers."""
         return self._masked({wire.ANSWER: values}, asked, about)
 
     def unmask(self, asked: wire.SumAsked) -> RecordDict:
         """Open this site's part of a sum, once, and only over the members and weights that it masked for."""
         self._members(asked)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked))
-        own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose != wire.SUM_COUNTS)
+        own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose not in wire.OVER_ALL)
         return wire.opening_content(own)
 
     def _noise_of(self, purpose: str) -> Protection | None:
@@ -234,7 +234,8 @@ class Masks:
         answer: str = "",
         among: str = "",
     ) -> RecordDict:
-        context = asked.context(f"{self.terms.app} {about}")
+        agreement = self.plan.agreement  # with means that the server tells: all are to have the same
+        context = asked.context(f"{self.terms.app} {wire.fingerprint([*agreement.mean, *agreement.std])} {about}")
         masked, own = mask(values, self.key, self.peers, context)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked), answer, among)
         deadline = time.time() + PATIENCE + 2 * self.plan.agreement.round_timeout

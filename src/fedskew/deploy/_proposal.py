@@ -62,6 +62,7 @@ class Disclosure(NamedTuple):
         things: list[Disclosure] = []
         if data is None or not data.is_unlabelled:
             things.append(_counts(agreement, 0 if plan is None else plan.most_questions))
+            things += _moments(agreement)
             things += [_unknown(agreement)] if plan is None else _masked(plan) if plan.is_masked else _trained(plan)
         things += _evaluations(config, agreement, data)
         if agreement.site_figures == "summed" and (data is None or not data.is_unlabelled):
@@ -111,6 +112,19 @@ def _counts(agreement: Agreement, questions: int) -> Disclosure:
     if kind != "withheld":
         what, number = f"{what} of each of {classes} classes{noise}", classes
     return Disclosure(what, f"before the first round, and again if {again}", 8 * number)
+
+
+def _moments(agreement: Agreement) -> list[Disclosure]:
+    if not agreement.sums_moments or (table := agreement.table) is None:
+        return []
+    own = (
+        ""
+        if agreement.updates == "plain"
+        else f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
+    )
+    what = f"of each of {table.numbers} columns of numbers how many there are, their sum and the sum of their squares"
+    size = 24 * table.numbers + (_seeds(agreement) if own else 0)
+    return [Disclosure(f"{what}, of the training samples{own}", "once, before the first round", size)]
 
 
 def _unknown(agreement: Agreement) -> Disclosure:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew import components, methods
+from fedskew.data import TableSchema, encoder_of
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import LARGEST_SHARE, Agreement
 from fedskew.deploy._plan import FloatArray, Plan
@@ -88,6 +89,14 @@ class Draft(NamedTuple):
         tree |= {key: value for key, value in (("epsilon", epsilon), ("target_site", target_site)) if value is not None}
         if keys is not None:
             tree |= {"updates": "masked", "keys": {name: key_line(key.public) for name, key in keys.items()}}
+        table = None if samples.get("encoder") is None else encoder_of(samples["encoder"])
+        if isinstance(table, TableSchema) and (config.privacy is not None or epsilon is not None):
+            (middle, half), others = table.middles(), len(table.slots) - table.numbers
+            tree |= {"mean": [*middle.tolist(), *[0.0] * others], "std": [*(half / 2).tolist(), *[1.0] * others]}
+            notes.append(
+                "mean and std in deploy.toml are of the schema's ranges, a quarter of each as its deviation, as sums "
+                "of the sites' numbers would have no noise"
+            )
         if config.privacy is not None and label_counts == "exact":
             tree["evaluation"] = "none"
             notes.append(

@@ -35,7 +35,7 @@ RETRY = 30.0
 NOISE_SPREAD = 40.0
 """Laplace noise exceeds this multiple of its scale once in 10^17 draws."""
 
-FIXED = {"sites", "target_site", "classes", "shape", "tokens", "mean", "std", "window"} | {
+FIXED = {"sites", "target_site", "classes", "shape", "tokens", "mean", "std", "window", "encoder"} | {
     *("label_counts", "epsilon", "neighbours", "updates", "keys")
 }
 """Keys of an agreement that stay as they were when the run began."""

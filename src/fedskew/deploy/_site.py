@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
@@ -21,6 +21,7 @@ from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._home import HOME, Home, own_models
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
+from fedskew.deploy._moments import encoded_moments
 from fedskew.deploy._plan import Plan, kind_of
 from fedskew.deploy._replies import arrays_of, check_size, size_of
 from fedskew.deploy._terms import Terms
@@ -120,8 +121,9 @@ class Site:
         if task is None or home is None:
             raise NotAgreedError("message", "this is no trained model of fedskew's server")
         self._check_round(task.round, first=0)
+        self._check_means()
         self.worker.read(content)
-        home.keep_common(self.worker.model, broadcast_of(content), task)
+        home.keep_common(self.worker.model, broadcast_of(content), task, self.plan.agreement.means)
         LOG.info("the trained model is here; look at it: fedskew deploy site --report data.toml")
         return RecordDict({wire.METRICS: MetricRecord({wire.ROUND: task.round})})
 
@@ -210,6 +212,7 @@ class Site:
         is_known = kind in map(str, self.plan.questions)
         refuse_unless(is_known, "finish", f"the server asks for sums ({kind[:MOST_SAID]}) that are not agreed to")
         refuse_unless(has_cells, "cells", "the server asks for sums over samples without labels; agreed to none")
+        self._check_means()
         self._count("models", hash_of_model(content), FINISHED_MODELS)
         self._count("finish", wire.hash_of_question(content, source), self.plan.most_questions)
         inputs, targets = (data.inputs, data.targets) if source == "training" else (data.test_inputs, data.test_targets)
@@ -232,7 +235,23 @@ class Site:
         self._count("counts", wire.hash_of_question(content, "counts"), self.plan.most_questions)
         question = {name: values.numpy() for name, values in broadcast_of(content).items()}
         values = encode_answer(weighting, self._share(), question)
-        return self._within(masks.answer_of_counts(asked, wire.about_of(content), values))
+        return self._within(masks.answer_over_all(asked, wire.about_of(content), values))
+
+    def moments(self, content: RecordDict) -> RecordDict:
+        """Answer with sums of the numbers in this site's table, where means are to be those over all sites."""
+        agreement, masks = self.plan.agreement, self.masks
+        schema = agreement.table
+        if not agreement.sums_moments or schema is None:
+            raise NotAgreedError("moments", "the server asks for sums of numbers; this site agreed to none")
+        self._check_labelled()
+        asked = self._sum(content, wire.SUM_MOMENTS)
+        self._count("moments", "", 1)
+        inputs = self.worker.data.inputs
+        assert isinstance(inputs, Tensor), "of a table"
+        values = self.book.share(self.terms, lambda: encoded_moments(schema, inputs), "moments", np.int64)
+        if masks is None or asked is None:
+            return RecordDict({wire.SUMS: ArrayRecord({wire.ANSWER: Array(values)})})
+        return self._within(masks.answer_over_all(asked, wire.about_of(content), values))
 
     def again(self, content: RecordDict) -> RecordDict:
         """Mask this site's last answer once more, for a sum over fewer sites; none of this round is opened yet."""
@@ -267,6 +286,7 @@ class Site:
         self._check_labelled()
         if instruction is None:
             raise NotAgreedError("message", "this is no instruction of fedskew's server, as was agreed")
+        self._check_means()
         self._check_instruction(instruction)
         known, request = wire.config_of(content).get(wire.REPORTED), CountsRequest.of(self.plan.agreement)
         if isinstance(known, str) and request.label_counts != "summed":
@@ -279,6 +299,13 @@ class Site:
                 raise CountsChangedError("the data have changed since the label counts that the server has")
         self._count("train", wire.hash_of_question(content, instruction), self.terms.rounds)
         return instruction
+
+    def _check_means(self) -> None:
+        """Refuse to use samples that are not standardised, or that are so by other means than before."""
+        agreement = self.plan.agreement
+        refuse_unless(not agreement.sums_moments, "moments", "the server tells no means and deviations of all sites")
+        if agreement.table is not None and agreement.is_told:
+            self._count("means", wire.fingerprint([*agreement.mean, *agreement.std]), 1)
 
     def _check_labelled(self) -> None:
         why = "the server takes this site for one that trains, and its data.toml has no table [data]"
@@ -310,6 +337,7 @@ class Site:
     def _check_evaluation(self, content: RecordDict) -> None:
         config, data, estimation = wire.config_of(content), self.worker.data, self.plan.estimation
         self._check_round(config.get(wire.ROUND), first=0)
+        self._check_means()
         agreed = {wire.CONFUSION, wire.OUTCOMES} if estimation is not None else {wire.CONFUSION}
         if not self.plan.agreement.evaluates or data.is_unlabelled:
             agreed = set()

@@ -79,6 +79,10 @@ class SiteReport:
         with running(read_app(app)) as folder:  # as it was agreed to
             config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
             samples = SiteData.load(data, agreement)
+            if agreement.sums_moments and samples.state is not None:
+                _, _, told = Home(terms.folder(samples.state) / HOME).common()
+                agreement = agreement.told(told)
+                samples = SiteData.load(data, agreement)
             if not len(samples.test_targets):
                 raise ConfigError(f"{data}: the site has no test samples to report on; data.toml says where they are")
             made = _Models(Plan.of(config, agreement, at_site=True), terms, samples)

@@ -203,8 +203,9 @@ class MaskedSums:
 
 
 def _about(asked: wire.SumAsked) -> str:
-    if asked.purpose in (wire.SUM_COUNTS, wire.SITES):
-        return "label counts" if asked.purpose == wire.SUM_COUNTS else "figures of the sites' models"
+    said = {wire.SUM_COUNTS: "label counts", wire.SUM_MOMENTS: "means", wire.SITES: "figures of the sites' models"}
+    if asked.purpose in said:
+        return said[asked.purpose]
     return f"round {asked.round}" if asked.purpose == wire.TRAIN else f"evaluation of round {asked.round}"
 
 
@@ -261,7 +262,7 @@ def _announced(plan: Plan, roster: Roster, target: FloatArray | None, path: Path
 
     def ask(question: Facts) -> FloatArray:
         spec = ArraySpec(weighting.answer(np.zeros(classes), question).shape, "int64")
-        return decode_answers(_sum_of_counts(sums, next(numbers), question, spec, patience), question)
+        return decode_answers(sum_over_all(sums, wire.SUM_COUNTS, next(numbers), spec, patience, question), question)
 
     try:
         announced = weighting.announce(ask, target, sites)
@@ -274,14 +275,18 @@ def _announced(plan: Plan, roster: Roster, target: FloatArray | None, path: Path
     return dict(announced)
 
 
-def _sum_of_counts(
-    sums: MaskedSums, number: int, question: Facts, spec: ArraySpec, patience: float
+def sum_over_all(
+    sums: MaskedSums, purpose: str, number: int, spec: ArraySpec, patience: float, question: Facts | None = None
 ) -> NDArray[np.int64]:
+    """Return the masked sum over all sites of their answers to a question, the `number`-th of its purpose.
+
+    EndedEarlyError where not all of them could be asked within so many seconds.
+    """
     members, began = sums.members, time.monotonic()
     names = members.names[: sums.least]
     for attempt in itertools.count(1):
         asked, taken, online = (
-            wire.SumAsked(sums.session, number, attempt, wire.SUM_COUNTS, names),
+            wire.SumAsked(sums.session, number, attempt, purpose, names),
             Taken(),
             members.online(),
         )
@@ -290,18 +295,19 @@ def _sum_of_counts(
             content[wire.BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
         if len(online) == len(names):
             about, questions = wire.about_of(content), dict.fromkeys(online, content)
-            arrived = sums.ask(f"query.{wire.SUM_COUNTS}", asked, about, questions, {wire.ANSWER: spec}, taken)
+            arrived = sums.ask(f"query.{purpose}", asked, about, questions, {wire.ANSWER: spec}, taken)
             total = sums.open(asked, about, arrived, taken) if len(arrived) == len(names) else None
             if total is not None:
                 return total[wire.ANSWER]
         away = ", ".join(name for client, name in enumerate(names) if client not in online)
-        LOG.warning("sum %d of label counts, attempt %d: not opened%s", number, attempt, away and f"; away: {away}")
+        LOG.warning("sum %d of %s, attempt %d: not opened%s", number, purpose, attempt, away and f"; away: {away}")
         if time.monotonic() - began >= patience:
             break
         time.sleep(min(PAUSE, members.timeout))
+    what = "label counts" if purpose == wire.SUM_COUNTS else "numbers"
     raise EndedEarlyError(
-        f"label counts were not summed within {patience:.0f} s, as that takes all of {', '.join(names)}; start again "
-        "when they can be reached"
+        f"{what} were not summed within {patience:.0f} s, as that takes all of {', '.join(names)}; start again when "
+        "they can be reached"
     )
 
 

@@ -88,9 +88,12 @@ SUMS, COMMITMENTS, OPENING = "sums", "commitments", "opening"
 UNMASK, AGAIN = "unmask", "again"
 """Flower's names of the two queries."""
 
-TRAIN, EVALUATE, SUM_COUNTS, SITES = "train", "evaluate", "counts", "sites"
-"""Purposes of a sum; the last two are also Flower's names of queries: for label counts that are only ever summed, and
-for figures of the models that a site has."""
+TRAIN, EVALUATE, SUM_COUNTS, SUM_MOMENTS, SITES = "train", "evaluate", "counts", "moments", "sites"
+"""Purposes of a sum; the last three are also Flower's names of queries: for label counts that are only ever summed, for
+sums of a table's numbers, and for figures of the models that a site has."""
+
+OVER_ALL = (SUM_COUNTS, SUM_MOMENTS)
+"""Purposes of sums over all sites and no fewer, before the first round."""
 
 SITE_FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "ece", "loss")
 """Figures in such sums: those that each site with a test sample has, so that no sum of one is over fewer sites."""
@@ -161,7 +164,7 @@ class SumAsked(NamedTuple):
     session: Annotated[str, Field(min_length=1, max_length=100)]
     round: Number
     attempt: Annotated[int, Field(gt=0, lt=2**53)]
-    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts|sites)$")]
+    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts|moments|sites)$")]
     members: Annotated[tuple[str, ...], Field(max_length=MOST_MEMBERS)]
     weights: tuple[float, ...] = ()
 

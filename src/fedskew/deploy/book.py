@@ -8,7 +8,7 @@ app, or of an agreement (to agree to the same app once more is another):
     release           site        number                               label counts (see `Release`)
     opened            site        name of a sum                        multiplier of its noise, if it had any
     told              site        hash of an answer opened in a sum    hash of the sum's sites and weights
-    share             app                                              what stands for the site in sums of label counts
+    share             app         "", or "moments"                     what stands for the site in sums over all sites
     masked            app         purpose                              the sum masked last, and what opens it
     closed            agreement   purpose and round                    of a round, one sum of a purpose is opened
     train, ...        agreement   hash of a question                   questions are answered so often, and no more
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -70,7 +70,7 @@ FINISHED_MODELS = 2
 EVALUATED_AGAIN = 10
 """Further models that a site evaluates: a server that was killed may aggregate the round anew, from other replies."""
 
-Kind = Literal["train", "evaluate", "finish", "models", "counts", "announced"]
+Kind = Literal["train", "evaluate", "finish", "models", "counts", "moments", "means", "announced"]
 
 _KINDS: dict[Kind, tuple[str, str]] = {
     "train": ("rounds", "rounds that it trained in"),
@@ -78,6 +78,8 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "finish": ("most_questions", "questions after the last round"),
     "models": ("finish", "models of a finish"),
     "counts": ("most_questions", "questions about sums of label counts"),
+    "moments": ("moments", "question about sums of its numbers"),
+    "means": ("moments", "set of means and deviations"),
     "announced": ("label_counts", "announcement of sums of label counts"),
 }
 """The kinds of questions that are counted: the term that each is refused by, and what its limit is of."""
@@ -136,15 +138,18 @@ class Book:
             )
         return new
 
-    def share(self, terms: Terms, counts: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return what stands for this site in sums of label counts: what it was when first asked under this app."""
+    def share(
+        self, terms: Terms, counts: Callable[[], NDArray[Any]], of: str = "", dtype: type[np.generic] = np.float64
+    ) -> NDArray[Any]:
+        """Return what stands for this site in sums of label counts, or `of` numbers: what it was when first asked under
+        this app."""
         with self._opened() as db:
-            share = _entries(db, terms.app, "share").get("")
+            share = _entries(db, terms.app, "share").get(of)
         if share is None:
             new = json.dumps(counts().tolist())
             with self._changed() as db:
-                share = _charge(db, terms.app, "share", "", new)
-        return np.array(json.loads(share), dtype=np.float64)
+                share = _charge(db, terms.app, "share", of, new)
+        return np.array(json.loads(share), dtype=dtype)
 
     def count(self, terms: Terms, kind: Kind, question: str, most: int) -> None:
         """Write down that a question is answered, before it is; the same question again is not counted twice.

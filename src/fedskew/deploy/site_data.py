@@ -3,7 +3,7 @@
 A site describes its samples in its own file `data.toml`, which never leaves the site:
 
     state = "state"             the folder of the site's states, relative to this file unless absolute
-    unlabelled = "unlabelled"   samples without labels of the target site: a folder of images, or an .npz file
+    unlabelled = "unlabelled"   samples without labels of the target site: a folder of images, an .npz or a CSV file
 
     [data]                      as in the config of a simulation; a target site that does not train has none
     name = "folder"
@@ -138,7 +138,7 @@ class _SiteFile(BaseModel):
 def _read_unlabelled(data: Path, place: Path, agreement: Agreement, window: tuple[float, ...]) -> Tensor:
     info = agreement.info
     try:
-        found = load_unlabelled([place], info.in_shape, window or info.window)
+        found = load_unlabelled([place], info.in_shape, window or info.window, encoder=info.made_encoder())
         return info.normalise(torch.cat([some.inputs for some in found]))
     except ArgumentError as error:
         raise DataError(f"{data}: unlabelled: {place}: {error}") from None
@@ -155,6 +155,10 @@ def _no_samples(agreement: Agreement, state: Path) -> SiteData:
 def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:
     options = dict(table)
     own = "window" in options
+    if options["name"] == "csv" and agreement.table is not None:
+        if {"schema", "label", "client"} & options.keys():
+            raise ConfigError("schema: the agreement has it (encoder in deploy.toml), and the columns of labels too")
+        options["schema"] = agreement.encoder
     name, root = options.pop("name"), options.pop("root", None)
     place = None if root is None else beside / Path(root).expanduser()
     rng = generator(0, Purpose.DATA)
@@ -213,9 +217,12 @@ def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Input
     values = inputs.double()
     if dataset.mean:
         values = values * _by_channel(dataset.std, inputs) + _by_channel(dataset.mean, inputs)
+    if agreement.table is not None:
+        values = agreement.table.restored(values)
     if agreement.mean:
         values = (values - _by_channel(agreement.mean, inputs)) / _by_channel(agreement.std, inputs)
-    return values.float()
+        values = values.nan_to_num(nan=0.0)
+    return values if agreement.sums_moments else values.float()
 
 
 def _by_channel(values: tuple[float, ...] | list[float], inputs: Tensor) -> Tensor:

@@ -1,0 +1,227 @@
+"""Tables at real sites: read by the agreement's schema, standardised as if pooled, refused by name before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from federated import Federated, LocalGrid, federate, fedskew, tree
+from flwr.app import ConfigRecord
+from sklearn.preprocessing import StandardScaler
+from test_masked import FOUR, silent_at
+
+from fedskew import load
+from fedskew.data import TableSchema
+from fedskew.deploy import Agreement, Disclosure, agree
+from fedskew.deploy.keys import key_line, write_mask_key
+from fedskew.errors import ConfigError, DataError, EndedEarlyError
+from fedskew.experiment import ModelInfo, resolve
+from fedskew.sums import Key
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*taken as another one")
+
+NAMES = ("ash", "birch", "cedar")
+SCHEMA: dict[str, Any] = {
+    "columns": {
+        "age": {"kind": "number", "range": [0, 200], "missing": True},
+        "sex": {"kind": "category", "categories": ["f", "m"]},
+        "lab": {"kind": "number", "range": [-5, 5e4], "unit": "mmol/l"},
+        "label": {"kind": "label", "categories": ["ill", "well"]},
+        "site": {"kind": "client"},
+    }
+}
+TABLE = TableSchema.of_plain({"kind": "table", **SCHEMA})
+
+
+def rows_of(place: int, size: int = 60) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(place)
+    labels = rng.random(size) < 0.3 + 0.2 * place
+    ages, labs = rng.normal(50 + 9 * labels + 4 * place, 8), rng.normal(2e3 + 900 * labels, 500 + 100 * place)
+    return [
+        {"age": "" if rng.random() < 0.1 else f"{age:.2f}", "sex": "fmx"[rng.integers(3)], "lab": f"{lab:.3f}",
+         "label": "well" if label else "ill"}
+        for age, lab, label in zip(ages, labs, labels, strict=True)
+    ]  # fmt: skip
+
+
+def write(path: Path, rows: list[dict[str, Any]], order: list[str], client: str = "") -> None:
+    lines = [",".join([*order, *(["site"] if client else [])])]
+    lines += [",".join([*(row[name] for name in order), *([client] if client else [])]) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def tables(
+    folder: Path, names: tuple[str, ...] = NAMES, given: dict[str, Any] | None = None, **agreed: Any
+) -> Federated:
+    """Sites with tables whose columns stand in another order each; the last rows of each are its test part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = {**tree("fedavg", rounds=2, weight_limit=0.5, momentum=0.0), "model": {"name": "table", "width": 8}}
+    config = resolve({**plain, **(given or {}), "data": {"name": "csv", "root": str(folder), "schema": SCHEMA}})
+    for place, name in enumerate(names):
+        (folder / name).mkdir()
+        order = ["age", "sex", "lab", "label"]
+        np.random.default_rng(place).shuffle(order)
+        rows = rows_of(place)
+        write(folder / name / "own.csv", rows[:45], order, name)
+        write(folder / name / "test.csv", rows[45:], order)
+        described = {"state": "state", "data": {"name": "csv", "root": "own.csv", "test": "test.csv"}}
+        (folder / name / "data.toml").write_text(tomli_w.dumps(described))
+    if agreed.get("updates") == "masked":
+        keys = {name: Key.generate() for name in names}
+        agreed = {"keys": {name: key_line(key.public) for name, key in keys.items()}, **agreed}
+        for name, key in keys.items():
+            write_mask_key(folder / name, key)
+    kind = {"classes": list(TABLE.classes), "shape": [len(TABLE.slots)], "encoder": TABLE.plain()}
+    agreement = Agreement(**{"sites": list(names), "start_timeout": 2.0, "round_timeout": 1.0, **kind, **agreed})
+    app = folder / "app"
+    app.mkdir()
+    (app / "run.toml").write_text(tomli_w.dumps(config.tree()))
+    agreement.write(app / "deploy.toml")
+    terms = agree(folder / names[0] / "data.toml", app)
+    for name in names[1:]:
+        terms.write(folder / name / "agreed.toml")
+    return Federated(config, agreement, folder)
+
+
+def pooled(names: tuple[str, ...]) -> torch.Tensor:
+    """The training samples of all sites in their own units, NaN where missing."""
+    rows = [row for place in range(len(names)) for row in rows_of(place)[:45]]
+    return TABLE.encode(rows)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
+    federation = tables(tmp_path_factory.mktemp("played"))
+    grid = federation.grid()
+    federation.run(grid).run(resume=True)
+    return federation, grid
+
+
+def check_moments(names: tuple[str, ...], info: ModelInfo) -> None:
+    expected = StandardScaler().fit(pooled(names)[:, :2])
+    np.testing.assert_allclose(info.mean, [*expected.mean_, 0, 0, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(info.std, [*expected.scale_, 1, 1, 1, 1], rtol=1e-6)
+
+
+def test_means_and_deviations_are_those_of_the_pooled_samples(played: tuple[Federated, LocalGrid]) -> None:
+    federation, grid = played
+    again = federation.grid()
+    info = federation.run(again).info  # a server that is started again asks no more
+    check_moments(NAMES, info)
+    assert grid.kinds("ash").count("query.moments") == 1
+    assert "query.moments" not in again.kinds("ash")
+    federation.config.write(federation.run_folder / "config.toml")
+    model = load(federation.run_folder)
+    assert model.info == info
+    assert model.schema == TABLE
+    assert model.predict(federation.folder / "ash" / "test.csv").shape == (15, 2)
+
+
+def test_so_they_are_where_updates_are_masked_and_over_all_sites_or_none(tmp_path: Path) -> None:
+    masked = {"given": {"engine": {"updates": "masked"}}, "updates": "masked", "round_timeout": 0.5}
+    federation = tables(tmp_path / "a", FOUR, **masked)
+    grid = federation.grid({"birch": silent_at("query.moments", "moments")})
+    loop = federation.run(grid)
+    assert grid.kinds("ash") == ["query", "query.moments", "query.moments", "query.unmask"]
+    check_moments(FOUR, loop.info)
+    assert len(loop.run(resume=True).rounds[-1].answered) == 4
+    fewer = {"fedskew-members": list(FOUR[:3])}
+    assert "not agreed: members" in federation.refusal(grid.last("query.moments"), "query.moments", **fewer)
+    other = tables(tmp_path / "b", FOUR, **masked, idle_timeout=0.1, start_timeout=0.1)
+    with pytest.raises(EndedEarlyError, match="numbers were not summed within"):
+        other.run(other.grid(away=["cedar"]))
+
+
+def test_a_site_trains_by_one_set_of_means(played: tuple[Federated, LocalGrid]) -> None:
+    """A server that tells one site other means could single it out, and one that tells none would not standardise."""
+    federation, grid = played
+    train = grid.last("train")
+    mean = list(train.content["config"]["fedskew-mean"])
+    assert "moments" in federation.refusal(train, "train", **{"fedskew-mean": [mean[0] + 1, *mean[1:]]})
+    assert "failed: RunError" in federation.refusal(train, "train", **{"fedskew-mean": [1e9, *mean[1:]]})
+    bare = {key: value for key, value in train.content["config"].items() if key not in ("fedskew-mean", "fedskew-std")}
+    answer = federation.ask("train", {**train.content, "config": ConfigRecord(bare)})
+    assert "not agreed: moments" in str(answer.error.reason)
+
+
+MISTAKES = [
+    ("age,sex,label\n30,f,ill\n", "no column 'lab', which the schema has"),
+    ("age,sex,lab,bmi,label\n30,f,2,20,ill\n", "the schema has no column 'bmi'"),
+    ("age,sex,lab,label\n30,f,high,ill\n", "line 2, column 'lab': 'high' is not a number"),
+    ("age,sex,lab,label\n30,f,60000,ill\n", "line 2, column 'lab': 60000 is outside the schema's range"),
+    ("age,sex,lab,label\n30,f,2,sick\n", "line 2, column 'label': 'sick' is none of the schema's classes"),
+    ("age,sex,lab\n30,f,2\n", "no column 'label' of labels"),
+]
+
+
+@pytest.fixture(scope="module")
+def at_site(tmp_path_factory: pytest.TempPathFactory) -> Federated:
+    return tables(tmp_path_factory.mktemp("site"))
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_a_site_s_file_that_does_not_fit_is_refused_before_it_agrees(
+    text: str, message: str, at_site: Federated, tmp_path: Path
+) -> None:
+    place = tmp_path / "data.toml"
+    place.write_text(at_site.data_of("ash").read_text())
+    (tmp_path / "own.csv").write_text(text)
+    (tmp_path / "test.csv").write_text("age,sex,lab,label\n30,f,2,ill\n")
+    with pytest.raises(DataError) as raised:
+        agree(place, at_site.app)
+    assert message in str(raised.value)
+    assert "own.csv" in str(raised.value)
+
+
+def test_what_leaves_is_listed_and_a_site_has_no_schema_of_its_own(at_site: Federated, tmp_path: Path) -> None:
+    listed = [str(one.what) for one in Disclosure.all_of(at_site.config, at_site.agreement)]
+    assert any("of each of 2 columns of numbers how many there are, their sum" in what for what in listed)
+    place = tmp_path / "data.toml"
+    place.write_text("[data]\nname = 'csv'\nroot = 'own.csv'\nlabel = 'x'\n")
+    with pytest.raises(ConfigError, match="data.schema: the agreement has it"):
+        agree(place, at_site.app)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoder": {"kind": "tables"}}, "encoder: encoder.kind: there is none 'tables'"),
+        ({"encoder": {"columns": {"a": {"kind": "x"}}}}, "encoder: columns.a.kind: input should be"),
+        ({"shape": [3]}, "shape: is \\[3\\], and the schema in encoder makes samples of \\[6\\]"),
+        ({"encoder": {"columns": {**SCHEMA["columns"], "lab": {"kind": "number"}}}}, "columns.lab: give a range"),
+        ({"label_counts": "noisy", "epsilon": 1.0}, "mean: sums of numbers would tell"),
+    ],
+)
+def test_an_agreement_whose_schema_can_t_be_used_is_refused(change: dict[str, Any], message: str) -> None:
+    tree = {"sites": ["a"], "classes": ["ill", "well"], "shape": [6], "encoder": SCHEMA}
+    assert Agreement.resolve(tree).sums_moments
+    with pytest.raises(ConfigError, match=message):
+        Agreement.resolve(tree | change)
+
+
+def test_init_writes_the_schema_without_data_and_with_noise_means_of_the_ranges(tmp_path: Path) -> None:
+    data = {"name": "csv", "root": str(tmp_path / "nowhere.csv"), "schema": SCHEMA}
+    plain = {**tree("fedavg", rounds=1), "model": "table", "data": data}
+    config = tmp_path / "run.toml"
+    config.write_text(tomli_w.dumps(resolve(plain).tree()))
+    code, said = fedskew("deploy", "init", tmp_path / "a", "--config", config, "--sites", "north,south")
+    assert code == 0, said
+    agreement = Agreement.read(tmp_path / "a" / "app" / "deploy.toml")
+    assert (agreement.table, agreement.mean, agreement.sums_moments) == (TABLE, [], True)
+    assert 'name = "csv"' in (tmp_path / "a" / "sites" / "north" / "data.toml").read_text()
+    noisy = ("--label-counts", "noisy", "--epsilon", "1")
+    code, said = fedskew("deploy", "init", tmp_path / "b", "--config", config, "--sites", "north,south", *noisy)
+    assert code == 0, said
+    assert "are of the schema's ranges" in said
+    agreement = Agreement.read(tmp_path / "b" / "app" / "deploy.toml")
+    assert (agreement.mean[:2], agreement.std[:2]) == ([100, 24997.5], [50, 12501.25])
+
+
+def test_other_federations_have_no_such_question(tmp_path: Path) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    answer = federation.ask("query.moments", {"config": ConfigRecord({"server-round": 0})})
+    assert "not agreed: moments" in str(answer.error.reason)
