@@ -50,10 +50,11 @@ def visible(text: str, keep: str = "") -> str:
 
 
 def warn_of_look_alikes(names: Iterable[str], what: str, where: object) -> None:
-    """Issue a DataWarning for names of `what` that differ by case, spaces or how a letter is encoded only."""
+    """Issue a DataWarning for names of `what` that differ by case, spaces, leading zeros or how letters are encoded."""
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         same = name if name.isascii() else unicodedata.normalize("NFKC", name)
+        same = (same.lstrip("0") or "0") if same.isdecimal() else same
         groups.setdefault("".join(same.casefold().split()), []).append(name)
     for group in groups.values():
         listed = " and ".join(map(repr, group))

@@ -258,7 +258,7 @@ def test_large_features_keep_their_digits(tmp_path):
 BAD_ARRAYS = [
     ({"y": np.zeros(3)}, "has no array 'x'"),
     ({"x": np.zeros((3, 2))}, "has no array 'y'"),
-    ({"x": np.zeros((3, 2)), "y": np.zeros(3)}, "'y' must be whole numbers or text"),
+    ({"x": np.zeros((3, 2)), "y": np.zeros(3) + 0.5}, "the label '0.5' is a measurement"),
     ({"x": np.zeros((3, 2)), "y": np.zeros(4, int)}, r"'y' must be .*\(3,\)"),
     ({"x": np.zeros((3, 2)), "y": np.zeros(3, int), "client": np.zeros(2, int)}, "'client' must be"),
     ({"x": np.zeros(3), "y": np.zeros(3, int)}, "'x' must be numbers"),
@@ -347,7 +347,7 @@ BAD_TABLES = [
     ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 cells where the header has 3 columns"),
     ("a,b,label\n1,2,x\n\n1,two,x\n", "line 4, column 'b': 'two' is not a number; a schema says what else"),
     ("a,b,label\n1,,x\n", "line 2, column 'b': empty, and no cell of this column may be missing"),
-    ("a,b,label\n1,2,x\n1,2, \n", "line 3, column 'label': empty"),
+    ("a,b,label\n1,2,x\n1,2, \n", "1 sample without a label"),
     ("client,b,label\n,2,x\n", "line 2, column 'client': empty"),
     ("a,b,label\n1,2,x\n3,nan,x\n", "line 3, column 'b': 'nan' counts as missing"),
     ("a,b,label\n1,2,x\n3,inf,x\n", "line 3, column 'b': inf is not a finite number"),

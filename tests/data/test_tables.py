@@ -101,7 +101,7 @@ MISTAKES = [
     ("row,diagnosis\n1,ill\n", "no column 'age', which the schema has; neither 'dose', 'sex'"),
     ("row,sex,age,dose,bmi,diagnosis\n1,f,2,1,20,ill\n", "line 1: the schema has no column 'bmi'; leave it out"),
     ("sex,age,dose\nf,2,1\n", "line 1: no column 'diagnosis' of labels"),
-    ("sex,age,dose,diagnosis\nf,2,1,\n", "line 2, column 'diagnosis': empty"),
+    ("sex,age,dose,diagnosis\nf,2,1,\n", "1 sample without a label"),
     ("sex,age,dose,diagnosis\nf,2,1,ill\nf,old,1,ill\n", "line 3, column 'age': 'old' is not a number"),
     ("sex,age,dose,diagnosis\nf,2,,ill\n", "line 2, column 'dose': empty, and no cell of this column may be missing"),
     ("sex,age,dose,diagnosis\nf,2,NA,ill\n", "line 2, column 'dose': 'NA' counts as missing, and no cell of this"),
@@ -210,7 +210,11 @@ BAD_SCHEMAS = [
     ({"a": {"kind": "category", "categories": ["x", "x"]}}, "categories: names one twice"),
     ({"a": {"kind": "number", "range": [2, 1]}}, "range: is [least, greatest] of a number"),
     ({"a": {"kind": "label"}}, "columns: none is a number, category or date"),
-    ({"a": {"kind": "number"}, "b": {"kind": "label"}, "c": {"kind": "label"}}, "'b' is the column of labels already"),
+    (
+        {"a": {"kind": "number"}, "b": {"kind": "label", "categories": ["x"]}, "c": {"kind": "label"}},
+        "columns.b.categories: of several columns of labels each holds 0 and 1",
+    ),
+    ({"a": {"kind": "number"}, "b": {"kind": "client"}, "c": {"kind": "client"}}, "is the column of clients already"),
 ]
 
 

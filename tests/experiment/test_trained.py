@@ -110,12 +110,12 @@ def test_features_in_their_own_units_are_normalised_as_in_training(tmp_path):
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 300)
     x = np.c_[1e4 + 50 * y + rng.normal(0, 20, 300), 1e-3 * (y == 1) + rng.normal(0, 1e-4, 300)]
-    names = np.array(["healthy", "ill", "unknown"])[y]
+    names = np.array(["healthy", "ill", "uncertain"])[y]
     np.savez(tmp_path / "own.npz", x=x[:200], y=names[:200], x_test=x[200:], y_test=names[200:])
     result = trained(tmp_path, data={"name": "npz", "root": str(tmp_path / "own.npz")}, model="logistic",
                      partition={"rule": "quantity", "clients": 3, "labels_per_client": 2})  # fmt: skip
     model = fedskew.load(result.folder)
-    assert model.classes == ("healthy", "ill", "unknown")
+    assert model.classes == ("healthy", "ill", "uncertain")
     np.testing.assert_allclose(model.info.mean, x[:200].mean(axis=0))
     assert accuracy(model, x[200:], y[200:]) == result.summary["final"]["accuracy"] > 0.5
     normalised = (x[200:] - model.info.mean) / model.info.std
@@ -125,7 +125,7 @@ def test_features_in_their_own_units_are_normalised_as_in_training(tmp_path):
 def test_the_files_metadata_say_what_goes_in_and_what_comes_out(run):
     with safe_open(run.folder / "model.safetensors", framework="np") as file:
         said = json.loads(file.metadata()["fedskew"])["notes"]
-    nothing: dict[str, list[float]] = {key: [] for key in ("mean", "std", "window")}
+    nothing = {"mean": [], "std": [], "window": [], "multi_label": False}
     assert said == {"classes": list("0123456789"), "in_shape": [1, 8, 8], "tokens": False} | nothing
 
 

@@ -150,7 +150,7 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
 
     config = read(config_file(path), {} if data_root is None else {"data.root": str(data_root)})
     task = make_task(config, config.seeds[0])
-    counts = LabelCounts(task.counts, task.client_names, task.dataset.classes)
+    counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
     training = config.training
     return Source(counts, task.target, config.target_in_words(), training.participation, training.epochs)
 
@@ -162,7 +162,7 @@ def _of_run(folder: Path) -> Source:
     with suppress(FedskewError):  # components of one's own need not be importable here
         said = read(folder / "config.toml").target_in_words()
     run = RunFolder.read_runs(folder)[0]
-    counts = LabelCounts(run.counts, run.client_names, run.class_names)
+    counts = LabelCounts(run.counts, run.client_names, run.class_names, run.samples)
     training = run.config["training"]
     return Source(counts, run.target, said, training["participation"], training["epochs"])
 

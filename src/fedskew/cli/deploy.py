@@ -274,6 +274,8 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
     import torch
 
     encoder = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
+    if dataset.multi_label:
+        raise ConfigError("data: samples of several labels are trained in simulations, not yet at real sites")
     return encoder | {
         "classes": list(dataset.classes),
         "shape": list(dataset.in_shape),

@@ -236,7 +236,9 @@ def _propose(table: dict[str, Any]) -> Proposal:
     from fedskew.data import Proposal
 
     root = Path(table["root"])
-    proposal = Proposal.of_files([root], table.pop("label", None), table.pop("client", None), table.get("decimal"))
+    label = table.pop("label", None)
+    label = tuple(label) if isinstance(label, list) else label
+    proposal = Proposal.of_files([root], label, table.pop("client", None), table.get("decimal"))
     if proposal.schema.called("label") is None:
         columns = ", ".join(proposal.schema.columns)
         raise DataError(f"{root}: no column is called label; say which it is: --set data.label=NAME (of {columns})")

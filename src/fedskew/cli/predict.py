@@ -99,7 +99,7 @@ def predict(
     if not images:
         return
     names, probabilities, resized = _predicted(model, images, skip_broken)
-    classes = [model.classes[label] for label in probabilities.argmax(axis=1)]
+    classes = [_answer(model, line) for line in probabilities]
     if csv_path is not None:
         rows = zip(names, classes, probabilities.tolist(), strict=True)
         write_csv(csv_path, [["file", "class", *model.classes], *([name, label, *line] for name, label, line in rows)])
@@ -113,6 +113,8 @@ def predict(
     console.say(f"model: {model.file}")
     lines = zip(names[:SHOWN], probabilities, strict=False)
     shown = ([name, *_likeliest(model.classes, line)] for name, line in lines)
+    if model.info.multi_label:
+        console.note("A sample may have several labels, or none; those at 50 % or more are its own.")
     console.print(table_of(["file", "class", ">probability", "second"], shown, **BARE))
     if len(names) > SHOWN:
         console.print(f" [dim]the first {SHOWN} of {len(names):,}; all with --csv or --json")
@@ -124,6 +126,13 @@ def predict(
         console.note(f"{resized:,} of another size were resized to {size}, as the model takes them.")
     if csv_path is not None:
         console.say(f"Every probability: {csv_path}")
+
+
+def _answer(model: TrainedModel, line: NDArray[np.float64]) -> str:
+    """Return a sample's class; of several labels those that are likelier than not, apart by bars."""
+    if not model.info.multi_label:
+        return model.classes[int(line.argmax())]
+    return "|".join(name for name, share in zip(model.classes, line, strict=True) if share >= 0.5)
 
 
 def _likeliest(classes: Sequence[str], line: NDArray[np.float64]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew import findings
 from fedskew.data._schema import Encoder
 from fedskew.errors import ArgumentError
 
@@ -141,6 +142,8 @@ class Dataset:
         skipped: What could not be read and was left out, each with its reason.
         encoder: What made inputs of samples as they are in files, in their own units; None: nothing that a model could
             use again.
+        multi_label: Whether a sample may have several of the classes, or none; at most 62 then, and targets hold the
+            class of id k as the bit of value 2 ** k.
     """
 
     name: str
@@ -161,6 +164,7 @@ class Dataset:
     window: tuple[float, ...] = ()
     skipped: tuple[str, ...] = ()
     encoder: Encoder | None = None
+    multi_label: bool = False
 
     def __post_init__(self) -> None:
         for name, inputs in (("inputs", self.inputs), ("test_inputs", self.test_inputs)):
@@ -187,8 +191,13 @@ class Dataset:
         if aside is not None and clients is not None and clients.shape == (train,):
             clients = clients.copy()
             clients[aside] = np.maximum(clients[aside], 0)  # -1: no client
-        _check_ids("targets", self.targets, train, self.num_classes)
-        _check_ids("test_targets", self.test_targets, test, self.num_classes)
+        if self.multi_label and self.num_classes > findings.MOST:
+            raise ArgumentError(
+                f"classes: a sample may have several of {findings.MOST} at most, not {self.num_classes}"
+            )
+        known = 2**self.num_classes if self.multi_label else self.num_classes
+        _check_ids("targets", self.targets, train, known)
+        _check_ids("test_targets", self.test_targets, test, known)
         _check_ids("clients", clients, train, len(self.client_names))
         _check_ids("domains", self.domains, train, len(self.domain_names))
         _check_ids("test_domains", self.test_domains, test, len(self.domain_names))
@@ -203,6 +212,17 @@ class Dataset:
     def num_classes(self) -> int:
         """Number of classes, with samples or without."""
         return len(self.classes)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Class ids of the training samples, `(samples,)`, or 0 and 1 for each class, `(samples, classes)`."""
+        targets: NDArray[np.int64] = self.targets.numpy()
+        return findings.as_table(targets, self.num_classes) if self.multi_label else targets
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """The training samples' class, `(samples,)`; of several the rarest, of none a number beyond the last id."""
+        return findings.rarest(self.labels) if self.multi_label else self.labels
 
     @property
     def in_shape(self) -> tuple[int, ...]:

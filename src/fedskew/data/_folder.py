@@ -97,6 +97,7 @@ def folder(
         clients=parts[0].clients,
         window=read.window,
         skipped=read.broken,
+        where=root,
     )
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fedskew.data._folder import is_image, tree
 from fedskew.data._huggingface import names_of, saved_table
-from fedskew.data._own import names_in, ordered, read_arrays
+from fedskew.data._labels import Label, prepared
+from fedskew.data._own import labels_in, names_in, ordered, read_arrays
 from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
 from fedskew.sheets import Sheet, find_column
@@ -41,24 +42,28 @@ def holdings(path: Path, label: str | None = None, client: str | None = None) ->
 
 def _counted(
     path: Path,
-    labels: Sequence[str],
+    labels: Sequence[Label],
     clients: Sequence[str] | None,
     class_names: Sequence[str] = (),
     client_names: Collection[str] = (),
 ) -> Counted:
     if not labels:
         raise DataError(f"{path}: holds no samples")
+    ((_, found),) = prepared(path, [labels], numbered=class_names)
+    each = [label for label in found if isinstance(label, str)]
+    if len(each) < len(found):
+        raise DataError(f"{path}: a sample has several labels; count them by a config: fedskew counts my.toml")
     if clients is None:
         warnings.warn(
             f"{path}: names no clients, so that all samples are counted as those of one", DataWarning, stacklevel=2
         )
-        clients = ["all"] * len(labels)
-    names = ordered({*clients, *client_names}), tuple(class_names) or ordered(labels)
-    for found, what in zip(names, ("clients", "classes"), strict=True):
-        warn_of_look_alikes(found, what, path)
+        clients = ["all"] * len(each)
+    names = ordered({*clients, *client_names}), tuple(class_names) or ordered(each)
+    for group, what in zip(names, ("clients", "classes"), strict=True):
+        warn_of_look_alikes(group, what, path)
     table = np.zeros((len(names[0]), len(names[1])))
-    places = [{name: place for place, name in enumerate(found)} for found in names]
-    np.add.at(table, ([places[0][name] for name in clients], [places[1][name] for name in labels]), 1)
+    places = [{name: place for place, name in enumerate(group)} for group in names]
+    np.add.at(table, ([places[0][name] for name in clients], [places[1][name] for name in each]), 1)
     return table, *names
 
 
@@ -75,8 +80,8 @@ def _of_arrays(path: Path) -> Counted:
     arrays = read_arrays(path, ("y", "client"))
     if "y" not in arrays:
         raise DataError(f"{path}: has no array 'y' of labels")
-    clients = names_in(path, "client", arrays["client"], arrays["y"].size) if "client" in arrays else None
-    return _counted(path, names_in(path, "y", arrays["y"], arrays["y"].size), clients)
+    clients = names_in(path, "client", arrays["client"], len(arrays["y"])) if "client" in arrays else None
+    return _counted(path, labels_in(path, "y", arrays, len(arrays["y"])), clients)
 
 
 def _of_table(path: Path, label: str | None, client: str | None) -> Counted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib import import_module
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import Picture, opened, read_pictures
-from fedskew.data._own import RawSamples, as_inputs, hold_out, make
+from fedskew.data._labels import Label, Missing, of_columns, prepared
+from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
 from fedskew.data._text import token_ids, vocabulary
 from fedskew.errors import ArgumentError, DataError, MissingPackageError, nearest
 
@@ -31,7 +32,8 @@ def from_huggingface(
     root: Any,
     *,
     inputs: str | None = None,
-    label: str = "label",
+    label: str | tuple[str, ...] = "label",
+    separator: str | None = None,
     client: str | None = None,
     test: str = "test",
     test_share: float = 0.2,
@@ -40,6 +42,7 @@ def from_huggingface(
     length: int = 200,
     window: tuple[float, ...] = (),
     skip_broken: bool = False,
+    missing_labels: Missing = "refuse",
     rng: np.random.Generator | None = None,
 ) -> Dataset:
     """Convert a table of Hugging Face's `datasets`, all of it in memory.
@@ -54,7 +57,8 @@ def from_huggingface(
             `save_to_disk` wrote.
         inputs: Column to learn from: images, text, an array, or a number. By default the only column of images, else
             the only one of text, else the only one of arrays, else all columns of numbers together.
-        label: Column of labels.
+        label: Column of labels, a list of several where a sample may have these; or columns of 0 and 1.
+        separator: Sign between the labels of a sample in one column of text, of which it may have several.
         client: Column of natural clients; a column called "client" by default, if there is one.
         test: Name of the test part.
         test_share: Share of every class to hold out if there is no test part.
@@ -63,6 +67,7 @@ def from_huggingface(
         length: Number of words kept of each text.
         window: The values that are black and white in grey images of more than 8 bits, as for `folder`.
         skip_broken: Leave out images that can't be read, and say which; else they are refused, all in one list.
+        missing_labels: "drop" leaves out samples without a label.
     """
     package = datasets_package()
     table = saved_table(root) if isinstance(root, Path) else root
@@ -73,17 +78,26 @@ def from_huggingface(
         if not isinstance(part, package.Dataset):
             raise DataError(f"table: {name} is a {type(part).__name__}; expected a datasets.Dataset, not streamed")
     train = parts["train"].with_format(None)
-    columns = _columns(train, label, client, inputs)
-    if client is None and "client" in train.column_names and "client" not in (label, inputs):
+    label = label if isinstance(label, str) else tuple(label)
+    named = (label,) if isinstance(label, str) else label
+    columns = _columns(train, named, client, inputs)
+    if client is None and "client" in train.column_names and "client" not in (*named, inputs):
         client = "client"
+    held = None
     if test in parts:
         held = parts[test].with_format(None)
-        if absent := {*columns, label} - set(held.column_names):
+        if absent := {*columns, *named} - set(held.column_names):
             raise DataError(f"table: its part {test!r} has no column {sorted(absent)[0]!r}")
+    numbered = label if isinstance(label, tuple) else _class_names(train, label)
+    used = [_labels(part, label, separator) for part in (train, held) if part is not None]
+    (rows, labels), *rest = prepared("table", used, missing_labels, numbered)
+    if rest:
+        ((held_rows, held_labels),) = rest
     else:
-        kept_rows, held_rows = hold_out(names_of(train, label), test_share, rng)
-        train, held = train.select(kept_rows), train.select(held_rows)
-    features = train.features[label]
+        kept, out = hold_out(labels, test_share, rng)
+        rows, held_rows = rows[kept], rows[out]
+        labels, held_labels = ([labels[row] for row in own] for own in (kept, out))
+    train, held = _select(train, rows), _select(train if held is None else held, held_rows)
     more: dict[str, Any] = {}
     if _kind(train.features[columns[0]]) == "image":
         read = read_pictures(
@@ -96,19 +110,37 @@ def from_huggingface(
             skip_broken,
         )
         train, held = (part.select(kept) for part, kept in zip((train, held), read.kept, strict=True))
+        parts_of = zip((labels, held_labels), read.kept, strict=True)
+        labels, held_labels = ([own[row] for row in kept] for own, kept in parts_of)
         (values, held_values), more = read.parts, {"window": read.window, "skipped": read.broken}
     else:
         values, held_values = _read(train, held, columns, vocabulary_size, length)
-    return make(
-        "huggingface",
-        RawSamples(values, names_of(train, label), None if client is None else names_of(train, client)),
-        RawSamples(held_values, names_of(held, label)),
-        test_share,
-        rng,
-        numbered=features.names if isinstance(features, package.ClassLabel) else (),
-        where="table",
-        **more,
-    )
+    clients = None if client is None else names_of(train, client)
+    samples = RawSamples(values, labels, clients), RawSamples(held_values, held_labels)
+    return assembled("huggingface", *samples, numbered=numbered, where="table", **more)
+
+
+def _select(table: Table, rows: NDArray[np.int64]) -> Table:
+    return table if len(rows) == len(table) else table.select(rows)
+
+
+def _labels(table: Table, label: str | tuple[str, ...], separator: str | None) -> Sequence[Label]:
+    inner = None if isinstance(label, tuple) else getattr(table.features[label], "feature", None)
+    if inner is None:
+        return of_columns("table", label, lambda name: names_of(table, name, ""), separator)
+    name = getattr(inner, "int2str", str)
+    return ["" if found is None else tuple(dict.fromkeys(map(name, found))) for found in table[label]]
+
+
+def _class_names(table: Table, label: str) -> list[str]:
+    """Return the names of the classes in the order of their ids, where the column has such; refuse what is no label."""
+    feature = table.features[label]
+    feature = getattr(feature, "feature", feature)  # of a list of labels
+    if type(feature).__name__ in ("Image", "Array2D", "Array3D"):
+        raise DataError(
+            f"table: {label!r} has a label for each pixel; segmentation is not what fedskew does: give one a sample"
+        )
+    return list(getattr(feature, "names", None) or [])
 
 
 def datasets_package() -> Any:
@@ -136,13 +168,13 @@ def _kind(feature: Any) -> str:
     return "array" if kind in ("Sequence", "List", "LargeList", "Array2D", "Array3D", "list") else "other"
 
 
-def _columns(table: Table, label: str, client: str | None, inputs: str | None) -> list[str]:
+def _columns(table: Table, label: Sequence[str], client: str | None, inputs: str | None) -> list[str]:
     """Return the columns to learn from."""
     names = table.column_names
-    for option, name in (("label", label), ("client", client), ("inputs", inputs)):
+    for option, name in (*(("label", name) for name in label), ("client", client), ("inputs", inputs)):
         if name is not None and name not in names:
             raise ArgumentError(f"{option}: the table has no column {name!r}{nearest(name, names)}")
-    kinds = {name: _kind(table.features[name]) for name in names if name not in (label, client, "client")}
+    kinds = {name: _kind(table.features[name]) for name in names if name not in (*label, client, "client")}
     if inputs is not None:
         if _kind(table.features[inputs]) == "other":
             raise ArgumentError(
@@ -161,14 +193,16 @@ def _columns(table: Table, label: str, client: str | None, inputs: str | None) -
     return numbers
 
 
-def names_of(table: Table, column: str) -> list[str]:
-    """Return the values of a column as names; those of a ClassLabel by its own names."""
+def names_of(table: Table, column: str, empty: str | None = None) -> list[str]:
+    """Return the values of a column as names, those of a ClassLabel by its own names; `empty` where there is none."""
     feature, values = table.features[column], list(table[column])
-    if None in values:
+    if None in values and empty is not None:
+        values = [empty if value is None else value for value in values]
+    elif None in values:
         raise DataError(f"table: {column!r} is empty in row {values.index(None)}")
     if hasattr(feature, "int2str"):
         try:
-            return [str(feature.int2str(value)) for value in values]
+            return [value if value == empty else str(feature.int2str(value)) for value in values]
         except ValueError as error:
             raise DataError(f"table: {column!r}: {error}") from None
     return [str(value) for value in values]

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from fedskew.data._dataset import Dataset
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._images import read_pictures
+from fedskew.data._labels import Missing, of_table
 from fedskew.data._own import RawSamples, as_inputs, make
 from fedskew.errors import DataError, in_one_line
 
@@ -49,15 +50,14 @@ def from_object(value: Any, test: Any = None) -> ObjectData:
         return ObjectData(value.name, _digest(*(getattr(value, field.name) for field in fields(value))), lambda: value)
     if type(value).__module__.partition(".")[0] == "datasets":
         return _table(value, test)
-    train = _read(value, "data")
-    held = None if test is None else _read(test, "data.test")
-    numbered = _class_names(value)
+    train, numbered = _read(value, "data")
+    held = None if test is None else _read(test, "data.test")[0]
     label = type(value).__name__
 
-    def read(rng: np.random.Generator, test_share: float = 0.2) -> Dataset:
-        parts = [None if part is None else RawSamples(part.inputs.clone(), part.labels) for part in (train, held)]
-        assert parts[0] is not None
-        return make(label, parts[0], parts[1], test_share, rng, numbered=numbered, where="data")
+    def read(rng: np.random.Generator, test_share: float = 0.2, missing_labels: Missing = "refuse") -> Dataset:
+        own = RawSamples(train.inputs.clone(), train.labels)
+        test = None if held is None else RawSamples(held.inputs.clone(), held.labels)
+        return make(label, own, test, test_share, rng, numbered=numbered, where="data", missing=missing_labels)
 
     parts = [train.inputs, train.labels, *([] if held is None else [held.inputs, held.labels])]
     return ObjectData(label, _digest(*parts, numbered), read)
@@ -75,8 +75,8 @@ def _table(value: Any, test: Any) -> ObjectData:
     return ObjectData(type(value).__name__, _digest(*prints, test), read)
 
 
-def _read(items: Items, where: str) -> RawSamples:
-    """Return all items of a map-style data set."""
+def _read(items: Items, where: str) -> tuple[RawSamples, tuple[str, ...]]:
+    """Return all items of a map-style data set, and the names of its classes in the order of ids, if it has such."""
     kind = type(items).__name__
     if isinstance(items, DataLoader):
         raise DataError(f"{where}: a DataLoader; give its .dataset, batches are made by training.batch_size")
@@ -105,7 +105,11 @@ def _read(items: Items, where: str) -> RawSamples:
         inputs = torch.from_numpy(np.stack(values).astype(np.int64))  # token ids
     else:
         inputs = as_inputs(np.stack(values), f"{where}: {kind}").float()
-    return RawSamples(inputs, _names(labels, _class_names(items)))
+    classes = _class_names(items)
+    if getattr(labels[0], "ndim", 0) == 1:  # 0 and 1 for each class, of which an item may have several
+        classes = classes if len(classes) == len(labels[0]) else tuple(map(str, range(len(labels[0]))))
+        return RawSamples(inputs, of_table(where, classes, [np.asarray(label).tolist() for label in labels])), classes
+    return RawSamples(inputs, _names(labels, classes)), classes
 
 
 def _item(items: Items, at: int, where: str) -> tuple[Any, Any]:
@@ -135,11 +139,16 @@ def _class_names(items: Items) -> tuple[str, ...]:
 def _names(labels: Sequence[Any], classes: tuple[str, ...]) -> list[str]:
     plain = [label.item() if isinstance(label, Tensor | np.generic) and label.ndim == 0 else label for label in labels]
     for at, label in enumerate(plain):
-        if not isinstance(label, int | str):
+        if isinstance(label, Image.Image) or getattr(label, "ndim", 0) > 1:
+            raise DataError(
+                f"data: item {at} has a label for each pixel; segmentation is not what fedskew does: give one an item"
+            )
+        if not isinstance(label, int | str | float | None) or (classes and not isinstance(label, int | str)):
             raise DataError(f"data: the label of item {at} is {label!r}; expected a whole number or text")
         if classes and (label >= len(classes) or label < 0 if isinstance(label, int) else label not in classes):
             raise DataError(f"data: the label of item {at} is {label!r}, and there are classes 0 to {len(classes) - 1}")
-    return [classes[label] if classes and isinstance(label, int) else str(label) for label in plain]
+    names = ["" if label is None else str(label) for label in plain]
+    return [classes[label] if classes and isinstance(label, int) else names[at] for at, label in enumerate(plain)]
 
 
 def _digest(*parts: Any) -> str:

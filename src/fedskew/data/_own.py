@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import zipfile
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew import findings
 from fedskew.data._dataset import Dataset, names_clients
+from fedskew.data._labels import Label, Missing, of_table, prepared, strata
 from fedskew.data._schema import Column, Encoder, Kind, TableSchema
 from fedskew.data._table import Table, table_files
-from fedskew.errors import ArgumentError, DataError, in_one_line
+from fedskew.errors import ArgumentError, DataError, in_one_line, nearest
 from fedskew.names import warn_of_look_alikes
 
 
@@ -27,13 +29,17 @@ class RawSamples:
     """One part of a data set as it was read, with names instead of ids."""
 
     inputs: Tensor
-    labels: Sequence[str]
+    labels: Sequence[Label]
     clients: Sequence[str] | None = None
 
     def take(self, rows: NDArray[np.int64]) -> RawSamples:
         """Copy some samples."""
         clients = None if self.clients is None else [self.clients[row] for row in rows]
         return RawSamples(self.inputs[torch.from_numpy(rows)], [self.labels[row] for row in rows], clients)
+
+    def labelled(self, rows: NDArray[np.int64], labels: Sequence[Label]) -> RawSamples:
+        """Return these samples, all or some, with other labels."""
+        return replace(self if len(rows) == len(self.labels) else self.take(rows), labels=labels)
 
 
 def make(
@@ -46,22 +52,49 @@ def make(
     clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
     where: object = "",
-    encoder: Encoder | None = None,
+    missing: Missing = "refuse",
     **more: Any,
 ) -> Dataset:
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
     `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set;
-    `where` says in messages where they were read from, and `more` is for the `Dataset` as it is. Of a table, whose
-    schema is `encoder`, numbers are standardised.
+    `where` says in messages where they were read from, `missing` what becomes of samples without a label. `more` is for
+    `assembled`.
     """
+    parts = [train] if test is None else [train, test]
+    found = prepared(where or name, [part.labels for part in parts], missing, numbered)
+    train, *others = (part.labelled(*own) for part, own in zip(parts, found, strict=True))
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
-        train, test = train.take(kept), train.take(held)
+        train, others = train.take(kept), [train.take(held)]
+    return assembled(name, train, others[0], classes, clients, numbered, where, **more)
+
+
+def assembled(
+    name: str,
+    train: RawSamples,
+    test: RawSamples,
+    classes: Iterable[str] = (),
+    clients: Iterable[str] = (),
+    numbered: Sequence[str] = (),
+    where: object = "",
+    encoder: Encoder | None = None,
+    **more: Any,
+) -> Dataset:
+    """Build the data set of two parts whose labels are prepared (see `make`), and `more` is for the `Dataset` as it is.
+
+    Of a table, whose schema is `encoder`, numbers are standardised.
+    """
     shapes = [tuple(part.inputs.shape[1:]) for part in (train, test)]
     if shapes[0] != shapes[1]:
         raise DataError(f"{where or name}: training samples are {shapes[0]}, those of the test part {shapes[1]}")
-    names = tuple(numbered) or ordered({*classes, *train.labels, *test.labels})
+    several = isinstance(train.labels[0], tuple)
+    each = [label if isinstance(label, tuple) else (label,) for label in (*train.labels, *test.labels)]
+    names = tuple(numbered) or ordered({*classes, *chain(*each)})
+    if (odd := next((one for one in dict.fromkeys(chain(*each)) if one not in names), None)) is not None:
+        raise DataError(f"{where or name}: the label {odd!r} is none of the classes{nearest(odd, names)}")
+    if several and not 2 <= len(names) <= findings.MOST:
+        raise DataError(f"{where or name}: a sample may have several of 2 to {findings.MOST} labels, not {len(names)}")
     client_names = ordered({*clients, *(train.clients or ())})
     warn_of_look_alikes(names, "classes", f"data {name!r}")
     warn_of_look_alikes(client_names, "clients", f"data {name!r}")
@@ -79,21 +112,22 @@ def make(
         clients=None if train.clients is None else _ids(train.clients, client_names),
         client_names=client_names,
         encoder=encoder,
+        multi_label=several,
         **more,
     )
 
 
 def hold_out(
-    labels: Sequence[str], share: float, rng: np.random.Generator | None
+    labels: Sequence[Label], share: float, rng: np.random.Generator | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw rows to hold out, `share` of every class but never all of it; return the others and these, ascending."""
     if rng is None:
         raise ArgumentError("rng: this data has no test part, so one is drawn; pass a numpy Generator")
     if not 0.0 < share < 1.0:
         raise ArgumentError(f"test_share: must be between 0 and 1, got {share}")
-    values = np.asarray(labels)
+    values = np.asarray(strata(labels))
     held = np.zeros(len(values), dtype=bool)
-    for label in ordered(set(labels)):
+    for label in ordered(set(values.tolist())):
         rows = np.flatnonzero(values == label)
         size = min(round(share * len(rows)), len(rows) - 1)
         held[rng.permutation(rows)[:size]] = True
@@ -132,9 +166,11 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _ids(values: Sequence[str], names: tuple[str, ...]) -> NDArray[np.int64]:
+def _ids(values: Sequence[Label], names: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return ids of names; of several names their bits, see `Dataset.multi_label`."""
     number = {name: index for index, name in enumerate(names)}
-    return np.array([number[value] for value in values], dtype=np.int64)
+    found = [number[value] if isinstance(value, str) else sum(1 << number[name] for name in value) for value in values]
+    return np.array(found, dtype=np.int64)
 
 
 def _standardise(
@@ -169,12 +205,14 @@ _NAMED = 40  # columns that a message names
 def csv(
     root: Path,
     rng: np.random.Generator | None,
-    label: str | None = None,
+    label: str | tuple[str, ...] | None = None,
+    separator: str | None = None,
     client: str | None = None,
     test: str | None = None,
     test_share: float = 0.2,
     schema: str | dict[str, Any] | None = None,
     decimal: Literal[".", ","] | None = None,
+    missing_labels: Missing = "refuse",
 ) -> Dataset:
     """Read a user's own table from CSV or Parquet files, one sample a row; columns are found by name, in any order.
 
@@ -183,12 +221,14 @@ def csv(
     deviation of the training part. Without a schema columns other than labels and clients hold numbers, none missing.
 
     Args:
-        label: Column of labels, any text; "label" by default.
+        label: Column of labels, any text, "label" by default; or columns of 0 and 1, of which a sample has any.
+        separator: Sign between the labels in a cell, where a sample may have several, or none.
         client: Column of clients; a column called "client" by default, if there is one.
         test: Name of a file beside it with the same columns, the test part.
         test_share: Share of every class to hold out if there is no test file.
         schema: What the columns hold, labels and clients too: a file that `fedskew schema` proposes, or its tables.
         decimal: The decimal sign of numbers in CSV files; without it: as each file shows.
+        missing_labels: "drop" leaves out samples without a label.
     """
     aside = None if test is None else (root if root.is_dir() else root.parent) / test
     files = table_files(root, aside)
@@ -201,8 +241,8 @@ def csv(
     tables = [Table.read(path, decimal) for path in files]
     own = _schema_of(schema) if schema is not None else _all_numbers(tables[0], label or "label", client)
     try:
-        parts = [_of_table(table, own) for table in tables]
-        held = None if aside is None else _of_table(Table.read(aside, decimal), own)
+        parts = [_of_table(table, own, separator) for table in tables]
+        held = None if aside is None else _of_table(Table.read(aside, decimal), own, separator)
     except DataError as error:
         if schema is not None:
             raise
@@ -211,19 +251,18 @@ def csv(
         if part.clients is None and files != [root]:
             part.clients = [path.stem] * len(part.labels)
     if any(part.clients is None for part in parts):
-        parts = [dataclasses.replace(part, clients=None) for part in parts]
+        parts = [replace(part, clients=None) for part in parts]
     train = RawSamples(
         torch.cat([part.inputs for part in parts]),
         [label for part in parts for label in part.labels],
         None if parts[0].clients is None else [name for part in parts for name in part.clients or ()],
     )
-    return make("csv", train, held, test_share, rng, numbered=own.classes, where=root, encoder=own)
+    samples = train, held, test_share, rng
+    return make("csv", *samples, numbered=own.classes, where=root, encoder=own, missing=missing_labels)
 
 
-def _of_table(table: Table, schema: TableSchema) -> RawSamples:
-    labels = schema.names_in(table, "label")
-    assert labels is not None, "there is such a column, or an error"
-    return RawSamples(schema.encoded(table), labels, schema.names_in(table, "client"))
+def _of_table(table: Table, schema: TableSchema, separator: str | None) -> RawSamples:
+    return RawSamples(schema.encoded(table), schema.labels_in(table, separator), schema.names_in(table, "client"))
 
 
 def _schema_of(given: str | dict[str, Any]) -> TableSchema:
@@ -235,31 +274,36 @@ def _schema_of(given: str | dict[str, Any]) -> TableSchema:
         raise ArgumentError(f"schema.{error}") from None
 
 
-def _all_numbers(table: Table, label: str, client: str | None) -> TableSchema:
+def _all_numbers(table: Table, label: str | tuple[str, ...], client: str | None) -> TableSchema:
     """Return the schema of a table of which nothing is said but its columns of labels and clients."""
     names = list(table.columns)
-    for option, name in (("label", label), ("client", client)):
+    labels = (label,) if isinstance(label, str) else label
+    for option, name in (*(("label", name) for name in labels), ("client", client)):
         if name is not None and name not in names:
             columns = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
             table.fail(f"no column {name!r}; set data.{option} to the column of {option}s (columns: {columns})")
-    kinds: dict[str, Kind] = {client or "client": "client", label: "label"}
+    kinds: dict[str, Kind] = {client or "client": "client", **dict.fromkeys(labels, "label")}
     if not set(names) - set(kinds):
         table.fail("no column is left for features")
     return TableSchema({name: Column(kinds.get(name, "number")) for name in names})
 
 
 @names_clients
-def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) -> Dataset:
+def npz(
+    root: Path, rng: np.random.Generator | None, test_share: float = 0.2, missing_labels: Missing = "refuse"
+) -> Dataset:
     """Read a user's own arrays from an .npz file.
 
     The arrays are `x` and `y`, optionally `client`, and `x_test` and `y_test` for a test part. `x` holds numbers:
     features, `(samples, features)`, or images, `(samples, height, width)` or `(samples, channels, height, width)`;
     uint8 is scaled from 0 to 255 to [0, 1], and other images should be in [0, 1], as augmentation expects. `y` and
-    `client` hold whole numbers or text, `(samples,)`. Inputs are standardised by channel or feature with mean and
-    deviation of the training part.
+    `client` hold whole numbers or text, `(samples,)`; where a sample may have several labels, `y` holds 0 and 1 for
+    each, `(samples, classes)`, and an array `classes` may name them. Inputs are standardised by channel or feature with
+    mean and deviation of the training part.
 
     Args:
         test_share: Share of every class to hold out if there is no test part.
+        missing_labels: "drop" leaves out samples without a label.
     """
     arrays = read_arrays(root)
     for name in ("x", "y"):
@@ -269,7 +313,8 @@ def npz(root: Path, rng: np.random.Generator | None, test_share: float = 0.2) ->
         raise DataError(f"{root}: has only one of 'x_test' and 'y_test'; a test part needs both")
     train = _of_arrays(root, arrays, "x", "y", "client")
     test = _of_arrays(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
-    return make("npz", train, test, test_share, rng, where=root)
+    numbered = _findings(root, arrays) if arrays["y"].ndim == 2 else ()
+    return make("npz", train, test, test_share, rng, numbered=numbered, where=root, missing=missing_labels)
 
 
 def read_inputs(path: Path) -> Tensor:
@@ -294,12 +339,32 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, A
 def _of_arrays(path: Path, arrays: dict[str, Array], x: str, y: str, client: str | None) -> RawSamples:
     inputs = as_inputs(arrays[x], f"{path}: {x!r}")
     clients = names_in(path, client, arrays[client], len(inputs)) if client in arrays and client else None
-    return RawSamples(inputs, names_in(path, y, arrays[y], len(inputs)), clients)
+    return RawSamples(inputs, labels_in(path, y, arrays, len(inputs)), clients)
+
+
+def labels_in(path: Path, y: str, arrays: dict[str, Array], samples: int) -> Sequence[Label]:
+    """Return labels as names, or of each sample those of its columns of 0 and 1."""
+    array = arrays[y]
+    if array.ndim == 2 and len(array) == samples and array.dtype.kind in "iubf" and array.shape[1] > 1:
+        return of_table(f"{path}: {y!r}", _findings(path, arrays), array.tolist())
+    return names_in(path, y, array, samples)
+
+
+def _findings(path: Path, arrays: dict[str, Array]) -> tuple[str, ...]:
+    """Return the names of the columns of 0 and 1 in `y`: those of the array `classes`, else their numbers."""
+    columns = arrays["y"].shape[1]
+    names = tuple(names_in(path, "classes", arrays["classes"], columns)) if "classes" in arrays else ()
+    return names or tuple(map(str, range(columns)))
 
 
 def names_in(path: Path, name: str, array: Array, samples: int) -> list[str]:
     """Return labels or clients as names."""
-    if array.shape != (samples,) or array.dtype.kind not in "iubU":
+    if array.ndim > 2 and name.startswith("y"):
+        raise DataError(
+            f"{path}: {name!r} has a label for each pixel, {array.shape}; segmentation is not what fedskew does: give "
+            "one class a sample"
+        )
+    if array.shape != (samples,) or array.dtype.kind not in ("iubfU" if name.startswith("y") else "iubU"):
         raise DataError(
             f"{path}: {name!r} must be whole numbers or text, ({samples},); found {array.dtype} {array.shape}"
         )

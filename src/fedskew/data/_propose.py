@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedskew.data._labels import whole
 from fedskew.data._schema import MISSING, Column, TableSchema, listed
 from fedskew.data._table import Table, days_of, table_files
 from fedskew.errors import ArgumentError, DataError, nearest
@@ -40,13 +41,16 @@ class Proposal:
 
     @staticmethod
     def of_files(
-        files: Sequence[Path], label: str | None = None, client: str | None = None, decimal: Decimal | None = None
+        files: Sequence[Path],
+        label: str | tuple[str, ...] | None = None,
+        client: str | None = None,
+        decimal: Decimal | None = None,
     ) -> Proposal:
         """Propose a schema for tables that are to be read as one.
 
         Args:
             files: CSV or Parquet files, folders of them, or patterns such as sites/*.csv.
-            label: Column of labels; None: the one that is called so.
+            label: Column of labels, or several of 0 and 1; None: the one that is called so.
             client: Column of clients; None: the one that is called so, if there is one.
             decimal: Decimal sign of numbers in CSV; None: as each file shows.
 
@@ -59,15 +63,16 @@ class Proposal:
         return _propose([Table.read(path, decimal) for path in found], label, client)
 
 
-def _propose(tables: Sequence[Table], label: str | None, client: str | None) -> Proposal:
+def _propose(tables: Sequence[Table], label: str | tuple[str, ...] | None, client: str | None) -> Proposal:
     names = list(dict.fromkeys(name for table in tables for name in table.columns))
-    for option, named in (("label", label), ("client", client)):
+    labels = () if label is None else (label,) if isinstance(label, str) else label
+    for option, named in (*(("label", name) for name in labels), ("client", client)):
         if named is not None and named not in names:
             raise DataError(f"{tables[0].where}: no column {named!r} of {option}s{nearest(named, names)}")
-    label = label or _named(names, "label", CLASS_WORDS)
-    client = client or _named([name for name in names if name != label], "client", CLIENT_WORDS)
+    labels = labels or tuple(filter(None, [_named(names, "label", CLASS_WORDS)]))
+    client = client or _named([name for name in names if name not in labels], "client", CLIENT_WORDS)
     unclear: list[str] = []
-    if label is None:
+    if not labels:
         unclear.append(
             'no column is called label, class or the like; give one of them kind = "label" (or --label NAME)'
         )
@@ -76,8 +81,8 @@ def _propose(tables: Sequence[Table], label: str | None, client: str | None) -> 
     columns = {}
     for name in names:
         seen = _Seen.of(name, tables)
-        if name == label:
-            columns[name] = _labels(seen, unclear)
+        if name in labels:
+            columns[name] = _labels(seen, unclear) if len(labels) == 1 else Column("label")
         elif name == client:
             columns[name] = Column("client")
         else:
@@ -147,8 +152,10 @@ def _sign(table: Table) -> Decimal:
 
 def _labels(seen: _Seen, unclear: list[str]) -> Column:
     if seen.missing:
-        unclear.append(f"{seen.name!r}: {seen.missing.total()} labels are missing; leave these rows out of the files")
-    classes = ordered(seen.distinct)
+        unclear.append(
+            f"{seen.name!r}: {seen.missing.total()} labels are missing; missing_labels = 'drop' leaves these rows out"
+        )
+    classes = ordered(map(whole, seen.distinct))
     if len(classes) > MOST_CLASSES:
         unclear.append(f"{seen.name!r}: {len(classes)} different labels, too many to list; are they classes?")
         return Column("label")

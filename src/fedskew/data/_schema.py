@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedskew.data._labels import Label, of_columns, whole
 from fedskew.data._table import Table
 from fedskew.errors import ArgumentError, ConfigError, DataWarning, nearest
 from fedskew.parameters import Finite, Switch, component
@@ -115,9 +116,12 @@ class TableSchema:
     missing: tuple[str, ...] = MISSING
 
     def __post_init__(self) -> None:
-        for kind in ("label", "client"):
-            if len(named := [name for name, column in self.columns.items() if column.kind == kind]) > 1:
-                raise ArgumentError(f"columns.{named[1]}.kind: {named[0]!r} is the column of {kind}s already")
+        if len(named := [name for name, column in self.columns.items() if column.kind == "client"]) > 1:
+            raise ArgumentError(f"columns.{named[1]}.kind: {named[0]!r} is the column of clients already")
+        if len(self.labelled) > 1 and (
+            name := next((one for one in self.labelled if self.columns[one].categories), "")
+        ):
+            raise ArgumentError(f"columns.{name}.categories: of several columns of labels each holds 0 and 1")
         if not self.inputs:
             raise ArgumentError("columns: none is a number, category or date, so nothing is left to learn from")
 
@@ -175,10 +179,14 @@ class TableSchema:
         return (low + high) / 2, (high - low) / 2
 
     @property
+    def labelled(self) -> tuple[str, ...]:
+        """The columns of labels: several hold 0 and 1 each, where a sample may have several labels, or none."""
+        return tuple(name for name, column in self.columns.items() if column.kind == "label")
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The classes, where the schema names them."""
-        label = self.called("label")
-        return () if label is None else self.columns[label].categories
+        return self.columns[self.labelled[0]].categories if len(self.labelled) == 1 else self.labelled
 
     def plain(self) -> dict[str, Any]:
         """See `Encoder.plain`."""
@@ -289,6 +297,26 @@ class TableSchema:
             more = f"; nor {listed(unknown[1:])}" if unknown[1:] else ""
             advice = 'leave it out, or give it a line there, such as kind = "ignored"'
             table.fail(f"the schema has no column {unknown[0]!r}{_close(unknown[0], known)}{more}; {advice}")
+
+    def labels_in(self, table: Table, separator: str | None = None) -> Sequence[Label]:
+        """Return the labels of each sample (see `of_columns`); where there is none, an empty one."""
+        for name in self.labelled or (None,):
+            if name not in table.columns:
+                table.fail(f"no column {name!r} of labels" if name else "the schema names no column of labels")
+        first, *others = self.labelled
+
+        def cells(name: str) -> Sequence[str]:
+            known = self.columns[name].categories
+            if not known:
+                return table.columns[name]
+            gone = table.absent(name, self.missing, known)
+            found = [cell if cell in known else whole(cell) for cell in table.columns[name]]
+            for row, cell in enumerate(found):
+                if not gone[row] and separator is None and cell not in known:
+                    table.fail(f"{cell!r} is none of the schema's classes{nearest(cell, known)}", row, name)
+            return ["" if absent else cell for cell, absent in zip(found, gone, strict=True)]
+
+        return of_columns(table.where, self.labelled if others else first, cells, separator)
 
     def names_in(self, table: Table, kind: Literal["label", "client"]) -> Sequence[str] | None:
         """Return the label or client of each sample; None where the table has no clients."""

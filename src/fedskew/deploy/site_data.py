@@ -180,6 +180,8 @@ def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:
 
 
 def _fitted(dataset: Dataset, agreement: Agreement, state: Path) -> SiteData:
+    if dataset.multi_label:
+        raise DataError("samples of several labels are trained in simulations, not yet at real sites; take one label")
     unknown = [name for name in dataset.classes if name not in agreement.classes]
     used = {dataset.classes[label] for label in set(torch.cat([dataset.targets, dataset.test_targets]).tolist())}
     foreign = sorted(used & set(unknown))

@@ -16,7 +16,16 @@ from fedskew.engine._backend import (
 )
 from fedskew.engine._faults import stilled
 from fedskew.engine._private import Private
-from fedskew.engine._records import ClientEvaluation, Cohort, Evaluation, RoundRecord, RoundRunner, plain, predict
+from fedskew.engine._records import (
+    ClientEvaluation,
+    Cohort,
+    Evaluation,
+    RoundRecord,
+    RoundRunner,
+    plain,
+    predict,
+    predict_findings,
+)
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState
 from fedskew.engine.round import Federation
@@ -49,5 +58,6 @@ __all__ = [
     "cohort_size",
     "plain",
     "predict",
+    "predict_findings",
     "stilled",
 ]

@@ -35,16 +35,25 @@ class Cohort(NamedTuple):
         counts: Label counts of the samples that each client trains on, `(cohort, classes)`; the quotas if the selection
             assigns quotas.
         quotas: Whether `counts` are quotas.
+        samples: Samples of each, `(cohort,)`, where a sample may have several labels, or none; None: as the counts sum.
     """
 
     ids: NDArray[np.int64]
     lost: NDArray[np.bool_]
     counts: FloatArray
     quotas: bool
+    samples: FloatArray | None = None
+
+    @property
+    def sizes(self) -> FloatArray:
+        """Samples that each client trains on, `(cohort,)`."""
+        sizes: FloatArray = self.counts.sum(axis=1) if self.samples is None else self.samples
+        return sizes
 
     def take(self, members: NDArray[np.bool_]) -> Cohort:
         """Return the sub-cohort that a mask selects."""
-        return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas)
+        samples = None if self.samples is None else self.samples[members]
+        return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas, samples)
 
 
 @dataclass
@@ -58,15 +67,22 @@ class Evaluation:
         per_class: Accuracy on each class; None for a class without a sample.
         confusion: Confusion matrix: a row for each true class, a column for each predicted class.
         target_accuracy: Per-class accuracy averaged with the target mix; None without a target.
+        auroc: Where a sample may have several labels: mean over the labels; `pr_auc` likewise. Then `loss` is the mean
+            over the labels too, accuracy is of samples whose labels are all right, `per_class` is sensitivity at one
+            half, and there is no confusion matrix.
+        per_class_auroc: AUROC of each label.
     """
 
     accuracy: float
     loss: float | None
-    balanced_accuracy: float
-    macro_f1: float
+    balanced_accuracy: float | None
+    macro_f1: float | None
     per_class: list[float | None]
     confusion: list[list[int]]
     target_accuracy: float | None = None
+    auroc: float | None = None
+    pr_auc: float | None = None
+    per_class_auroc: list[float | None] | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
@@ -80,8 +96,18 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """Accuracy on the target mix if there is one, else accuracy; models are compared by it."""
+        """Accuracy on the target mix if there is one, else accuracy; AUROC of several labels; to compare models."""
+        if self.per_class_auroc is not None:
+            return self.auroc or 0.0
         return self.accuracy if self.target_accuracy is None else self.target_accuracy
+
+    @staticmethod
+    def of_findings(logits: NDArray[Any], targets: NDArray[np.int64]) -> Evaluation:
+        """Compute the metrics where a sample may have several labels (see `metrics.finding_figures`)."""
+        found = metrics.finding_figures(logits, targets)
+        plain_lists = {"per_class": plain(found.pop("recalls")), "per_class_auroc": plain(found.pop("aurocs"))}
+        numbers = {name: _defined(value) for name, value in found.items()}
+        return Evaluation(**numbers, **plain_lists, confusion=[])  # type: ignore[arg-type]
 
     @staticmethod
     def of(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
@@ -234,6 +260,13 @@ class RoundRunner(Protocol):
 
 
 BATCH = 1000
+
+
+@torch.inference_mode()
+def predict_findings(network: nn.Module, inputs: Inputs, targets: Tensor) -> Evaluation:
+    """Evaluate a network on samples that may have several labels, or none: `targets` are bits, `(samples,)`."""
+    logits = [network.eval()(x) for x, _ in batches(inputs, targets)]
+    return Evaluation.of_findings(torch.cat(logits).cpu().numpy(), targets.cpu().numpy())
 
 
 def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:

@@ -44,6 +44,7 @@ class Federation:
         method: The method; a server update with a parameter `clients` gets the number of clients.
         backend: Trains the cohorts.
         counts: Exact label counts, `(clients, classes)`.
+        sizes: Samples of each client, `(clients,)`, where a sample may have several labels, or none; None: as they sum.
         target: Target label mix, `(classes,)`, by which records measure; None: there is no target.
         participation: Share of the clients that is selected in each round (see `cohort_size`).
         seed: Seed of all random draws.
@@ -75,6 +76,7 @@ class Federation:
     aim: Estimation | None = None
     codec: Floats = field(default_factory=Floats)
     constant_bytes: int = 0
+    sizes: FloatArray | None = None
 
     def __post_init__(self) -> None:
         self.codec.check(self.method, self.cohort_size)
@@ -142,7 +144,8 @@ class Federation:
         if quotas is not None:
             counts = checked_quotas(selection, quotas, ids, self.counts.shape[1], where)
         following = replace(state, round=round).having("selection", packed(kept))
-        return Cohort(ids, lost, counts, quotas is not None), following
+        samples = None if self.sizes is None else self.sizes[ids]
+        return Cohort(ids, lost, counts, quotas is not None, samples), following
 
     def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, Collected]:
         """Train a cohort and move the model; return the state after the round, and what is recorded of it."""
@@ -153,7 +156,7 @@ class Federation:
 
     def instruct(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
         """Make what is sent to every client, and an assignment for each that does not drop out."""
-        broadcast, fresh = dict[str, Tensor](), dict[str, Tensor]()
+        broadcast, fresh, sizes = dict[str, Tensor](), dict[str, Tensor](), cohort.sizes
         for name, one in hooked(self.method).items():
             with calling(name, one, "broadcast", f"round {state.round}: "):
                 broadcast |= one.broadcast(state.of(name))
@@ -166,7 +169,7 @@ class Federation:
                 state=self.clients.of(client) or fresh,
                 quota=cohort.counts[place] if cohort.quotas else None,
                 steps=self.steps,
-                samples=round(float(cohort.counts[place].sum())),
+                samples=round(float(sizes[place])),
             )
             for place, client in enumerate(cohort.ids.tolist())
             if not cohort.lost[place]

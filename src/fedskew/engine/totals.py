@@ -121,7 +121,7 @@ class Collected(NamedTuple):
     def record(self, seed: int, round: int, cohort: Cohort, target: FloatArray | None) -> RoundRecord:
         """Make the record of the round, without evaluations and duration."""
         members, weights, ids = self.members, self.weights.values, cohort.ids.tolist()
-        answered, samples, pooled = members.ids.tolist(), members.counts.sum(axis=1), cohort.counts.sum(axis=0)
+        answered, samples, pooled = members.ids.tolist(), members.sizes, cohort.counts.sum(axis=0)
         total, known, there = self.total, frozenset(answered), frozenset(self.replied)
         loss = None if total is None else total.loss
         if self.losses and len(weights):
@@ -164,15 +164,17 @@ def shown(federation: Federation, members: Cohort) -> FloatArray:
 def weigh(federation: Federation, state: ServerState, members: Cohort) -> Weights:
     """Weigh clients; by FedAvg where the method's weighting needs a target mix that there is not yet."""
     weighting, limit, fallback, mix = federation.method.weighting, federation.weight_limit, None, federation.target
-    sizes = members.counts.sum(axis=1)
+    sizes, counts = members.sizes, shown(federation, members)
     if federation.aim is not None:
         mix, why = federation.aim.mix(state.of("target"))
         if why is not None and components.has(weighting, "needs_target"):
             weighting, fallback = FedAvg(), why
     if sizes.sum() == 0:
         return Weights(fallback=fallback)
+    if members.samples is not None and not counts.any() and components.needs_label_counts("weighting", weighting):
+        weighting, fallback = FedAvg(), "none of these clients' samples has a label"
     where, kept = f"round {state.round}: ", state.of("weighting")
-    given = Answered(shown(federation, members), sizes, mix, members.ids, kept, limit)
+    given = Answered(counts, sizes, mix, members.ids, kept, limit)
     with calling("weighting", weighting, "weigh", where):
         free = weights = checked_weights(weighting, weighting.weigh(given), members.ids, where)
         if limit is None:

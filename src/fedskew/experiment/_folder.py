@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedskew.data import Profile
 from fedskew.engine import RoundRecord, ServerState
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment._config import Config
@@ -51,7 +50,7 @@ from fedskew.tables import csv_text, flatten, json_text
 
 FINISHED = "finished.safetensors"
 CHECKPOINT = "checkpoint/state.safetensors"
-SITES, INPUTS = "sites.csv", "inputs.json"
+SITES = "sites.csv"
 _ALIKE = ("name", "seeds", "output.", "data.root")  # keys that make no other run
 
 
@@ -72,6 +71,7 @@ class TaskInfo:
         class_names: Names by class id.
         target: Target label mix, `(classes,)`, sum 1, or None.
         notes: What labels and network say about the run, a sentence each; see `run_notes`.
+        sizes: Training samples of these clients, `(clients,)`; None: as their label counts sum.
     """
 
     counts: NDArray[np.int64]
@@ -79,6 +79,7 @@ class TaskInfo:
     class_names: tuple[str, ...]
     target: NDArray[np.float64] | None
     notes: tuple[str, ...] = ()
+    sizes: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -212,11 +213,6 @@ class RunFolder:
         """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
 
-    def write_profile(self, profile: Profile) -> None:
-        """Write `inputs.json`: what the training samples look like."""
-        with writing(self.path / INPUTS):
-            write_text(self.path / INPUTS, json_text(profile.plain()))
-
     def write_sites(self, rows: Sequence[SiteRow]) -> None:
         """Write `sites.csv`, a line for each client and row; NaN as an empty cell."""
         with writing(self.path / SITES):
@@ -331,11 +327,12 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
     config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
     task = json.loads((path / "task.json").read_text(encoding="utf-8"))
     deployment = path / "deployment.json"
-    counts = (
-        np.array(json.loads(deployment.read_text(encoding="utf-8"))["label_counts"], dtype=np.int64)
-        if deployment.exists()
-        else Partition.load(path / "partition.npz").counts
-    )
+    if deployment.exists():
+        counts = np.array(json.loads(deployment.read_text(encoding="utf-8"))["label_counts"], dtype=np.int64)
+        sizes = counts.sum(axis=1)
+    else:
+        partition = Partition.load(path / "partition.npz")
+        counts, sizes = partition.counts, partition.sizes
     summary = path / "summary.json"
     run = SeedRun(
         label=label or config["name"],
@@ -348,6 +345,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         target=None if task["target"] is None else np.array(task["target"]),
         summary=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {},
         notes=tuple(task.get("notes", ())),
+        sizes=sizes[: len(task["clients"])],
         sites=_read_sites(path / SITES),
     )
     if not run.rounds:

@@ -38,6 +38,7 @@ class ModelInfo:
         window: What is black and white in pictures of more than 8 bits (see `data.Dataset`).
         encoder: What makes inputs of samples as they are in files, in plain values (`data.encoder_of`); None: there is
             nothing of that kind, as of images.
+        multi_label: Whether a sample may have several of the classes, or none: each has a probability of its own.
     """
 
     EXPORTS: ClassVar[dict[str, str]] = {"onnx": ".onnx", "torchscript": ".pt"}
@@ -50,6 +51,11 @@ class ModelInfo:
     std: tuple[float, ...] = ()
     window: tuple[float, ...] = ()
     encoder: dict[str, Any] | None = None
+    multi_label: bool = False
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probability of each class, `(samples, classes)`."""
+        return torch.sigmoid(logits) if self.multi_label else torch.softmax(logits, dim=1)
 
     @property
     def is_table(self) -> bool:
@@ -151,10 +157,11 @@ class _Classifier(nn.Module):
     def __init__(self, network: nn.Module, info: ModelInfo, schema: TableSchema | None) -> None:
         super().__init__()
         self.encode = nn.Identity() if schema is None else TableInputs(schema)
-        self.normalise, self.network = _Normaliser(info), network
+        self.normalise, self.network, self.multi_label = _Normaliser(info), network, info.multi_label
 
     def forward(self, samples: Tensor) -> Tensor:
-        return torch.softmax(self.network(self.normalise(self.encode(samples))), dim=1)
+        logits = self.network(self.normalise(self.encode(samples)))
+        return torch.sigmoid(logits) if self.multi_label else torch.softmax(logits, dim=1)
 
 
 def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:

@@ -94,7 +94,8 @@ class Result:
 
         Columns are `run`, `seed`, `round`, `class`, `accuracy` (share of the class's test samples that the model gets
         right; NaN where there are none), `test_samples`, `predicted` (test samples that the model takes for this
-        class), `training_samples` and `clients` (how many clients hold the class).
+        class), `training_samples` and `clients` (how many clients hold the class). Where a sample may have several
+        labels, `auroc` stands in place of numbers of test samples.
 
         `round` is an evaluated round (ArgumentError for another one), None the last one of each seed. It needs pandas.
         """
@@ -104,11 +105,13 @@ class Result:
             record = _evaluated(run, round)
             assert record.evaluation is not None
             confusion = np.asarray(record.evaluation.confusion)
+            tested = {"auroc": np.array(record.evaluation.per_class_auroc, dtype=np.float64)}
+            if confusion.size:
+                tested = {"test_samples": confusion.sum(axis=1), "predicted": confusion.sum(axis=0)}
             columns = {
                 "class": run.class_names,
                 "accuracy": np.array(record.evaluation.per_class, dtype=np.float64),  # None becomes NaN
-                "test_samples": confusion.sum(axis=1),
-                "predicted": confusion.sum(axis=0),
+                **tested,
                 "training_samples": run.counts.sum(axis=0),
                 "clients": np.count_nonzero(run.counts, axis=0),
             }

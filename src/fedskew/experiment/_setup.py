@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedskew import components, engine, methods, models, torchrun
+from fedskew import components, engine, findings, methods, models, torchrun
 from fedskew.children import are_safe
 from fedskew.data import take
 from fedskew.engine.cohort import CohortBackend
@@ -32,11 +32,12 @@ from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
-from fedskew.experiment._task import Task, make_task, model_info, training_profile
+from fedskew.experiment._task import Task, make_task, model_info
 from fedskew.experiment._work import (
     ClientEvaluations,
     LabelledData,
     LocalEvaluator,
+    make_method,
     make_network,
     make_protection,
     make_work,
@@ -79,10 +80,10 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
     runner, untrained, model, sites = _make_runner(config, seed, task, device, clients, observe, folder)
     if refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0]))):
-        check_batches(config, task.client_names, task.counts.sum(axis=1).astype(np.int64))
-    method = methods.build(config.method, config.training.momentum)
+        check_batches(config, task.client_names, task.sizes)
+    method = make_method(config, dataset)
     notes = run_notes(config, method, task, model.module)
-    info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes)
+    info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes, task.sizes)
     files = None
     if folder is not None:
         files = RunFolder(folder, task.partition, Identity.of(config, task.loaded.content(config)))
@@ -100,6 +101,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
             task.target,
             task.server_target,
             getattr(runner, "backend", None),
+            dataset.multi_label,
         ),
         task=lambda: info,
         clients=clients,
@@ -107,7 +109,6 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         watch=make_watch(seed, runner, model, task),
         sites=sites,
         finisher=make_finisher(config, seed, task, model),
-        profile=partial(training_profile, dataset),
     )
 
 
@@ -150,7 +151,7 @@ def _make_runner(
 ) -> tuple[engine.RoundRunner, ModelState, FlatModel, SiteModels | None]:
     """Return the runner of a method's rounds, the untrained model, the network for evaluated models, and own models."""
     training, dataset = config.training, task.dataset
-    method = methods.build(config.method, training.momentum)
+    method = make_method(config, dataset)
     some = dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
     network = make_network(config, seed, method, dataset.num_classes, dataset.in_shape, some.cpu())
     model = FlatModel(network.to(device))
@@ -180,6 +181,7 @@ def _make_runner(
         method=method,
         backend=_backend(config, model, work, observe, size, processes),
         counts=task.counts,
+        sizes=task.sizes.astype(np.float64) if dataset.multi_label else None,
         target=target,
         participation=training.participation,
         seed=seed,
@@ -298,7 +300,7 @@ def _processes(config: Config, model: FlatModel, task: Task, cohort: int, sample
         return 1
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.module.eval()(samples[:1])
-    batches = training.most_epochs * float(task.counts.sum(axis=1).mean()) / training.batch_size
+    batches = training.most_epochs * float(task.sizes.mean()) / training.batch_size
     steps = training.rounds * cohort * (batches if training.steps is None else training.steps)
     operations = 3 * counter.get_total_flops() * training.batch_size
     return at_once if steps * (_STEP + operations / _RATE) > _WORTH_IT else 1
@@ -365,9 +367,12 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module) ->
     """Say what can't be learnt from these labels, by this network or by this method, whatever the training."""
     dataset, counts, weighting = task.dataset, task.counts, method.weighting
     labels = dataset.test_targets[dataset.test_targets >= 0].numpy()
-    mix, of = task.target, "target"
-    if mix is None:
-        mix, of = np.bincount(labels, minlength=dataset.num_classes).astype(np.float64), "test part"
+    tested = (
+        np.bincount(labels, minlength=dataset.num_classes)
+        if not dataset.multi_label
+        else (findings.as_table(labels, dataset.num_classes).sum(axis=0))
+    )
+    mix, of = (tested.astype(np.float64), "test part") if task.target is None else (task.target, "target")
     relying = [_name(slot, one) for slot, one in method.components() if components.has(one, "needs_colocation")]
     told = config.engine.label_counts == "summed" and config.conditions.count_epsilon is None
     said = filled(
@@ -377,6 +382,7 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module) ->
         skipped=dataset.skipped,
         unheld=SkewReport.unheld_in_words(counts, mix, dataset.classes, of) if mix.any() else None,
         held=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0))],
+        untested=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0) & (tested == 0))],
         relying=relying[0] if relying else None,
         pairs=ClassPairs.of(counts).in_words(dataset.classes) if relying and len(counts) > 1 else None,
         idle=[] if method.pipeline is not None else _idle_terms(method, network),

@@ -207,10 +207,10 @@ class SiteModels:
         epochs = engine.Conditions(stragglers=config.conditions.stragglers).epochs(
             len(task.counts), training.most_epochs, config.seeds[0]
         )
-        sizes = task.counts.sum(axis=1)
+        sizes = task.sizes.tolist()
 
         def assignment(client: int) -> engine.Assignment:
-            return engine.Assignment(client, epochs[client].item(), steps=training.steps, samples=int(sizes[client]))
+            return engine.Assignment(client, epochs[client].item(), steps=training.steps, samples=sizes[client])
 
         states = engine.ClientStates(None if folder is None else folder / "checkpoint" / "own")
         return SiteModels(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import components, data, partition
-from fedskew.data import Dataset, Inputs, Profile, take
+from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import PartitionedData
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config
@@ -25,7 +25,6 @@ from fedskew.labels import as_target
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator
 
-MOST_PROFILED = 10_000
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -61,6 +60,11 @@ class Task:
         """The data set."""
         return self.loaded.dataset
 
+    @property
+    def sizes(self) -> IntArray:
+        """Training samples of the clients that train, `(clients,)`; label counts of several labels sum to others."""
+        return self.partition.sizes[: len(self.counts)]
+
 
 def make_task(config: Config, seed: int) -> Task:
     """Load the data of a config and partition them, with a seed in place of the config's.
@@ -70,15 +74,17 @@ def make_task(config: Config, seed: int) -> Task:
     """
     seed = data_seed(config, seed)
     source = loaded(config, seed)
-    dataset, labels = source.dataset, source.dataset.targets.numpy()
-    usable = _usable(dataset, config.data.rows, generator(seed, Purpose.ROWS))
-    kept, validation = _hold_out(dataset, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
-    divided = _divide(config, dataset, kept, seed)
+    dataset, strata = source.dataset, source.dataset.strata
+    if dataset.multi_label:
+        _check_several(config)
+    usable = _usable(dataset, strata, config.data.rows, generator(seed, Purpose.ROWS))
+    kept, validation = _hold_out(dataset, strata, usable, config.data.validation, generator(seed, Purpose.VALIDATION))
+    divided = _divide(config, dataset, strata, kept, seed)
     training = len(divided.indices) - config.has_target_client
     target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), training)
     if config.partition.oracle:
-        divided = _oracle(divided, training, kept, labels, target, generator(seed, Purpose.ORACLE))
-    divided = _set_apart(divided, training, labels, config.data, seed)
+        divided = _oracle(divided, training, kept, strata, target, generator(seed, Purpose.ORACLE))
+    divided = _set_apart(divided, training, dataset.labels, strata, config.data, seed)
     nothing = (np.empty(0, dtype=np.int64),) * training
     held_out, client_test = divided.held_out[:training] or nothing, divided.test[:training] or nothing
     if config.data.client_test and not sum(map(len, client_test)):
@@ -87,7 +93,7 @@ def make_task(config: Config, seed: int) -> Task:
             "fewer clients"
         )
     counts = divided.counts[:training].astype(np.float64)
-    if counts.sum() == 0:
+    if not divided.sizes[:training].any():
         raise ConfigError("partition.clients: no client that trains has a sample; set fewer clients")
     own_names = config.partition.rule == "natural" and training == len(dataset.client_names)
     names = dataset.client_names if own_names else tuple(map(str, range(training)))
@@ -104,19 +110,26 @@ def model_info(dataset: Dataset) -> ModelInfo:
     tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
     encoder = None if dataset.encoder is None else dataset.encoder.plain()
     form = dataset.mean, dataset.std, dataset.window
-    return ModelInfo(dataset.classes, dataset.in_shape, tokens, *form, encoder)
+    return ModelInfo(dataset.classes, dataset.in_shape, tokens, *form, encoder, dataset.multi_label)
 
 
-def training_profile(dataset: Dataset) -> Profile:
-    """Describe the training samples in their own units: of more than `MOST_PROFILED` as many, evenly spread."""
-    rows = torch.linspace(0, len(dataset.inputs) - 1, min(len(dataset.inputs), MOST_PROFILED)).long()
-    inputs = dataset.inputs.index_select(0, rows.to(dataset.inputs.device)).cpu()
-    if dataset.mean:
-        sides = [1 for _ in dataset.in_shape[1:]]
-        mean, std = (torch.tensor(one, dtype=torch.float64).view(-1, *sides) for one in (dataset.mean, dataset.std))
-        inputs = inputs.double() * std + mean
-    schema = dataset.encoder if isinstance(dataset.encoder, data.TableSchema) else None
-    return Profile.of(Profile.columns(inputs, schema))
+def _check_several(config: Config) -> None:
+    """Refuse what is for samples of one class."""
+    refused = (
+        (
+            "conditions.count_epsilon",
+            config.conditions.count_epsilon,
+            "its noise is for counts to which a sample adds 1",
+        ),
+        ("engine.label_counts", config.engine.label_counts == "summed", "sums of label counts are no samples"),
+        ("target.mix", config.target.is_estimated, "a mix is estimated of classes that exclude each other"),
+        ("partition.oracle", config.partition.oracle, "samples with several labels can't be dealt to a label mix"),
+        ("evaluation.clients", config.evaluation.clients, "accuracies by majority and minority are of one class"),
+        ("data.client_test", config.data.client_test, "models at the clients are compared for one class a sample"),
+    )
+    for key, is_set, why in refused:
+        if is_set:
+            raise ConfigError(f"{key}: {why}, and samples of these data have several labels, or none; leave it out")
 
 
 def held_out_rows(task: Task) -> list[IntArray]:
@@ -133,9 +146,8 @@ def held_out_data(task: Task) -> PartitionedData:
     return PartitionedData(dataset.inputs, dataset.targets, rows, counts)
 
 
-def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> IntArray:
+def _usable(dataset: Dataset, labels: IntArray, size: int | None, rng: np.random.Generator) -> IntArray:
     """Return the training rows that a config uses, without those that the data set itself sets aside."""
-    labels = dataset.targets.numpy()
     rows = np.arange(len(labels))
     free = rows if dataset.validation is None else np.setdiff1d(rows, dataset.validation)
     if size is None:
@@ -146,10 +158,10 @@ def _usable(dataset: Dataset, size: int | None, rng: np.random.Generator) -> Int
 
 
 def _hold_out(
-    dataset: Dataset, free: IntArray, share: float | Literal["own"], rng: np.random.Generator
+    dataset: Dataset, labels: IntArray, free: IntArray, share: float | Literal["own"], rng: np.random.Generator
 ) -> tuple[IntArray, IntArray]:
     """Rows to train on and rows held out: the data set's own, or the same share of every class, rounded down."""
-    own, labels = dataset.validation, dataset.targets.numpy()
+    own = dataset.validation
     if share == "own":
         if own is None:
             raise ConfigError(
@@ -165,7 +177,9 @@ def _hold_out(
     return np.setdiff1d(free, validation), validation
 
 
-def _set_apart(divided: Partition, training: int, labels: IntArray, section: DataSection, seed: int) -> Partition:
+def _set_apart(
+    divided: Partition, training: int, labels: IntArray, strata: IntArray, section: DataSection, seed: int
+) -> Partition:
     """Return the partition with what clients are tested on and hold out apart from the rest; a target client keeps all.
 
     What a stored partition has apart already is taken as it is.
@@ -179,7 +193,7 @@ def _set_apart(divided: Partition, training: int, labels: IntArray, section: Dat
         if share and not (stored := getattr(divided, name)):
             parts = [
                 partition.hold_out(
-                    rows, labels, share / of, generator(seed, purpose, 0, client), every_class=section.client_test > 0
+                    rows, strata, share / of, generator(seed, purpose, 0, client), every_class=section.client_test > 0
                 )
                 for client, rows in enumerate(kept[:training])
             ]
@@ -192,9 +206,9 @@ def _set_apart(divided: Partition, training: int, labels: IntArray, section: Dat
     return replace(made, held_out=apart["held_out"], test=apart["test"])
 
 
-def _divide(config: Config, dataset: Dataset, kept: IntArray, seed: int) -> Partition:
+def _divide(config: Config, dataset: Dataset, strata: IntArray, kept: IntArray, seed: int) -> Partition:
     """Return the partition of the kept rows of the data set; where there is a target client, it is the last."""
-    section, labels, classes = config.partition, dataset.targets.numpy(), dataset.num_classes
+    section, labels, classes = config.partition, dataset.labels, dataset.num_classes
     if section.rule == "file":
         stored = Partition.load(config.place(section.parameters["path"]))
         stored.check(labels)
@@ -212,11 +226,12 @@ def _divide(config: Config, dataset: Dataset, kept: IntArray, seed: int) -> Part
             shares = partition.grouped(shares, section.clients)
     else:
         rule = config.rule()
-        own, rng = labels[kept], generator(seed, Purpose.PARTITION)
+        own, rng = strata[kept], generator(seed, Purpose.PARTITION)
+        known = max(classes, int(own.max(initial=0)) + 1)  # one more for samples without any of several labels
         if components.covers(rule, "split_domains", "split") and dataset.domains is not None:
-            shares = rule.split_domains(own, dataset.domains[kept], section.clients, rng, num_classes=classes)
+            shares = rule.split_domains(own, dataset.domains[kept], section.clients, rng, num_classes=known)
         else:
-            shares = rule.split(own, section.clients, rng, num_classes=classes)
+            shares = rule.split(own, section.clients, rng, num_classes=known)
     return Partition.of([kept[rows] for rows in shares], labels, classes, rule)
 
 

@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fedskew import labels, methods, models
-from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
+from fedskew.data import Encoder, Inputs, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED, INPUTS
+from fedskew.experiment._folder import FINISHED
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
@@ -81,6 +81,7 @@ class TrainedModel:
         """
         from fedskew.experiment._task import held_out_rows, make_task
 
+        _check_one_class(self)
         folder = self.file.parent
         config = read(folder / "config.toml")
         if not config.data.validation and not config.data.held_out:
@@ -121,19 +122,6 @@ class TrainedModel:
         told = HeldOut.of(*(model._held_out_logits if held_out is None else (model.logits(held_out[0]), held_out[1])))
         return moved_model(model, told.calibration, mix_of_client(counts, told.mix), told.mix)
 
-    def profile(self) -> Profile:
-        """Return what the training samples looked like, to compare later ones with (`fedskew watch`).
-
-        RunError where the run folder does not say.
-        """
-        path = self.file.with_name(INPUTS)
-        try:
-            return Profile.of_plain(json.loads(path.read_text(encoding="utf-8")))
-        except OSError:
-            raise RunError(f"{path}: there is none; a run of this version writes it: train the model anew") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise RunError(f"{path}: damaged ({type(error).__name__}); put the file back") from None
-
     def before_move(self) -> TrainedModel:
         """Return the model as it was before it was moved to a label mix, if it was: by a finish `adapt`, or later."""
         if isinstance(self.network, Adapted):
@@ -148,6 +136,8 @@ class TrainedModel:
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
         """Return the probability of each class for each sample, `(samples, classes)`.
+
+        Where a sample may have several labels (`info.multi_label`) each has a probability of its own.
 
             model = fedskew.load("runs/my-1a2b3c4d")
             probabilities = model.predict(images)
@@ -166,7 +156,7 @@ class TrainedModel:
                 other units, such as floats up to 255, issue a DataWarning.
             DataError: A file or row does not fit the model's schema; the message names column and line.
         """
-        return torch.softmax(self._outputs(inputs, normalised), 1).cpu().numpy()
+        return self.info.probabilities(self._outputs(inputs, normalised)).cpu().numpy()
 
     @torch.inference_mode()
     def logits(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
@@ -355,8 +345,16 @@ def _tensor(values: ArrayLike) -> Tensor:
 def moved_model(
     model: TrainedModel, calibration: labels.Calibration, mix: FloatArray, prior: FloatArray | None = None
 ) -> TrainedModel:
+    _check_one_class(model)
     added = calibration.offsets(mix, prior)
     return replace(model, network=Adapted(model.network, calibration.temperature, added).eval())
+
+
+def _check_one_class(model: TrainedModel) -> None:
+    if model.info.multi_label:
+        raise RunError(
+            f"{model.file}: samples may have several labels, so that there is no label mix that it could be moved to"
+        )
 
 
 def mix_of_client(counts: ArrayLike, held_out_mix: FloatArray) -> FloatArray:

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew import components, data, metrics, models
-from fedskew.data import Inputs
+from fedskew import components, data, methods, metrics, models
+from fedskew.data import Dataset, Inputs
 from fedskew.engine import (
     Backend,
     ClientData,
@@ -22,6 +22,7 @@ from fedskew.engine import (
     cohort_size,
     plain,
     predict,
+    predict_findings,
 )
 from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.errors import ArgumentError, ConfigError
@@ -31,6 +32,12 @@ from fedskew.models import FlatModel, ModelState
 from fedskew.personal import Names, Personal
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
+
+
+def make_method(config: Config, dataset: Dataset) -> Method:
+    """Build the method of a config for a data set; CombinationError where it can't train on several labels a sample."""
+    method = methods.build(config.method, config.training.momentum)
+    return methods.for_findings(method) if dataset.multi_label else method
 
 
 def make_network(
@@ -178,6 +185,7 @@ class LocalEvaluator:
 
     `target` is the target's label mix; `chosen_by` is the one that the server is told, by which validation accuracy is
     measured, which chooses models; `(classes,)` both, or None. The `backend` trains the same network, and may help.
+    With `multi_label` a sample may have several labels.
     """
 
     model: FlatModel
@@ -187,6 +195,7 @@ class LocalEvaluator:
     target: NDArray[np.float64] | None
     chosen_by: NDArray[np.float64] | None
     backend: Backend | None = None
+    multi_label: bool = False
 
     def __call__(self, round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
         """Evaluate a model on the test and the validation set."""
@@ -195,6 +204,8 @@ class LocalEvaluator:
         return tested, None if self.validation is None else self._evaluate(state, self.validation, self.chosen_by)
 
     def _evaluate(self, state: ModelState, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
+        if self.multi_label:
+            return predict_findings(self.model.network, data.inputs, data.targets)
         of_all = data.inputs, data.targets, self.classes
         found = None if self.backend is None else self.backend.predict(state, *of_all)
         confusion, loss = predict(self.model.network, *of_all) if found is None else found

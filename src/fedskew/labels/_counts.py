@@ -27,15 +27,22 @@ class LabelCounts:
             client without samples. Kept as read-only float64, without a copy where the array is float64 already.
         clients: Unique client names; the row numbers where None.
         classes: Unique class names; the column numbers where None.
+        sizes: Samples of each client, shape `(clients,)`, where a sample may have several labels, or none; None: as the
+            counts sum.
     """
 
     def __init__(
-        self, counts: ArrayLike, clients: Sequence[str] | None = None, classes: Sequence[str] | None = None
+        self,
+        counts: ArrayLike,
+        clients: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        sizes: ArrayLike | None = None,
     ) -> None:
         self._counts = as_counts(counts).view()
         self._counts.setflags(write=False)
         self._clients = _names(clients, self._counts.shape[0], "clients")
         self._classes = _names(classes, self._counts.shape[1], "classes")
+        self._sizes = None if sizes is None else as_sizes(sizes, self._counts)
 
     @property
     def counts(self) -> FloatArray:
@@ -59,14 +66,15 @@ class LabelCounts:
     @property
     def sizes(self) -> FloatArray:
         """Samples of each client, shape `(clients,)`."""
-        sizes: FloatArray = self._counts.sum(axis=1)
+        sizes: FloatArray = self._counts.sum(axis=1) if self._sizes is None else self._sizes
         return sizes
 
     @property
     def marginals(self) -> FloatArray:
         """Each client's label mix, shape `(clients, classes)`: rows sum to 1; the row of an empty client is 0."""
-        sizes = self.sizes[:, None]
-        return np.divide(self._counts, sizes, out=np.zeros_like(self._counts), where=sizes > 0)
+        sums = self._counts.sum(axis=1, keepdims=True)
+        mixes: FloatArray = np.divide(self._counts, sums, out=np.zeros_like(self._counts), where=sums > 0)
+        return mixes
 
     @property
     def pooled(self) -> FloatArray:
@@ -87,7 +95,7 @@ class LabelCounts:
             names = [self._clients[row] for row in rows]
         elif len(np.unique(rows)) == len(rows):
             names = [str(row) for row in rows]
-        return LabelCounts(self._counts[rows], names, self._classes)
+        return LabelCounts(self._counts[rows], names, self._classes, None if self._sizes is None else self._sizes[rows])
 
     @classmethod
     def read_csv(
@@ -169,7 +177,7 @@ class LabelCounts:
 
     def __repr__(self) -> str:
         clients, classes = self._counts.shape
-        return f"LabelCounts(clients={clients}, classes={classes}, samples={self._counts.sum():.10g})"
+        return f"LabelCounts(clients={clients}, classes={classes}, samples={self.sizes.sum():.10g})"
 
 
 CountsLike: TypeAlias = ArrayLike | LabelCounts

@@ -92,7 +92,7 @@ class SkewReport:
         return {
             "clients": len(self.counts),
             "classes": list(classes),
-            "samples": float(self.counts.counts.sum()),
+            "samples": float(self.counts.sizes.sum()),
             "label_distribution": plain(labels, "histogram"),
             "client_consistency": plain(self.client_consistency),
             "inter_client": plain(self.inter_client, "holders", "largest_holding"),

@@ -40,7 +40,7 @@ class LabelDistribution:
     """
 
     def __init__(self, record: LabelCounts, client_bits: FloatArray) -> None:
-        pooled, sizes = record.pooled, record.sizes
+        pooled, sizes = record.pooled, record.counts.sum(axis=1)
         classes, samples = len(pooled), float(sizes.sum())
         self.histogram = pooled / samples
         self.richness = int(np.count_nonzero(pooled))
@@ -75,7 +75,7 @@ class ClientPairs:
     """
 
     def __init__(self, record: LabelCounts) -> None:
-        present = np.flatnonzero(record.sizes)
+        present = np.flatnonzero(record.counts.any(axis=1))
         clients = len(present)
         self.sampled = clients * (clients - 1) // 2 > EXACT_PAIRS
         one, other = (np.zeros(0, np.int64),) * 2 if self.sampled else np.triu_indices(clients, 1)
@@ -121,7 +121,7 @@ class ClientConsistency:
             return apart
 
         self.hellinger = pairs.mean(distance)
-        self.emd = _mean_earth_movers_distance(record.counts[record.sizes > 0])
+        self.emd = _mean_earth_movers_distance(record.counts[record.counts.any(axis=1)])
         self.pairs, self.sampled = len(pairs), pairs.sampled
 
 
@@ -158,7 +158,7 @@ class InterClientDistribution:
     """
 
     def __init__(self, record: LabelCounts, pairs: ClientPairs) -> None:
-        counts, sizes, pooled = record.counts, record.sizes, record.pooled
+        counts, sizes, pooled = record.counts, record.counts.sum(axis=1), record.pooled
         self.holders = np.count_nonzero(counts, axis=0)
         elsewhere = counts @ (self.holders > 1).astype(np.float64)
         self.shared = float((elsewhere[sizes > 0] / sizes[sizes > 0]).mean())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -59,6 +60,33 @@ def check(method: Method) -> list[str]:
         for key, component in keyed
         for other, reason in rules_between("warns", component, keyed)
     ]
+
+
+def for_findings(method: Method) -> Method:
+    """Return a method as it trains on samples that have several labels, or none; CombinationError where it can't.
+
+    Label counts are counts of each label then, and cross-entropy is that of a sigmoid for each.
+    """
+    twin = getattr(method.objective.loss, "of_findings", None)
+    if twin is not None:
+        method = replace(method, objective=replace(method.objective, loss=twin()))
+    for slot, component in method.components():
+        fits = has(component, "takes_findings") if slot in _INSTEAD else not has(component, "assigns_quotas")
+        if not fits:
+            raise CombinationError(
+                f"method.{slot}: {named(slot, component)} is for samples of one class, and these have several labels "
+                f"or none; {_INSTEAD.get(slot, 'take uniform or fedentopt')}"
+            )
+    return method
+
+
+_INSTEAD = {
+    "objective": "take cross_entropy, alone or with feddecorr, uniformity or moon",
+    "finish": "leave it out",
+    "personal": "leave it out",
+    "pipeline": "leave it out",
+}
+"""The slots whose components must declare that they take findings, and what to do."""
 
 
 def cost(method: Method) -> Cost:

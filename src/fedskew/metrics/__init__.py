@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedskew.metrics._findings import finding_figures
 from fedskew.metrics._measures import (
     balanced_accuracy,
     class_groups,
@@ -18,6 +19,7 @@ __all__ = [
     "balanced_accuracy",
     "class_groups",
     "drift_diversity",
+    "finding_figures",
     "macro_f1",
     "mix_distance",
     "per_class_accuracy",

@@ -117,7 +117,7 @@ def _figures(logits: ArrayLike | Tensor, labels: ArrayLike) -> dict[str, float]:
 
     log_probabilities = torch.log_softmax(torch.from_numpy(z), dim=1).numpy()
     probabilities = np.exp(log_probabilities)
-    ranked = [_ranking(probabilities[:, own], y == own) for own in np.unique(y) if (y != own).any()]
+    ranked = [ranking(probabilities[:, own], y == own) for own in np.unique(y) if (y != own).any()]
     if ranked:
         found["auroc"], found["pr_auc"] = np.mean(ranked, axis=0).tolist()
     right, confidence = predicted == y, probabilities.max(axis=1)
@@ -127,7 +127,7 @@ def _figures(logits: ArrayLike | Tensor, labels: ArrayLike) -> dict[str, float]:
     return found
 
 
-def _ranking(scores: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
+def ranking(scores: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
     """AUROC and average precision of scores for a class that has samples and lacks some; equal scores are one step."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)

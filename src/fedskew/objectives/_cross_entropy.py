@@ -3,6 +3,8 @@
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 
     L = mean_n  -log softmax(f_n)[y_n]
+
+Where a sample may have several labels, or none, `SigmoidCrossEntropy` takes its place.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Classification, Context
+from fedskew.objectives._sigmoid import SigmoidCrossEntropy
 from fedskew.objectives._tensors import cross_entropy_slope, mean_cross_entropy
 from fedskew.parameters import component
 
@@ -22,6 +25,7 @@ class CrossEntropy(Classification):
     """Mean cross-entropy on raw logits, the loss of FedAvg."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    of_findings: ClassVar[type[SigmoidCrossEntropy]] = SigmoidCrossEntropy
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""

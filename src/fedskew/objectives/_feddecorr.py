@@ -26,6 +26,7 @@ class FedDecorr(Term):
     """FedDecorr's term. It grows with the batch size: the authors' weight, 0.1, is for batches of 64."""
 
     shapes_features: ClassVar[bool] = True
+    takes_findings: ClassVar[bool] = True
     paper: ClassVar[str] = "Shi et al., ICLR 2023"
     default_weight: ClassVar[float] = 0.1
 

@@ -56,6 +56,7 @@ class Uniformity(Term):
     """FedUV's uniformity term: features should lie apart from each other, whatever their classes."""
 
     shapes_features: ClassVar[bool] = True
+    takes_findings: ClassVar[bool] = True
     paper: ClassVar[str] = "Son et al., CVPR 2024"
     default_weight: ClassVar[float] = 0.5
 

@@ -39,6 +39,7 @@ class MOON(Term, Hooks):
     temperature: Positive = 0.5
 
     reads: ClassVar[frozenset[str]] = frozenset({"teacher", "previous"})
+    takes_findings: ClassVar[bool] = True
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     default_weight: ClassVar[float] = 5.0
 

@@ -44,7 +44,10 @@ class Partition:
 
     @classmethod
     def of(cls, indices: Sequence[ArrayLike], labels: ArrayLike, num_classes: int, rule: object = "") -> Partition:
-        """Make the record of a split: the samples of each client, of labels `(samples,)`; `rule` is kept as text."""
+        """Make the record of a split: the samples of each client; `rule` is kept as text.
+
+        Labels are class ids, `(samples,)`, or 0 and 1 for each class, `(samples, classes)`.
+        """
         labels = np.asarray(labels)
         arrays = tuple(np.asarray(held, dtype=np.int64) for held in indices)
         if not arrays:
@@ -54,6 +57,8 @@ class Partition:
             raise ArgumentError(f"indices: must lie between 0 and {len(labels) - 1}, as there are {len(labels)} labels")
         if np.bincount(dealt, minlength=1).max() > 1:
             raise ArgumentError(f"indices: sample {np.bincount(dealt).argmax()} goes to more than one client")
+        if labels.ndim == 2:
+            return cls(arrays, np.array([labels[held].sum(axis=0) for held in arrays]), str(rule))
         if dealt.size and not (labels[dealt].min() >= 0 and labels[dealt].max() < num_classes):
             raise ArgumentError(f"labels: must be class ids below num_classes, which is {num_classes}")
         client = np.repeat(np.arange(len(arrays)), [len(held) for held in arrays])
@@ -113,6 +118,11 @@ class Partition:
         """Number of classes, held by a client or not."""
         return int(self.counts.shape[1])
 
+    @property
+    def sizes(self) -> IntArray:
+        """The samples that each client trains on, `(clients,)`."""
+        return np.array([len(held) for held in self.indices], dtype=np.int64)
+
     @cached_property
     def hash(self) -> str:
         """SHA-256, in hex, of the clients' samples in order.
@@ -150,6 +160,8 @@ class Partition:
             "hash": np.array(self.hash),
             "counts": self.counts,
         }
+        if not np.array_equal(self.counts.sum(axis=1), self.sizes):
+            arrays["several"] = np.array(True)
         for prefix, held in self._parts().items():
             arrays[f"{prefix}sizes"] = np.array([len(own) for own in held], dtype=np.int64)
             arrays[f"{prefix}indices"] = np.concatenate(held)
@@ -181,7 +193,9 @@ class Partition:
             ) from error
         if kind != _FORMAT:
             raise DataError(f"{path}: is of format {kind!r}, and this version reads {_FORMAT!r}")
-        if partition.hash != stored or not np.array_equal(partition.counts.sum(axis=1), arrays["sizes"]):
+        whole = partition.counts.sum(axis=1) == arrays["sizes"]  # not so where a sample has several labels, or none
+        possible = (partition.counts <= arrays["sizes"][:, None]).all()
+        if partition.hash != stored or not (possible if "several" in arrays else whole.all()):
             raise DataError(f"{path}: its contents don't match its hash; save it again")
         return partition
 

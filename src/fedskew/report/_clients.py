@@ -47,30 +47,31 @@ def _digits(counts: NDArray[Any]) -> int:
 def _holdings(drawn: charts.Figure) -> None:
     whose = drawn.members[0]
     run = whose.first
-    counts, names = run.counts, run.class_names
+    counts, names, samples = run.counts, run.class_names, run.samples
     held = np.count_nonzero(counts, axis=1)
     drawn.findings = [
-        f"{len(counts):,} clients, {counts.sum():,.12g} samples, {len(names)} classes; a client holds {held.min()} to "
+        f"{len(counts):,} clients, {samples.sum():,.12g} samples, {len(names)} classes; a client holds {held.min()} to "
         f"{held.max()} of the classes, {np.median(held):g} in the median."
     ]
     columns, digits, rows = charts.categories(run.client_names, "client"), _digits(counts), charts.class_names(whose)
     shares = label_shares(counts)
-    by_class = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1), counts.sum(axis=1) == 0))
+    by_class = np.lexsort((-shares.max(axis=1), shares.argmax(axis=1), samples == 0))
     each = -(-len(counts) // max(_CELLS // len(names), 100))
     if each > 1:
         starts = range(0, len(counts), each)
         columns = [f"clients {start + 1:,} to {min(start + each, len(counts)):,}" for start in starts]
         counts, digits = charts.mean_of_blocks(counts[by_class].astype(np.float64), each), 1
+        samples = charts.mean_of_blocks(samples[by_class].astype(np.float64), each)
         drawn.caption += f" Clients stand by their largest class, {each} to a column, which shows their mean."
     else:
         ways = {
             "by largest class": np.argsort(by_class),
-            "most samples first": -counts.sum(axis=1),
+            "most samples first": -samples,
             "fewest classes first": held,
         }
         drawn.order_by("x", columns, ways)
     cells = [[value or None for value in row] for row in charts.numbers(counts.T, digits)]
-    sizes = charts.bars(columns, charts.numbers(counts.sum(axis=1), digits), "%{x}: %{y:,} samples", ink="area")
+    sizes = charts.bars(columns, charts.numbers(samples, digits), "%{x}: %{y:,} samples", ink="area")
     hover = "%{x}, %{y}: %{customdata:,} samples"
     drawn.add(whose, charts.heat_map(columns, rows, cells, hover), sizes | {"yaxis": "y2"})
     tall = 20 * len(names) if len(names) <= charts.MANY else 400
@@ -199,7 +200,7 @@ def _worth(drawn: charts.Figure) -> None:
 def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
     run = group.first
     never = np.flatnonzero(chosen == 0)
-    sizes = run.counts.sum(axis=1)
+    sizes = run.samples
     if len(never):
         names = [f"client {name}" if name.isdecimal() else name for name in run.client_names]
         share = sizes[never].sum() / max(sizes.sum(), 1)

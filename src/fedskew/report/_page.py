@@ -210,7 +210,7 @@ def _warnings(groups: list[Group]) -> list[str]:
 def _data(group: Group) -> str:
     run = group.first
     name = run.config.get("data", {}).get("name", "data of unknown name")
-    return f"{name}, {len(run.class_names)} classes, {int(run.counts.sum()):,} training samples"
+    return f"{name}, {len(run.class_names)} classes, {int(run.samples.sum()):,} training samples"
 
 
 def _split(group: Group) -> str:

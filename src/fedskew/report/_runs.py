@@ -69,6 +69,13 @@ class SeedRun:
     summary: dict[str, Any]
     notes: tuple[str, ...] = ()
     sites: tuple[SiteRow, ...] = ()
+    sizes: NDArray[Any] | None = None
+
+    @property
+    def samples(self) -> NDArray[Any]:
+        """Training samples of each client, `(clients,)`: what its label counts sum to, where a sample has one class."""
+        samples: NDArray[Any] = self.counts.sum(axis=1) if self.sizes is None else self.sizes
+        return samples
 
     @property
     def summarised_by(self) -> str:
@@ -121,7 +128,7 @@ class SeedRun:
 
     def mean_weights(self) -> MeanWeights:
         """Return how much each client counted, beside FedAvg's weights in the same rounds."""
-        sizes = self.counts.sum(axis=1)
+        sizes = self.samples
         weights, fedavg, times = np.zeros((3, len(sizes)))
         for record in self.rounds:
             if not record.weights:  # the model stayed as it was
@@ -307,7 +314,7 @@ def most_frequent(runs: Iterable[SeedRun]) -> str | None:
     Accuracy says little there. None where every class has about as many test samples.
     """
     for run in runs:
-        if (evaluation := run.last_evaluation) is None:
+        if (evaluation := run.last_evaluation) is None or not evaluation.confusion:
             continue
         counts = np.sum(evaluation.confusion, axis=1)
         present, share = np.count_nonzero(counts), counts.max() / max(counts.sum(), 1)

@@ -1,0 +1,205 @@
+"""Labels as people write them: what is no class is refused or said before training; none becomes one by accident."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedskew.errors import DataError, DataWarning
+from fedskew.tables import counted
+
+_MISSING = frozenset({"", "nan", "na", "n/a", "<na>", "#n/a", "null", "nat", "?", "-", ".", "inf", "-inf"})
+_VAGUE = frozenset({
+    "unknown", "unk", "none", "missing", "unlabelled", "unlabeled", "undefined", "unspecified", "not available",
+    "not known", "tbd",
+})  # fmt: skip
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_WHOLE = re.compile(r"-?\d+")
+_FLAGS = {"0": 0.0, "0.0": 0.0, "false": 0.0, "1": 1.0, "1.0": 1.0, "true": 1.0}
+_NONE = frozenset({"none", "no finding", "no findings"})
+_MANY = 20  # classes from which on it is asked whether they are classes at all
+_LIKE_NUMBERS, _LIKE_NAMES = 4, 2  # samples of a class in the mean, below which they are not
+_UNLIKELY = 30
+
+
+Missing: TypeAlias = Literal["refuse", "drop"]
+"""What becomes of samples without a label."""
+Rows: TypeAlias = NDArray[np.int64]
+
+
+Label: TypeAlias = str | tuple[str, ...]
+"""The class of a sample; or all that it has of several, its findings."""
+
+
+def of_columns(
+    where: object, label: str | tuple[str, ...], column: Callable[[str], Sequence[str]], separator: str | None
+) -> Sequence[Label]:
+    """Return the labels of a table: a column, with a separator of several in each cell, or columns of 0 and 1.
+
+    A sample without a label has an empty one.
+    """
+    if isinstance(label, tuple):
+        cells = [[_FLAGS.get(cell.casefold(), cell) for cell in column(name)] for name in label]
+        return of_table(where, label, list(zip(*cells, strict=True)))
+    found = column(label)
+    return found if separator is None else [_split(where, at, cell, separator) for at, cell in enumerate(found)]
+
+
+def of_table(where: object, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Label]:
+    """Return the findings of samples by a row of 0 and 1 of each; where a cell is missing, the sample has no label."""
+    found: list[Label] = []
+    for at, row in enumerate(rows):
+        odd = next((place for place, cell in enumerate(row) if cell not in (0, 1)), None)
+        if odd is not None and not _is_missing(str(row[odd])):
+            raise DataError(
+                f"{where}: sample {at + 1} has {row[odd]!r} for {names[odd]!r}; several labels a sample are columns of "
+                "0 and 1"
+            )
+        found.append("" if odd is not None else tuple(name for name, cell in zip(names, row, strict=True) if cell))
+    return found
+
+
+def _split(where: object, at: int, cell: str, separator: str) -> Label:
+    if _is_missing(cell):
+        return ""
+    pieces = tuple(dict.fromkeys(piece.strip() for piece in cell.split(separator)))
+    none = [piece for piece in pieces if piece.casefold() in _NONE]
+    if any(map(_is_missing, pieces)) or (none and len(pieces) > 1):
+        raise DataError(
+            f"{where}: the label {cell!r} of sample {at + 1} has an empty part, or says none beside another"
+        )
+    return () if none else pieces
+
+
+def strata(labels: Sequence[Label]) -> Sequence[str]:
+    """Return the class of each sample by which samples are divided: of several findings the rarest, of none ""."""
+    often = Counter(name for label in labels if isinstance(label, tuple) for name in label)
+    return [
+        label if isinstance(label, str) else min(label, key=lambda name: (often[name], name), default="")
+        for label in labels
+    ]
+
+
+def prepared(
+    where: object, parts: Sequence[Sequence[Label]], missing: Missing = "refuse", numbered: Collection[str] = ()
+) -> list[tuple[Rows, Sequence[Label]]]:
+    """Return of each part of a data set the rows that have a label, and these rows' labels as names of classes.
+
+    Where the data name all classes themselves (`numbered`), they are taken as they are.
+    """
+    rows = [
+        np.flatnonzero([missing == "refuse" or label in numbered or not _is_missing(label) for label in part])
+        for part in parts
+    ]
+    if not len(rows[0]):
+        raise DataError(f"{where}: no sample has a label")
+    if lost := sum(map(len, parts)) - sum(map(len, rows)):
+        _warn(f"{where}: {counted(lost, 'sample')} without a label left out")
+    kept = [[part[row] for row in own.tolist()] for part, own in zip(parts, rows, strict=True)]
+    _refuse_missing(where, kept, numbered)
+    if isinstance(kept[0][0], tuple):
+        if all(len(label) == 1 for part in kept for label in part):
+            _warn(
+                f"{where}: every sample has exactly one of its labels; if they are one-hot columns of one label, write "
+                "one column of names, and a sample has one class"
+            )
+    elif not numbered:
+        kept = as_classes(where, *([str(label) for label in part] for part in kept))
+    return list(zip(rows, kept, strict=True))
+
+
+def _is_missing(label: Label) -> bool:
+    """Return whether a label is one of the ways to write that there is none."""
+    return isinstance(label, str) and label.strip().casefold() in _MISSING
+
+
+def as_classes(where: object, *parts: Sequence[str]) -> list[list[Label]]:
+    """Return the labels of the parts of a data set as names of classes; whole numbers are written as such.
+
+    A DataError says which labels are no classes, and what to do; a DataWarning, which may be none.
+    """
+    sizes = Counter(label for part in parts for label in part)
+    numbers = all(map(_NUMBER.fullmatch, sizes))
+    names = _whole(where, sizes) if numbers else {label: label for label in sizes}
+    _check_number(where, sizes.total(), sorted(set(names.values())), numbers)
+    _check_joined(where, sizes)
+    for name, size in sizes.items():
+        if name.casefold() in _VAGUE:
+            _warn(
+                f"{where}: {name!r}, of {counted(size, 'sample')}, is trained on as a class like the others; leave "
+                "these out if it says that nobody knows"
+            )
+    return [[names[label] for label in part] for part in parts]
+
+
+def _refuse_missing(where: object, parts: Sequence[Sequence[Label]], known: Collection[str]) -> None:
+    gone = ((at, label) for part in parts for at, label in enumerate(part) if _is_missing(label))
+    missing = [(at, label) for at, label in gone if label not in known]
+    if missing:
+        at, label = missing[0]
+        raise DataError(
+            f"{where}: {counted(len(missing), 'sample')} without a label ({label!r}, first in sample {at + 1}); leave "
+            "them out (data.missing_labels = 'drop'), or give what they are a name"
+        )
+
+
+def whole(label: str) -> str:
+    """Return a whole number as such, `1.0` as `1`, and other labels as they are."""
+    return str(int(float(label))) if _NUMBER.fullmatch(label) and not float(label) % 1 else label
+
+
+def _whole(where: object, labels: Collection[str]) -> Mapping[str, str]:
+    """Return numbers as whole ones, which `1.0` is too."""
+    for label in labels:
+        if float(label) % 1:
+            raise DataError(
+                f"{where}: the label {label!r} is a measurement; regression is not what fedskew does: write classes, "
+                "such as 'low' and 'high'"
+            )
+    if odd := [label for label in labels if not _WHOLE.fullmatch(label)]:
+        names = {label: whole(label) for label in labels}
+        _warn(f"{where}: {odd[0]!r} and the like are taken for whole numbers, as {names[odd[0]]!r}")
+        return names
+    return {label: label for label in labels}
+
+
+def _check_number(where: object, samples: int, names: Sequence[str], numbers: bool) -> None:
+    """Refuse labels of which there are too many to be classes; numbers from 0 or 1 on are the ids of some."""
+    some, known = f"{', '.join(names[:3])}, ...", len(names)
+    if numbers and sorted(map(int, names)) in (list(range(known)), list(range(1, known + 1))):
+        return
+    if known >= _MANY and samples < (_LIKE_NUMBERS if numbers else _LIKE_NAMES) * known:
+        what = "measurements? Regression is not what fedskew does: write ranges" if numbers else "names of samples?"
+        raise DataError(
+            f"{where}: {known:,} different labels ({some}) of {samples:,} samples are hardly classes; is it the right "
+            f"column? Are they {what}"
+        )
+    if numbers and known > _UNLIKELY:
+        _warn(
+            f"{where}: {known:,} different numbers ({some}) become as many classes; if they are measurements, write "
+            "ranges: regression is not what fedskew does"
+        )
+
+
+def _check_joined(where: object, sizes: Collection[str]) -> None:
+    """Refuse labels that look like several, one of which is known by itself or from another such label."""
+    for sign in "|;,":
+        pieces = {label: [piece.strip() for piece in label.split(sign)] for label in sizes if sign in label}
+        often = Counter(piece for label in sizes for piece in set(pieces.get(label, [label])))
+        for label, own in pieces.items():
+            if any(often[piece] > 1 for piece in own):
+                said = f"{where}: the label {label!r} looks like several"
+                if sign != ",":
+                    raise DataError(f"{said}; write it without {sign!r} if it is one class, or set data.separator")
+                _warn(f"{said}; it is trained on as one class of its own")
+                break
+
+
+def _warn(said: str) -> None:
+    warnings.warn(said, DataWarning, stacklevel=4)

@@ -1,0 +1,36 @@
+"""Findings: the labels of a sample that has several, or none, as the bits of one number, the first finding's lowest."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+IntArray = NDArray[np.int64]
+
+MOST = 62
+"""Findings that a number has room for."""
+
+
+def as_bits(table: ArrayLike) -> IntArray:
+    """Return what each row of 0 and 1 holds, `(samples, findings)`, as one number, `(samples,)`."""
+    rows = np.asarray(table, dtype=np.int64)
+    bits: IntArray = rows @ (1 << np.arange(rows.shape[1], dtype=np.int64))
+    return bits
+
+
+def as_table(bits: ArrayLike, number: int) -> IntArray:
+    """Return the rows of 0 and 1, `(samples, number)`, that `as_bits` made numbers of."""
+    table: IntArray = np.asarray(bits, dtype=np.int64)[:, None] >> np.arange(number) & 1
+    return table
+
+
+def rarest(table: IntArray) -> IntArray:
+    """Return of each row of 0 and 1 its finding that the fewest rows have, `(samples,)`; of none, the columns' number.
+
+    By it samples are divided where each must have one class.
+    """
+    often = np.append(table.sum(axis=0), len(table) + 1)
+    order = np.argsort(often, kind="stable")
+    whole = np.column_stack([table, np.ones(len(table), dtype=np.int64)])
+    found: IntArray = order[whole[:, order].argmax(axis=1)]
+    return found

@@ -1,0 +1,52 @@
+"""Cross-entropy of samples that may have several labels, or none: one sigmoid for each.
+
+    L = mean_{n,c}  -y_{n,c} log s(f_{n,c}) - (1 - y_{n,c}) log(1 - s(f_{n,c})),    s(f) = 1 / (1 + e^{-f})
+
+y_{n,c} is 1 where sample n has label c. The mean over labels is PyTorch's `BCEWithLogitsLoss`; it takes the place of
+cross-entropy where a data set has several labels a sample.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedskew.hooks import Batch
+from fedskew.objectives._protocol import Classification, Context
+from fedskew.objectives._tensors import real_rows, row_mean
+from fedskew.parameters import component
+
+
+@component
+class SigmoidCrossEntropy(Classification):
+    """Mean binary cross-entropy on raw logits, over samples and labels; targets are bits (`Dataset.multi_label`)."""
+
+    takes_findings: ClassVar[bool] = True
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """See `Loss.value`."""
+        logits = real_rows(batch.logits, batch.mask)
+        each = F.binary_cross_entropy_with_logits(logits, _labels(batch), reduction="none")
+        return row_mean(each.mean(dim=1), batch.mask)
+
+    def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Compute the value and its gradient by the logits; see `Sloped`."""
+        logits, labels, mask = batch.logits, _labels(batch), batch.mask
+        if mask is not None:
+            logits = torch.where(mask.unsqueeze(-1), logits, 0)
+        losses = (F.softplus(logits) - labels * logits).mean(-1)
+        gradient = torch.sigmoid(logits).sub_(labels)
+        if mask is None:
+            return losses.mean(-1), gradient.div_(logits.shape[-2] * logits.shape[-1])
+        rows = mask.sum(-1).clamp(min=1)
+        each = (mask.to(logits.dtype) / rows.unsqueeze(-1)).unsqueeze(-1)
+        return torch.where(mask, losses, 0).sum(-1) / rows, gradient.mul_(each / logits.shape[-1])
+
+
+def _labels(batch: Batch) -> Tensor:
+    """Return 0 and 1 for each label, `(..., batch, classes)`."""
+    numbers = torch.arange(batch.logits.shape[-1], device=batch.targets.device)
+    return (batch.targets.unsqueeze(-1) >> numbers & 1).to(batch.logits.dtype)

@@ -1,0 +1,224 @@
+"""Runs on samples of several labels, or none: counts, weights, figures, backends, resume, the model, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1_score, roc_auc_score
+
+import fedskew
+from fedskew import findings
+from fedskew.data import Dataset
+from fedskew.errors import ArgumentError, CombinationError, ConfigError, RunError
+from fedskew.experiment import RunFolder
+from fedskew.metrics import finding_figures
+
+NAMES = ("Edema", "Effusion", "Hernia")
+SIZES = (40, 10, 25, 25)
+
+
+def chests() -> Dataset:
+    """Four clients' samples, whose features show three findings, the last one rare; the second client has none."""
+    rng = np.random.default_rng(0)
+    clients = np.repeat(np.arange(4), SIZES)
+    shares = np.array([[0.6, 0.3, 0.1], [0, 0, 0], [0.2, 0.8, 0.1], [0.1, 0.1, 0.2]])
+    table = rng.random((100, 3)) < shares[clients]
+    test = rng.random((60, 3)) < [0.4, 0.3, 0.15]
+
+    def inputs(flags):
+        return torch.from_numpy((flags @ (3 * np.eye(3, 5)) + rng.normal(size=(len(flags), 5))).astype(np.float32))
+
+    targets, test_targets = (torch.from_numpy(findings.as_bits(flags)) for flags in (table, test))
+    return Dataset(
+        "chests", inputs(table), targets, inputs(test), test_targets, NAMES, clients=clients,
+        client_names=tuple("nswe"), multi_label=True,
+    )  # fmt: skip
+
+
+CHESTS = chests()
+
+
+def run(out=None, method="fedavg", rounds=4, resume=False, progress=None, **sections):
+    tables = {
+        "data": {"name": CHESTS},
+        "partition": {"rule": "natural"},
+        "model": {"name": "mlp3", "width": 8},
+        "method": {"preset": method} if isinstance(method, str) else method,
+        "training": {"rounds": rounds, "batch_size": 8, "lr": 0.3},
+    }
+    tables |= {key: {**tables.get(key, {}), **values} for key, values in sections.items()}
+    return fedskew.simulate(out=out, resume=resume, progress=progress, **tables)
+
+
+def weights_of(result, round=1):
+    """The weights of the clients in a round, in the order of their ids."""
+    record = result.rounds[round]
+    return np.array(record["weights"])[np.argsort(record["answered"])]
+
+
+def test_counts_are_of_labels_and_sizes_of_samples():
+    found = run(method="fedavg")
+    table = CHESTS.labels
+    expected = [table[CHESTS.clients == client].sum(axis=0).tolist() for client in range(4)]
+    (seed,) = found.runs
+    assert seed.counts.tolist() == expected
+    assert seed.samples.tolist() == list(SIZES)
+    assert weights_of(found) == pytest.approx([0.4, 0.1, 0.25, 0.25])  # by samples, not by labels
+
+
+def test_fedla_and_fedpals_weigh_by_counts_of_labels():
+    counts = np.array(run().runs[0].counts, dtype=float)
+    shares = (counts / counts.sum(axis=0)).sum(axis=1)
+    assert weights_of(run(method="fedla", rounds=1)) == pytest.approx(shares / shares.sum())
+    mix = [0.2, 0.3, 0.5]
+    weights = weights_of(run(method="fedpals", rounds=1, target={"mix": mix}))
+    assert weights[1] == 0  # of its samples none has a label
+    mixes = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+
+    def distance(given):
+        return np.square(given @ mixes - mix).sum()
+
+    for other in np.random.default_rng(0).dirichlet(np.ones(3), 500):
+        assert distance(weights) <= distance(np.insert(other, 1, 0)) + 1e-9
+    alone = run(method="fedla", rounds=6, training={"participation": 0.25}).rounds[1:]
+    silent = [one for one in alone if one["answered"] == [1]]
+    assert all(one["weights"] == [1.0] and "has a label" in one["fallback"] for one in silent)
+
+
+def test_figures_are_scikit_learns():
+    rng = np.random.default_rng(1)
+    table = rng.random((80, 4)) < [0.5, 0.2, 0.05, 0.0]  # the last one has no sample
+    logits = np.round(rng.normal(size=(80, 4)) + 2 * table, 1)  # with ties
+    found = finding_figures(logits, findings.as_bits(table))
+    each = [roc_auc_score(table[:, at], logits[:, at]) for at in range(3)]
+    assert found["aurocs"][:3] == pytest.approx(each)
+    assert np.isnan(found["aurocs"][3])
+    assert found["auroc"] == pytest.approx(np.mean(each))
+    precisions = [average_precision_score(table[:, at], logits[:, at]) for at in range(3)]
+    assert found["pr_auc"] == pytest.approx(np.mean(precisions))
+    said = logits >= 0
+    assert found["accuracy"] == pytest.approx((said == table).all(axis=1).mean())
+    assert found["macro_f1"] == pytest.approx(f1_score(table, said, average="macro"))
+    balanced = [balanced_accuracy_score(table[:, at], said[:, at]) for at in range(3)]
+    assert found["balanced_accuracy"] == pytest.approx(np.mean(balanced))
+    bce = torch.nn.BCEWithLogitsLoss()(torch.from_numpy(logits), torch.from_numpy(table.astype(float)))
+    assert found["loss"] == pytest.approx(bce.item())
+
+
+def test_the_record_has_the_figures_of_the_model(tmp_path):
+    found = run(tmp_path, rounds=10)
+    model = fedskew.load(found.folder)
+    assert model.info.multi_label
+    probabilities = model.predict(CHESTS.test_inputs)
+    truth = findings.as_table(CHESTS.test_targets, 3)
+    last = found.rounds[-1]["evaluation"]
+    assert last["auroc"] == pytest.approx(roc_auc_score(truth, probabilities, average="macro"), abs=1e-6)
+    assert last["per_class_auroc"] == pytest.approx(roc_auc_score(truth, probabilities, average=None), abs=1e-6)
+    assert last["accuracy"] == pytest.approx(((probabilities >= 0.5) == truth).all(axis=1).mean())
+    assert last["auroc"] > max(0.7, found.rounds[0]["evaluation"]["auroc"])
+    assert probabilities.sum(axis=1).max() > 1  # no shares of one whole
+    frame = found.per_class()
+    assert frame["auroc"].tolist() == pytest.approx(last["per_class_auroc"])
+    (stored,) = RunFolder.read_runs(found.folder)
+    assert stored.samples.tolist() == list(SIZES)
+    page = (found.folder / "report.html").read_text(encoding="utf-8")
+    assert "100 samples" in page
+
+
+BACKENDS = [{"backend": "processes", "processes": 2}, {"backend": "processes", "processes": 3}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", BACKENDS, ids=["2", "3"])
+def test_any_number_of_processes_gives_the_same_bits(engine):
+    assert bits(run(engine=engine)) == bits(run(engine={"backend": "sequential"}))
+
+
+def bits(result):
+    return [part.numpy().tobytes() for part in result.model.state_dict().values()]
+
+
+def test_a_cohort_agrees():
+    one, other = (run(engine={"backend": backend}) for backend in ("sequential", "cohort"))
+    for ours, theirs in zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_goes_on_to_the_same_bits(tmp_path):
+    whole = run(tmp_path / "whole")
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "part", progress=stop)
+    assert bits(run(tmp_path / "part", resume=True)) == bits(whole)
+
+
+@pytest.mark.parametrize("method", ["fedentopt+fedprox", "fedcbs", "scaffold", "moon", "feddecorr", "fedgf"])
+def test_methods_that_read_no_class_train(method):
+    training = {"participation": 0.5}
+    last = run(method=method, rounds=2, training=training).rounds[-1]
+    assert np.isfinite(last["loss"])
+
+
+def test_rules_divide_by_the_rarest_label_of_each_sample():
+    found = run(partition={"rule": "quantity", "clients": 4, "labels_per_client": 2}, rounds=1)
+    assert found.runs[0].samples.sum() == 100
+    assert (
+        run(partition={"rule": "iid", "clients": 5}, rounds=1, data={"name": CHESTS, "validation": 0.2}).rounds[-1][
+            "validation"
+        ]["auroc"]
+        > 0
+    )
+
+
+REFUSED = [
+    ({"method": "fedlc"}, CombinationError, "method.objective: fedlc is for samples of one class"),
+    ({"method": "fedvls"}, CombinationError, "fedvls_calibration is for samples of one class"),
+    ({"method": "fedetf"}, CombinationError, "take cross_entropy"),
+    (
+        {"method": {"objective": {"name": "cross_entropy", "extra_terms": ["fedntd"]}}},
+        CombinationError,
+        "fedntd is for",
+    ),
+    ({"method": "fedavg+ccvr"}, CombinationError, "method.finish: ccvr is for samples of one class"),
+    ({"method": "seol_kim"}, CombinationError, "method.selection: seol_kim is for"),
+    ({"method": "fedconcat"}, CombinationError, "method.pipeline: fedconcat"),
+    ({"conditions": {"count_epsilon": 1.0}}, ConfigError, "conditions.count_epsilon: its noise is for counts"),
+    ({"evaluation": {"clients": True}}, ConfigError, "evaluation.clients"),
+    ({"data": {"name": CHESTS, "client_test": 0.3}}, ConfigError, "data.client_test"),
+    ({"partition": {"oracle": True}, "target": {"mix": "uniform"}}, ConfigError, "partition.oracle"),
+]
+
+
+@pytest.mark.parametrize(("sections", "error", "words"), REFUSED, ids=[words for *_, words in REFUSED])
+def test_what_needs_one_class_is_refused_by_name(sections, error, words):
+    with pytest.raises(error) as raised:
+        run(**sections)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_label_mix_is_of_one_class(tmp_path):
+    found = run(tmp_path, rounds=1, data={"name": CHESTS, "validation": 0.2})
+    model = fedskew.load(found.folder)
+    with pytest.raises(RunError, match="several labels, so that there is no label mix"):
+        model.held_out()
+    with pytest.raises((RunError, ArgumentError), match="several labels"):
+        model.personal([1, 2, 3])
+
+
+def test_an_exported_model_gives_each_label_a_probability(tmp_path):
+    found = run(tmp_path, rounds=1)
+    model = fedskew.load(found.folder)
+    path = model.export(tmp_path / "model.pt", "torchscript")
+    with pytest.warns(DeprecationWarning, match="torch.jit.load"):
+        said = torch.jit.load(str(path))(CHESTS.test_inputs)
+    np.testing.assert_allclose(said.numpy(), model.predict(CHESTS.test_inputs), atol=1e-6)
+    summary = json.loads((found.folder / "summary.json").read_text(encoding="utf-8"))
+    assert summary["final"]["accuracy"] == found.rounds[-1]["evaluation"]["accuracy"]
