@@ -29,6 +29,7 @@ from fedskew.cli import (
     sites,
     sweep,
     target,
+    watch,
 )
 from fedskew.cli.page import Console
 from fedskew.errors import BackendWarning, DataWarning, FedskewError, in_one_line
@@ -67,7 +68,7 @@ _add(
     run.report,
     sites.sites,
 )
-_add(app, predict.predict, target.adapt, personal.personal, papers.demo)
+_add(app, predict.predict, target.adapt, personal.personal, watch.watch, papers.demo)
 _add(federation, deploy.init, deploy.check, site.site, deploy.local)
 _add(federation, operate.superlink, site.supernode, **_FLOWER)
 _add(federation, operate.register, operate.revoke, deploy.renew)

@@ -9,6 +9,7 @@ from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
+from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
 from fedskew.data._schema import Encoder, TableInputs, TableSchema, encoder_of
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
@@ -28,9 +29,11 @@ __all__ = [
     "WITH_CLIENTS",
     "Augmentation",
     "ByteImages",
+    "Change",
     "Dataset",
     "Encoder",
     "Inputs",
+    "Profile",
     "Proposal",
     "Stored",
     "TableInputs",

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from fedskew.data import Profile
 from fedskew.engine import RoundRecord, ServerState
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment._config import Config
@@ -50,7 +51,7 @@ from fedskew.tables import csv_text, flatten, json_text
 
 FINISHED = "finished.safetensors"
 CHECKPOINT = "checkpoint/state.safetensors"
-SITES = "sites.csv"
+SITES, INPUTS = "sites.csv", "inputs.json"
 _ALIKE = ("name", "seeds", "output.", "data.root")  # keys that make no other run
 
 
@@ -212,6 +213,11 @@ class RunFolder:
     def save_model(self, name: str, tensors: Mapping[str, Tensor], info: ModelInfo) -> None:
         """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
+
+    def write_profile(self, profile: Profile) -> None:
+        """Write `inputs.json`: what the training samples look like."""
+        with writing(self.path / INPUTS):
+            write_text(self.path / INPUTS, json_text(profile.plain()))
 
     def write_sites(self, rows: Sequence[SiteRow]) -> None:
         """Write `sites.csv`, a line for each client and row; NaN as an empty cell."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from fedskew import engine, methods, torchrun
+from fedskew.data import Profile
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
@@ -88,6 +89,7 @@ class TrainingLoop:
         watch: Judges each round; None: none is undone.
         sites: The models at each client; None where clients have no test samples.
         finisher: Finishes the last round's model; None: it stays as it is.
+        profile: Called for what the training samples look like, which is written beside the model; None: it is not.
         finished: The finished model after `finish`; None where the method has no finish.
     """
 
@@ -103,6 +105,7 @@ class TrainingLoop:
     watch: Watch | None = None
     sites: Sites | None = None
     finisher: Finisher | None = None
+    profile: Callable[[], Profile] | None = None
     records: list[engine.RoundRecord] = field(default_factory=list, init=False)
     finished: ModelState | None = field(default=None, init=False)
     _progress: Progress | None = field(default=None, init=False)
@@ -225,6 +228,8 @@ class TrainingLoop:
         self._hold_final()
         if self.folder is not None:
             self.folder.save_model("model.safetensors", self.model.state_dict(), self.info)
+            if self.profile is not None:
+                self.folder.write_profile(self.profile())
 
     def finished_network(self) -> nn.Module | None:
         """Return a copy of the network with the finished model; None where the method has no finish."""

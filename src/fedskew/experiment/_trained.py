@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from fedskew import labels, methods, models
-from fedskew.data import Encoder, Inputs, Stored, TableSchema, take
+from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED
+from fedskew.experiment._folder import FINISHED, INPUTS
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
 from fedskew.files import load_tensors
@@ -121,6 +121,19 @@ class TrainedModel:
         model = self.before_move()
         told = HeldOut.of(*(model._held_out_logits if held_out is None else (model.logits(held_out[0]), held_out[1])))
         return moved_model(model, told.calibration, mix_of_client(counts, told.mix), told.mix)
+
+    def profile(self) -> Profile:
+        """Return what the training samples looked like, to compare later ones with (`fedskew watch`).
+
+        RunError where the run folder does not say.
+        """
+        path = self.file.with_name(INPUTS)
+        try:
+            return Profile.of_plain(json.loads(path.read_text(encoding="utf-8")))
+        except OSError:
+            raise RunError(f"{path}: there is none; a run of this version writes it: train the model anew") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RunError(f"{path}: damaged ({type(error).__name__}); put the file back") from None
 
     def before_move(self) -> TrainedModel:
         """Return the model as it was before it was moved to a label mix, if it was: by a finish `adapt`, or later."""
