@@ -183,7 +183,7 @@ COMMANDS = [  # a command, and words of the answer
     ("new a.toml --rule natural", ["--rule natural: data set 'digits' names no clients; take another rule"]),
     ("new a.toml --data mnist --rule natural", ["--rule natural: data set 'mnist' names no clients"]),
     *((f"new a.toml --data {name}", [f"--root: data set '{name}' is a folder or file of yours"]) for name in OWN_DATA),
-    ("new b.toml --data csv --root table.csv", ["no column 'label'", "data.label", "lab_0, lab_1, lab_9"]),
+    ("new b.toml --data csv --root table.csv", ["no column is called label", "data.label", "lab_0, lab_1, lab_9"]),
     ("counts none.csv", ["none.csv: can't be read: No such file or directory"]),
     ("counts ab.csv --label c", ["ab.csv, line 1: no column 'c' for label"]),
     ("counts ab.csv --label a --client z", ["no column 'z' for client"]),

@@ -352,13 +352,14 @@ def test_ag_news_is_token_ids_of_a_vocabulary_of_the_training_text(tmp_path):
     assert news.inputs.dtype == torch.int64
 
 
+@pytest.mark.filterwarnings("ignore:.*have not one of the 3 words of training:fedskew.errors.DataWarning")
 def test_ag_news_s_vocabulary_and_length_are_options(tmp_path):
     write("ag_news", tmp_path, train=20)
     news = load("ag_news", tmp_path, vocabulary_size=5, length=3)
     assert news.inputs.shape == (80, 3)
     # ids: padding, unknown, and the three most frequent words
     assert int(news.inputs.max()) == 4
-    for options, message in (({"vocabulary_size": 2}, "vocabulary: "), ({"length": 0}, "length: ")):
+    for options, message in (({"vocabulary_size": 2}, "vocabulary_size: "), ({"length": 0}, "length: ")):
         with pytest.raises(ArgumentError, match=message):
             load("ag_news", tmp_path, **options)
 

@@ -189,7 +189,7 @@ def test_images_of_different_sizes_are_refused_or_resized(tmp_path):
 
 def test_what_is_no_image_is_named(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match="found no images in CLASS folders"):
+    with pytest.raises(DataError, match="found no images, and no texts .*, in CLASS folders"):
         data.load("folder", tmp_path, rng=rng())
     (tmp_path / "a" / "x.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"1 of 1 picture can't be read: .*x.png: "):

@@ -15,7 +15,7 @@ import fedskew
 from fedskew import data
 from fedskew.data import ByteImages
 from fedskew.data.published import ImageFiles, Source
-from fedskew.errors import ArgumentError, DataError, MissingPackageError
+from fedskew.errors import ArgumentError, DataError, DataWarning, MissingPackageError
 from published_formats import image, write
 
 MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 0.2)
@@ -256,7 +256,8 @@ def test_text_becomes_token_ids_of_the_training_part_s_words():
     features = hf().Features({"text": hf().Value("string"), "label": hf().Value("string")})
     train = hf().Dataset.from_dict({"text": ["b a a", "b c."], "label": ["x", "y"]}, features=features)
     test = hf().Dataset.from_dict({"text": ["d a", None], "label": ["y", "x"]}, features=features)
-    dataset = data.from_huggingface(hf().DatasetDict({"train": train, "test": test}), length=4)
+    with pytest.warns(DataWarning, match="its test part: 1 of 2 texts have not one of the 4 words of training"):
+        dataset = data.from_huggingface(hf().DatasetDict({"train": train, "test": test}), length=4)
     # a and b occur twice, then . and c alphabetically: a 2, b 3, . 4, c 5; d is unknown
     assert dataset.inputs.tolist() == [[3, 2, 2, 0], [3, 5, 4, 0]]
     assert dataset.test_inputs.tolist() == [[1, 2, 0, 0], [0, 0, 0, 0]]

@@ -208,3 +208,31 @@ def test_pictures_of_a_site_are_black_and_white_where_the_federation_says_or_the
         read()
     with pytest.raises(DataError, match="has values from 0 to 2000, and black is 0 and white 1023"):
         read(agreed=[1023])
+
+
+def test_texts_have_the_federations_words_at_every_site(tmp_path: Path) -> None:
+    def lay(site: str, *texts: str) -> Path:
+        for part in ("train", "test"):
+            for label, text in zip("ab", texts, strict=True):
+                (tmp_path / site / "texts" / part / label).mkdir(parents=True)
+                (tmp_path / site / "texts" / part / label / "0.txt").write_text(text)
+        (tmp_path / site / "data.toml").write_text('unlabelled = "texts"\n[data]\nname = "folder"\nroot = "texts"\n')
+        return tmp_path / site / "data.toml"
+
+    north, south = lay("north", "fine day", "wet day"), lay("south", "wet wet wet", "a fine dog")
+    words = {"kind": "text", "words": ["day", "fine", "wet"], "length": 3, "column": "text"}
+    about = {"sites": ["north", "south"], "classes": ["a", "b"], "shape": [3], "tokens": True}
+    agreed = Agreement.resolve({**about, "encoder": words})
+    # alone the south would call "wet" number 2
+    read = [SiteData.load(place, agreed).inputs.tolist() for place in (north, south)]  # type: ignore[union-attr]
+    assert read == [[[3, 2, 0], [4, 2, 0]], [[4, 4, 4], [1, 3, 1]]]
+    site = SiteData.load(south, agreed)
+    assert site.unlabelled is not None
+    assert sorted(site.unlabelled().tolist()) == sorted([*read[1], *read[1]])  # type: ignore[union-attr]
+    assert Agreement.resolve(agreed.tree()) == agreed
+    with pytest.raises(
+        DataError, match=r"deploy.toml has no words \(encoder\), so that a word would have another number"
+    ):
+        SiteData.load(south, Agreement.resolve(about))
+    with pytest.raises(ConfigError, match="encoder.kind: there is none 'words'"):
+        Agreement.resolve({**about, "encoder": {"kind": "words"}})

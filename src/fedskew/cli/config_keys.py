@@ -18,7 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from fedskew import data, methods, models, partition
 from fedskew.experiment import TRACKERS, Config
 
-_NOT_SET = ("root", "rng", "num_classes", "in_shape", "self", "return")
+_NOT_SET = ("root", "rng", "encoder", "num_classes", "in_shape", "self", "return")
 """Parameters of readers and networks that are no keys of their table."""
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

@@ -120,6 +120,9 @@ def init(
     images = _images_table(whole)
     played = write_federation(folder, made.config, made.agreement, place, images, target, made.mask_keys, wheel)
     _print_notes(made, played.losses_in_words(harmless=False))
+    if number := len((made.agreement.encoder or {}).get("words", ())):
+        said = f"deploy.toml holds {number:,} words of the texts that were read, for all sites: see that none is a name"
+        Console().say(f"note: {said}", style="yellow")
     Console().say(f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone")
 
 

@@ -139,6 +139,8 @@ def new(
         for table, keys in _needed(method, rule).items():
             chosen[table] = keys | chosen.get(table, {})
         _change(chosen, changes)
+        for key in ("label", "client") if proposal is not None else ():  # the schema has them
+            chosen["data"].pop(key, None)
         doubts = _doubts(chosen, size, is_there=found is not None)
         if found is not None:
             chosen, about_labels = _that_runs(chosen)

@@ -31,7 +31,7 @@ def predict(
         Argument(
             metavar="[FILES]...",
             help="Images, folders of images (at any depth), or .npz files with an array x; of a model of tables CSV or "
-            "Parquet files.",
+            "Parquet files, of texts these and .txt files.",
             show_default=False,
         ),
     ] = None,
@@ -57,7 +57,7 @@ def predict(
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """Say which class a trained model sees in each image or row of a table, or export the model.
+    """Say which class a trained model sees in each image, text or row of a table, or export the model.
 
     Images are made grey or RGB, resized and normalised as in training; the run keeps how. Columns of a table are found
     by name, by the schema that is in the model. Takes seconds for a thousand images, and up to half a minute for an
@@ -96,6 +96,8 @@ def predict(
     if export is not None:
         path = model.export(out or model.file.with_suffix(ModelInfo.EXPORTS[export]), export)
         console.say(f"{export}: {path}")
+        if model.info.before is not None and model.info.encoder is not None:
+            console.note(f"It takes {model.info.before}, in the file's metadata.")
     if not images:
         return
     names, probabilities, resized = _predicted(model, images, skip_broken)

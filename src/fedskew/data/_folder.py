@@ -1,13 +1,13 @@
-"""A user's own images: in a folder of class folders, or without labels, for a trained model."""
+"""A user's own images and texts: in a folder of class folders, or without labels, for a trained model."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,33 +15,45 @@ from torch import Tensor
 
 from fedskew.data import _dicom
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._images import Tray, Window, as_floats, opened, read_pictures, upright_size
-from fedskew.data._own import RawSamples, make, read_inputs
+from fedskew.data._huggingface import saved_images
+from fedskew.data._images import Picture, Tray, Window, as_floats, opened, read_pictures, upright_size
+from fedskew.data._own import RawSamples, hold_out, make, read_inputs
 from fedskew.data._schema import Encoder
-from fedskew.errors import DataError, DataWarning
+from fedskew.data._table import is_saved
+from fedskew.data._text import TEXT, Vocabulary, read_texts
+from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 
 _BATCH = 256
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"} | _dicom.SUFFIXES
 
 
-class _Image(NamedTuple):
+class _File(NamedTuple):
     path: Path
     label: str
     client: str | None
 
 
 class Tree(NamedTuple):
-    """Images below one folder, and the names of its class and client folders, empty ones included."""
+    """Images, or else texts, below one folder, and the names of its class and client folders, empty ones included."""
 
-    images: list[_Image]
+    files: list[_File]
     classes: set[str]
     clients: set[str]
 
     @property
+    def is_text(self) -> bool:
+        """Whether the files are texts."""
+        return not is_image(self.files[0].path)
+
+    @property
     def owners(self) -> list[str] | None:
-        """The client of each image; None: the folders name none."""
-        return [image.client or "" for image in self.images] if self.clients else None
+        """The client of each file; None: the folders name none."""
+        return [file.client or "" for file in self.files] if self.clients else None
+
+    def take(self, rows: Iterable[int]) -> Tree:
+        """Return the tree with some of its files."""
+        return self._replace(files=[self.files[row] for row in rows])
 
 
 @names_clients
@@ -54,14 +66,18 @@ def folder(
     classes: dict[str, str] | None = None,
     window: tuple[float, ...] = (),
     skip_broken: bool = False,
+    vocabulary_size: int = 98_635,
+    length: int = 200,
+    encoder: Encoder | None = None,
 ) -> Dataset:
-    """Read a user's own images from class folders.
+    """Read a user's own images, or texts, from class folders.
 
     The root holds `CLASS/`, or `CLIENT/CLASS/` with `client_level`; or `train/` and `test/` with such folders in them.
     Files are recognised by their suffix; hidden ones are ignored, and a DataWarning names what else is left out. Images
     are turned as their EXIF data say, grey if every file is, else RGB; transparency is dropped. DICOM is read by
     pydicom (`fedskew[dicom]`). Pixels are scaled to [0, 1], then standardised by channel with mean and deviation of the
-    training part.
+    training part. Where no file is an image, those that end in `.txt` are the samples, a text each, in UTF-8; they
+    become token ids by a vocabulary of the training part, as for `ag_news`.
 
     Args:
         client_level: The first level of folders names clients.
@@ -70,22 +86,47 @@ def folder(
         classes: The class of a folder by the folder's name, where that is another, as of a class "Sci/Tech".
         window: The values that are black and white in grey pictures of more than 8 bits, as [-1000, 400]; without it
             white is the largest of as many bits as the brightest pixel takes, and a DICOM file has its own.
-        skip_broken: Leave out files that can't be read as images, and say which; else they are refused, all in one
-            list.
+        skip_broken: Leave out files that can't be read, and say which; else they are refused, all in one list.
+        vocabulary_size: Number of token ids, for texts.
+        length: Number of words kept of each text.
+        encoder: A federation's words, in place of those of the training part.
     """
     if not root.is_dir():
         raise DataError(f"{root}: is no folder")
     split = (root / "train").is_dir()
     tops = [root / "train" if split else root, *([root / "test"] if split and (root / "test").is_dir() else [])]
     parts = [tree(top, client_level, classes or {}) for top in tops]
-    listed = [[(str(path), partial(opened, path)) for path, *_ in part.images] for part in parts]
-    read = read_pictures(listed, size, window, skip_broken)
-    parts = [
-        part._replace(images=[part.images[row] for row in kept]) for part, kept in zip(parts, read.kept, strict=True)
-    ]
+    if len({part.is_text for part in parts}) > 1:
+        raise DataError(f"{root}: one of train/ and test/ holds images, and the other texts")
+    inputs: list[Tensor]
+    more: dict[str, Any]
+    if parts[0].is_text:
+        if size is not None or window:
+            raise ArgumentError(f"size, window: are for images, and {root} holds texts")
+        tray = Tray(skip_broken)
+        files = [[file.path for file in part.files] for part in parts]
+        texts = [read_texts(paths, tray) for paths in files]
+        tray.close(sum(len(part.files) for part in parts), "text")
+        parts = [
+            part._replace(files=[file for file in part.files if file.path in paths])
+            for part, paths in zip(parts, map(set, files), strict=True)
+        ]
+        if len(parts) == 1:
+            rows = hold_out([file.label for file in parts[0].files], test_share, rng)
+            texts, parts = [[texts[0][row] for row in own] for own in rows], [parts[0].take(own) for own in rows]
+        own = encoder if isinstance(encoder, Vocabulary) else Vocabulary.of(texts[0], vocabulary_size, length)
+        inputs, more = (
+            [own.encode(part, root) for part in texts],
+            {"encoder": own, "skipped": tuple(tray.broken)},
+        )
+    else:
+        listed = [[(str(path), partial(opened, path)) for path, *_ in part.files] for part in parts]
+        read = read_pictures(listed, size, window, skip_broken)
+        parts = [part.take(kept) for part, kept in zip(parts, read.kept, strict=True)]
+        inputs, more = read.parts, {"window": read.window, "skipped": read.broken}
     train, *test = (
-        RawSamples(values, [image.label for image in part.images], part.owners)
-        for values, part in zip(read.parts, parts, strict=True)
+        RawSamples(values, [file.label for file in part.files], part.owners)
+        for values, part in zip(inputs, parts, strict=True)
     )
     return make(
         "folder",
@@ -95,19 +136,19 @@ def folder(
         rng,
         classes=set().union(*(part.classes for part in parts)),
         clients=parts[0].clients,
-        window=read.window,
-        skipped=read.broken,
         where=root,
+        **more,
     )
 
 
 def tree(top: Path, client_level: bool, names: Mapping[str, str]) -> Tree:
-    """List the images below a folder of class folders; a DataWarning says what is left out.
+    """List the images below a folder of class folders, or else the texts; a DataWarning says what is left out.
 
     `names` has the class of a folder by the folder's name, where that is another.
     """
     found = Tree([], set(), set())
     skipped: Counter[str] = Counter()
+    texts: list[_File] = []
     for client in _folders(top, skipped) if client_level else [None]:
         if client is not None:
             found.clients.add(client.name)
@@ -116,18 +157,23 @@ def tree(top: Path, client_level: bool, names: Mapping[str, str]) -> Tree:
             found.classes.add(name)
             files = sorted(path for path in label.iterdir() if not path.name.startswith("."))
             images = [path for path in files if is_image(path)]
-            if not images and any(path.is_dir() for path in files):
+            written = [path for path in files if path.suffix.lower() == TEXT]
+            if not images and not written and any(path.is_dir() for path in files):
                 raise DataError(
                     f"{label}: holds folders and no images; if the first level names clients, set client_level = true"
                 )
-            skipped.update(_kind(path) for path in files if not is_image(path))
+            known = {*images, *written}
+            skipped.update(_kind(path) for path in files if path not in known)
             owner = None if client is None else client.name
-            found.images.extend(_Image(path, name, owner) for path in images)
+            for kind, of_kind in ((found.files, images), (texts, written)):
+                kind.extend(_File(path, name, owner) for path in of_kind)
+    if found.files:
+        skipped.update({TEXT: len(texts)} if texts else {})
     _warn(top, skipped)
-    if not found.images:
+    if not found.files and not texts:
         level = "CLIENT/CLASS" if client_level else "CLASS"
-        raise DataError(f"{top}: found no images in {level} folders below it")
-    return found
+        raise DataError(f"{top}: found no images, and no texts ({TEXT}), in {level} folders below it")
+    return found if found.files else found._replace(files=texts)
 
 
 def is_image(path: Path) -> bool:
@@ -198,27 +244,26 @@ def unlabelled(
     """
     if encoder is not None and any(path.suffix.lower() != ".npz" for path in paths):
         for path in paths:
-            yield Unlabelled(*encoder.read(path), 0)
+            yield Unlabelled(*encoder.read(path, skip_broken), 0)
         return
-    tray = Tray(skip_broken)
-    files = [file for path in paths for file in _images_below(path)]
-    images: list[Path] = []
-    for file in files:
+    tray, pictures, read = Tray(skip_broken), list[Picture](), 0
+    for file in [file for path in paths for file in _images_below(path)]:
         if file.suffix.lower() == ".npz":
-            yield from _of_images(images, in_shape, window, tray)
-            images = []
-            inputs = read_inputs(file)
+            yield from _of_pictures(pictures, in_shape, window, tray)
+            pictures, inputs = [], read_inputs(file)
             for start in range(0, len(inputs), _BATCH):
                 part = inputs[start : start + _BATCH]
                 yield Unlabelled([f"{file}[{start + row}]" for row in range(len(part))], part, 0)
         else:
-            images.append(file)
-    yield from _of_images(images, in_shape, window, tray)
-    tray.close(len(files))
+            more: list[Picture] = saved_images(file) if is_saved(file) else [(str(file), partial(opened, file))]
+            pictures += more
+            read += len(more)
+    yield from _of_pictures(pictures, in_shape, window, tray)
+    tray.close(read)
 
 
 def _images_below(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if not path.is_dir() or is_saved(path):
         return [path]
     found = [
         file
@@ -234,18 +279,20 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
-def _of_images(files: Sequence[Path], in_shape: tuple[int, ...], window: Window, tray: Tray) -> Iterator[Unlabelled]:
-    if files and (len(in_shape) != 3 or in_shape[0] not in (1, 3)):
+def _of_pictures(
+    pictures: Sequence[Picture], in_shape: tuple[int, ...], window: Window, tray: Tray
+) -> Iterator[Unlabelled]:
+    if pictures and (len(in_shape) != 3 or in_shape[0] not in (1, 3)):
         raise DataError(
-            f"{files[0]}: the model takes samples of shape {in_shape}, no images; give an .npz file with an array x, "
-            "or call fedskew.load(RUN).predict(array)"
+            f"{pictures[0][0]}: the model takes samples of shape {in_shape}, no images; give an .npz file with an "
+            "array x, or call fedskew.load(RUN).predict(array)"
         )
-    for start in range(0, len(files), _BATCH):
-        part, resized, read = [*files[start : start + _BATCH]], 0, list[Tensor]()
-        for path in tuple(part):
-            with tray.reading(part, path), opened(path) as image:
-                tray.look(str(path), image)
-                read.append(as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), path, window).expand(in_shape))
+    for start in range(0, len(pictures), _BATCH):
+        part, resized, read = [*pictures[start : start + _BATCH]], 0, list[Tensor]()
+        for where, open_one in tuple(part):
+            with tray.reading(part, (where, open_one)), open_one() as image:
+                tray.look(where, image)
+                read.append(as_floats(image, (in_shape[0], in_shape[1], in_shape[2]), where, window).expand(in_shape))
                 resized += upright_size(image) != in_shape[1:]
         if read:
-            yield Unlabelled([str(path) for path in part], torch.stack(read), resized)
+            yield Unlabelled([where for where, _ in part], torch.stack(read), resized)

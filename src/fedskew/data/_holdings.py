@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.data._folder import is_image, tree
-from fedskew.data._huggingface import names_of, saved_table
+from fedskew.data._huggingface import names_of
 from fedskew.data._labels import Label, prepared
 from fedskew.data._own import labels_in, names_in, ordered, read_arrays
+from fedskew.data._table import is_saved, saved_table
+from fedskew.data._text import TEXT
 from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
 from fedskew.sheets import Sheet, find_column
@@ -35,8 +37,7 @@ def holdings(path: Path, label: str | None = None, client: str | None = None) ->
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     if path.is_dir():
-        saved = any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json"))
-        return _of_huggingface(path, label, client) if saved else _of_images(path)
+        return _of_huggingface(path, label, client) if is_saved(path) else _of_images(path)
     return _of_arrays(path) if path.suffix.lower() == ".npz" else _of_table(path, label, client)
 
 
@@ -70,9 +71,10 @@ def _counted(
 def _of_images(path: Path) -> Counted:
     top = path / "train" if (path / "train").is_dir() else path
     folders = [folder for folder in top.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
-    client_level = not any(is_image(file) for folder in folders for file in folder.iterdir())
+    files = (file for folder in folders for file in folder.iterdir())
+    client_level = not any(is_image(file) or file.suffix.lower() == TEXT for file in files)
     found = tree(top, client_level, {})
-    labels = [image.label for image in found.images]
+    labels = [file.label for file in found.files]
     return _counted(path, labels, found.owners, ordered(found.classes), found.clients)
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,14 @@ from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import Picture, opened, read_pictures
 from fedskew.data._labels import Label, Missing, of_columns, prepared
 from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
-from fedskew.data._text import token_ids, vocabulary
-from fedskew.errors import ArgumentError, DataError, MissingPackageError, nearest
+from fedskew.data._schema import Column, Encoder, TableSchema
+from fedskew.data._table import datasets_package, saved_part, saved_table
+from fedskew.data._text import Vocabulary
+from fedskew.errors import ArgumentError, DataError, nearest
 
 Table = Any
 """A `datasets.Dataset`."""
+
 
 _NUMBERS = ("int", "uint", "float", "bool", "double")
 
@@ -44,6 +46,7 @@ def from_huggingface(
     skip_broken: bool = False,
     missing_labels: Missing = "refuse",
     rng: np.random.Generator | None = None,
+    encoder: Encoder | None = None,
 ) -> Dataset:
     """Convert a table of Hugging Face's `datasets`, all of it in memory.
 
@@ -68,6 +71,7 @@ def from_huggingface(
         window: The values that are black and white in grey images of more than 8 bits, as for `folder`.
         skip_broken: Leave out images that can't be read, and say which; else they are refused, all in one list.
         missing_labels: "drop" leaves out samples without a label.
+        encoder: A federation's words, in place of those of the training part, or its columns.
     """
     package = datasets_package()
     table = saved_table(root) if isinstance(root, Path) else root
@@ -99,22 +103,32 @@ def from_huggingface(
         labels, held_labels = ([labels[row] for row in own] for own in (kept, out))
     train, held = _select(train, rows), _select(train if held is None else held, held_rows)
     more: dict[str, Any] = {}
-    if _kind(train.features[columns[0]]) == "image":
-        read = read_pictures(
-            [
-                list(_pictures(part.cast_column(columns[0], package.Image(decode=False)), columns[0]))
-                for part in (train, held)
-            ],
-            size,
-            window,
-            skip_broken,
-        )
+    kind = _kind(train.features[columns[0]])
+    if kind == "image":
+        read = read_pictures([pictures_in(part, columns[0]) for part in (train, held)], size, window, skip_broken)
         train, held = (part.select(kept) for part, kept in zip((train, held), read.kept, strict=True))
         parts_of = zip((labels, held_labels), read.kept, strict=True)
         labels, held_labels = ([own[row] for row in kept] for own, kept in parts_of)
-        (values, held_values), more = read.parts, {"window": read.window, "skipped": read.broken}
+        (values, held_values), more["window"], more["skipped"] = read.parts, read.window, read.broken
+    elif kind == "text":
+        texts, held_texts = ([value or "" for value in part[columns[0]]] for part in (train, held))
+        own = Vocabulary.of(texts, vocabulary_size, length, columns[0])
+        own = encoder if isinstance(encoder, Vocabulary) else own
+        values, held_values = own.encode(texts, "table"), own.encode(held_texts, "table: its test part")
+        more["encoder"] = own
     else:
-        values, held_values = _read(train, held, columns, vocabulary_size, length)
+        if isinstance(encoder, TableSchema):
+            columns = [*encoder.inputs]
+            if absent := {*columns} - {*train.column_names}:
+                raise DataError(f"table: has no column {min(absent)!r}, which the federation has")
+        values, held_values = (_numbers(part, columns) for part in (train, held))
+        if kind == "number":
+            more["encoder"] = TableSchema(
+                {
+                    name: Column("label" if name == label else "number" if name in columns else "ignored")
+                    for name in (*columns, *(name for name in train.column_names if name not in columns))
+                }
+            )
     clients = None if client is None else names_of(train, client)
     samples = RawSamples(values, labels, clients), RawSamples(held_values, held_labels)
     return assembled("huggingface", *samples, numbered=numbered, where="table", **more)
@@ -143,19 +157,13 @@ def _class_names(table: Table, label: str) -> list[str]:
     return list(getattr(feature, "names", None) or [])
 
 
-def datasets_package() -> Any:
-    try:
-        return import_module("datasets")
-    except ImportError:
-        raise MissingPackageError("data set 'huggingface' needs datasets: pip install 'fedskew[hf]'") from None
-
-
-def saved_table(folder: Path) -> Any:
-    """Read a folder that `save_to_disk` of the package `datasets` wrote."""
-    try:
-        return datasets_package().load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: is no folder that save_to_disk of datasets wrote ({error})") from None
+def saved_images(path: Path) -> list[Picture]:
+    """Return the images of a saved table, which are decoded when they are opened."""
+    table = saved_part(path)
+    found = [name for name in table.column_names if _kind(table.features[name]) == "image"]
+    if len(found) != 1:
+        raise DataError(f"{path}: holds {len(found)} columns of images, and one is expected; keep one: select_columns")
+    return pictures_in(table, found[0], path)
 
 
 def _kind(feature: Any) -> str:
@@ -208,29 +216,26 @@ def names_of(table: Table, column: str, empty: str | None = None) -> list[str]:
     return [str(value) for value in values]
 
 
-def _read(train: Table, held: Table, columns: list[str], vocabulary_size: int, length: int) -> tuple[Tensor, Tensor]:
-    """Return the inputs of both parts, text or numbers."""
-    if _kind(train.features[columns[0]]) == "text":
-        texts, held_texts = ([value or "" for value in part[columns[0]]] for part in (train, held))
-        ids = vocabulary(texts, vocabulary_size)
-        return token_ids(texts, ids, length), token_ids(held_texts, ids, length)
-    values, held_values = (as_inputs(_arrays(part, columns), f"table: {', '.join(columns)}") for part in (train, held))
-    return values, held_values
+def _numbers(table: Table, columns: Sequence[str]) -> Tensor:
+    return as_inputs(_arrays(table, columns), f"table: {', '.join(columns)}")
 
 
-def _pictures(table: Table, column: str) -> Iterator[Picture]:
-    for row, image in enumerate(table[column]):
+def pictures_in(table: Table, column: str, place: object = "table") -> list[Picture]:
+    """Return the images of a column, which are decoded when they are opened."""
+    found: list[Picture] = []
+    for row, image in enumerate(table.cast_column(column, datasets_package().Image(decode=False))[column]):
         if image is None:
-            raise DataError(f"table: {column!r} is empty in row {row}")
-        where = Path(f"table: {column!r} in row {row}")
-        yield str(where), partial(_opened, where, image)
+            raise DataError(f"{place}: {column!r} is empty in row {row}")
+        where = Path(f"{place}: {column!r} in row {row}")
+        found.append((str(where), partial(_opened, where, image)))
+    return found
 
 
 def _opened(where: Path, image: dict[str, Any]) -> AbstractContextManager[Any]:
     return opened(where, image["path"] if image["bytes"] is None else BytesIO(image["bytes"]))
 
 
-def _arrays(table: Table, columns: list[str]) -> NDArray[Any]:
+def _arrays(table: Table, columns: Sequence[str]) -> NDArray[Any]:
     """`(samples, features)`, or `(samples, ..., height, width)`."""
     try:
         found = [np.asarray(table.with_format("numpy")[column][:]) for column in columns]

@@ -40,13 +40,13 @@ _SIXTEEN = 65535.0
 _LISTED = 100  # broken pictures that a message names
 
 
-class BrokenPictureError(DataError):
-    """A picture that can't be read, which may be left out."""
+class BrokenFileError(DataError):
+    """A picture or text that can't be read, which may be left out."""
 
 
 @contextmanager
 def opened(path: Path, source: Any = None) -> Iterator[Image.Image]:
-    """Open an image file, or the bytes of one; whatever is wrong with it inside the block is a BrokenPictureError."""
+    """Open an image file, or the bytes of one; whatever is wrong with it inside the block is a BrokenFileError."""
     try:
         if source is None and _dicom.is_dicom(path):
             yield _dicom.read(path)
@@ -57,14 +57,14 @@ def opened(path: Path, source: Any = None) -> Iterator[Image.Image]:
     except FedskewError:
         raise
     except FileNotFoundError:
-        raise BrokenPictureError(f"{path}: there is no such file or folder") from None
+        raise BrokenFileError(f"{path}: there is no such file or folder") from None
     except UnidentifiedImageError:
         empty = source is None and not path.stat().st_size
         reason = "the file is empty" if empty else "what it holds is in no format of images"
-        raise BrokenPictureError(f"{path}: {reason}") from None
+        raise BrokenFileError(f"{path}: {reason}") from None
     except Exception as error:  # a damaged file, or a bomb, can raise almost anything
         reason = str(error) if isinstance(error, OSError | SyntaxError) else in_one_line(error)
-        raise BrokenPictureError(f"{path}: {reason}") from None
+        raise BrokenFileError(f"{path}: {reason}") from None
 
 
 def is_grey(mode: str) -> bool:
@@ -162,7 +162,7 @@ class Tray:
         """Take a picture out of its part where the block finds it broken."""
         try:
             yield
-        except BrokenPictureError as error:
+        except BrokenFileError as error:
             self.broken.append(str(error))
             part.remove(one)
 
@@ -176,7 +176,7 @@ class Tray:
         if not is_grey(image.mode) and any("16" in str(tile[3]) for tile in getattr(image, "tile", ())):
             self.odd.setdefault("16 bits a colour: the upper 8 are read", []).append(where)
 
-    def close(self, total: int) -> None:
+    def close(self, total: int, what: str = "picture") -> None:
         """Refuse what is broken, or say that it is left out."""
         for what, found in self.odd.items():
             said = f"{counted(len(found), 'file')}, such as {found[0]}: {what}"
@@ -185,7 +185,7 @@ class Tray:
             return
         more = f"; and {len(self.broken) - _LISTED:,} more" if len(self.broken) > _LISTED else ""
         listed = "; ".join(self.broken[:_LISTED]) + more
-        said = f"{len(self.broken):,} of {counted(total, 'picture')} can't be read: {listed}"
+        said = f"{len(self.broken):,} of {counted(total, what)} can't be read: {listed}"
         if not self.skips or len(self.broken) == total:
             raise DataError(
                 f"{said}. Mend or remove them; --skip-broken (data.skip_broken = true) goes on without them"

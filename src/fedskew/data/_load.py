@@ -26,6 +26,7 @@ from fedskew.data._folder import folder
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet
 from fedskew.data._own import csv, npz
+from fedskew.data._schema import Encoder
 from fedskew.data._table import table_files
 from fedskew.data._text import ag_news
 from fedskew.errors import ArgumentError, DataError, nearest
@@ -49,13 +50,19 @@ WITH_CLIENTS = tuple(name for name, reader in INDEX.items() if hasattr(reader, "
 
 
 def load(
-    name: str, root: str | os.PathLike[str] | None = None, *, rng: np.random.Generator | None = None, **options: Any
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    rng: np.random.Generator | None = None,
+    encoder: Encoder | None = None,
+    **options: Any,
 ) -> Dataset:
     """Read a data set by its name in `INDEX`.
 
     Args:
         root: The folder that holds `MNIST/raw/`, `cifar-10-batches-py/` and so on, or the user's own folder or file; by
             default, what the environment variable FEDSKEW_DATA names.
+        encoder: How a federation's samples are made, of texts above all; None: as the training part says.
         rng: Used by readers that draw samples ("synthetic") or hold out a test part; the others ignore it.
 
     Raises:
@@ -65,12 +72,14 @@ def load(
     if name not in INDEX:
         raise ArgumentError(f"name: no data set is called {name!r}{nearest(name, INDEX)}")
     reader = INDEX[name]
-    options = checked_options(reader, options, f"data set {name!r}", ("root", "rng"))
+    options = checked_options(reader, options, f"data set {name!r}", ("root", "rng", "encoder"))
     accepted = inspect.signature(reader).parameters
     if "root" in accepted:
         options["root"] = _root(name, root)
     if "rng" in accepted:
         options["rng"] = rng
+    if "encoder" in accepted:
+        options["encoder"] = encoder
     return reader(**options)
 
 

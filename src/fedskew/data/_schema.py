@@ -55,8 +55,11 @@ class Encoder(Protocol):
     def plain(self) -> dict[str, Any]:
         """Return it in plain values, with its `kind`, from which `encoder_of` makes it again."""
 
-    def read(self, path: Path) -> tuple[list[str], Tensor]:
-        """Return names of a file's samples, and their inputs before they are normalised, `(samples, *in_shape)`."""
+    def read(self, path: Path, skip_broken: bool = False) -> tuple[list[str], Tensor]:
+        """Return names of a file's samples, and their inputs before they are normalised, `(samples, *in_shape)`.
+
+        `skip_broken` leaves out files of a folder that can't be read.
+        """
 
     def encode(self, rows: Any) -> Tensor:
         """Return the inputs of samples that are objects of Python, before they are normalised."""
@@ -221,7 +224,7 @@ class TableSchema:
         except (ArgumentError, TypeError) as error:
             raise ConfigError(f"{path}: {error}") from None
 
-    def read(self, path: Path) -> tuple[list[str], Tensor]:
+    def read(self, path: Path, skip_broken: bool = False) -> tuple[list[str], Tensor]:
         """See `Encoder.read`."""
         table = Table.read(path)
         return table.names(), self.encoded(table)

@@ -6,6 +6,7 @@ import glob
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,7 +37,12 @@ class Table:
 
     @staticmethod
     def read(path: Path, decimal: Decimal | None = None) -> Table:
-        """Read a file; what is no Parquet is CSV. `decimal` is the decimal sign of its numbers; None: as it shows."""
+        """Read a file; what is no Parquet is CSV, and a folder is one that `save_to_disk` of `datasets` wrote.
+
+        `decimal` is the decimal sign of its numbers; None: as it shows.
+        """
+        if is_saved(path):
+            return _of_saved(path)
         if path.suffix.lower() in PARQUET:
             return _of_parquet(path)
         sheet = Sheet(path, "a header line, then one sample a line", error=DataError)
@@ -168,6 +174,46 @@ def _of_parquet(path: Path) -> Table:
     if len(set(found.column_names)) < found.num_columns:
         raise DataError(f"{path}: a column's name occurs twice")
     return Table(str(path), {name: [_text(cell) for cell in found[name].to_pylist()] for name in found.column_names})
+
+
+def datasets_package() -> Any:
+    try:
+        return import_module("datasets")
+    except ImportError:
+        raise MissingPackageError("tables of Hugging Face need datasets: pip install 'fedskew[hf]'") from None
+
+
+def is_saved(path: Path) -> bool:
+    """Return whether a folder is one that `save_to_disk` of the package `datasets` wrote."""
+    return any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+
+
+def saved_table(path: Path) -> Any:
+    """Read a folder that `save_to_disk` wrote."""
+    try:
+        return datasets_package().load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: is no folder that save_to_disk of datasets wrote ({error})") from None
+
+
+def saved_part(path: Path) -> Any:
+    """Read a saved table of one part."""
+    table = saved_table(path)
+    if isinstance(table, dict):
+        raise DataError(f"{path}: holds several parts; give one: {' or '.join(str(path / name) for name in table)}")
+    return table.with_format(None)
+
+
+def _of_saved(path: Path) -> Table:
+    """Return the columns of a saved table that hold single values."""
+    table, columns = saved_part(path), dict[str, list[str]]()
+    for name, feature in table.features.items():
+        values = table[name] if type(feature).__name__ in ("Value", "ClassLabel") else []
+        if hasattr(feature, "int2str"):
+            values = [None if value is None else feature.int2str(value) for value in values]
+        cells = [_text(int(cell) if isinstance(cell, bool) else cell) for cell in values]
+        columns |= {name: cells} if len(cells) == len(table) else {}
+    return Table(str(path), columns)
 
 
 def _text(cell: Any) -> str:

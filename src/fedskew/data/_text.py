@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset
+from fedskew.data._images import BrokenFileError, Tray
+from fedskew.data._schema import ENCODERS, Encoder
+from fedskew.data._table import Table, is_saved
 from fedskew.data.published import Source
-from fedskew.errors import ArgumentError, DataError
+from fedskew.errors import ArgumentError, DataError, DataWarning
+from fedskew.tables import counted
 
+TEXT = ".txt"
 PADDING, UNKNOWN = 0, 1
 _SEPARATED = str.maketrans(
     {mark: f" {mark} " for mark in "'.,()!?"} | {'"': None} | dict.fromkeys(";:", " "),
@@ -24,7 +33,12 @@ _TRAIN, _SUBSET, _TEST = "train.csv", "train-subset.csv", "test.csv"
 
 
 def ag_news(
-    root: Path, subset: bool = False, vocabulary_size: int = 98_635, length: int = 200, verify: bool = True
+    root: Path,
+    subset: bool = False,
+    vocabulary_size: int = 98_635,
+    length: int = 200,
+    verify: bool = True,
+    encoder: Encoder | None = None,
 ) -> Dataset:
     """Read AG News: 120,000 and 7,600 titles and descriptions of news in four classes.
 
@@ -41,6 +55,7 @@ def ag_news(
             paper prints none).
         length: Number of words kept of each text, from its beginning.
         verify: Check the published files against their MD5; False accepts other files in this format too.
+        encoder: A federation's words, in place of those of the training part.
     """
     source, train = Source.of("ag_news", root, verify), _SUBSET if subset else _TRAIN
     if not (source.folder / train).exists() and (source.folder / _SUBSET).exists():
@@ -48,14 +63,15 @@ def ag_news(
         raise DataError(f"{error}; set subset = true to train on {_SUBSET}")
     texts, labels = _read(source, train)
     test_texts, test_labels = _read(source, _TEST)
-    ids = vocabulary(texts, vocabulary_size)
+    own = encoder if isinstance(encoder, Vocabulary) else Vocabulary.of(texts, vocabulary_size, length)
     return Dataset(
         "AG News (8.8k-row training subset)" if subset else "ag_news",
-        token_ids(texts, ids, length),
+        own.encode(texts),
         torch.tensor(labels),
-        token_ids(test_texts, ids, length),
+        own.encode(test_texts),
         torch.tensor(test_labels),
         source.classes,
+        encoder=own,
     )
 
 
@@ -77,6 +93,122 @@ def _read(source: Source, name: str) -> tuple[list[str], list[int]]:
     return texts, labels
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """How texts become token ids: the words of ids 2 and on; 0 pads, and 1 is any other word.
+
+    It stands in the model's file, and in a federation's agreement, so that a word has one id everywhere.
+
+    Attributes:
+        words: Words of the training text, most frequent first, ties alphabetically.
+        length: Words kept of each text, from its beginning.
+        column: Column of the texts where they lie in a table.
+    """
+
+    kind: ClassVar[str] = "text"
+
+    words: tuple[str, ...]
+    length: int
+    column: str = "text"
+
+    @classmethod
+    def of(cls, texts: Iterable[str], size: int, length: int, column: str = "text") -> Vocabulary:
+        """Number the words of texts; `size` counts ids 0 and 1 too."""
+        for name, number, least in (("vocabulary_size", size, 3), ("length", length, 1)):
+            if number < least:
+                raise ArgumentError(f"{name}: must be at least {least}, got {number}")
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(_words(text))
+        return cls(tuple(sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]), length, column)
+
+    def plain(self) -> dict[str, Any]:
+        """See `Encoder.plain`."""
+        return {"kind": self.kind, **asdict(self)}
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> Vocabulary:
+        """Read what `plain` returned; ArgumentError where it is none."""
+        values = {name: value for name, value in plain.items() if name != "kind"}
+        words, length = values.get("words"), values.get("length")
+        if not isinstance(words, list | tuple) or not isinstance(length, int) or length < 1:
+            raise ArgumentError("words, length: expected the words of ids 2 and on, and how many are kept of a text")
+        return cls(**values | {"words": tuple(map(str, words))})
+
+    def read(self, path: Path, skip_broken: bool = False) -> tuple[list[str], Tensor]:
+        """See `Encoder.read`: of `.txt` files, a text each, of folders of these, and of tables."""
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder; texts themselves are given as a list")
+        names, texts, _ = self._rows(path, None, skip_broken)
+        return names, self.encode(texts, path)
+
+    def labels(self, path: Path) -> list[str]:
+        """See `Encoder.labels`: the folders of files, or the column "label"."""
+        return self._rows(path, "label", False)[2]
+
+    def _rows(self, path: Path, label: str | None, skip_broken: bool) -> tuple[list[str], list[str], list[str]]:
+        """Return the names, texts and labels of samples."""
+        if path.suffix.lower() == TEXT or (path.is_dir() and not is_saved(path)):
+            below = sorted(path.rglob(f"*{TEXT}")) if path.is_dir() else [path]
+            files = [file for file in below if not file.name.startswith(".")]
+            if not files:
+                raise DataError(f"{path}: holds no texts ({TEXT})")
+            texts = read_texts(files, tray := Tray(skip_broken))
+            tray.close(len(texts) + len(tray.broken), "text")
+            return list(map(str, files)), texts, [file.parent.name for file in files]
+        table = Table.read(path)
+        column = self.column if self.column in table.columns or len(table.columns) > 1 else next(iter(table.columns))
+        for name in (column, *([label] if label else [])):
+            if name not in table.columns:
+                table.fail(f"no column {name!r}, as texts that were trained on (columns: {', '.join(table.columns)})")
+        names = [f"{path}[{row}]" for row in range(len(table))]
+        return names, list(table.columns[column]), list(table.columns[label] if label else ())
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words, start=2)}
+
+    def encode(self, rows: Sequence[str], where: object = "texts") -> Tensor:
+        """Return ids, `(texts, length)` int64; a DataWarning says of how many texts no word is known."""
+        tokens = torch.zeros(len(rows), self.length, dtype=torch.int64)
+        for row, text in enumerate(rows):
+            found = [self._ids.get(word, UNKNOWN) for word in _words(text)[: self.length]]
+            tokens[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
+        unknown = torch.nonzero((tokens <= UNKNOWN).all(1)).flatten().tolist()
+        if unknown:
+            warnings.warn(
+                f"{where}: {len(unknown):,} of {counted(len(rows), 'text')} have not one of the {len(self.words):,} "
+                f"words of training, the first being number {unknown[0] + 1}: nothing can be learned or said of them",
+                DataWarning,
+                stacklevel=2,
+            )
+        return tokens
+
+
+ENCODERS[Vocabulary.kind] = Vocabulary.of_plain
+
+
+def read_texts(files: list[Path], tray: Tray) -> list[str]:
+    """Return the texts in files, of which those that can't be read are taken out of the list."""
+    texts = []
+    for file in tuple(files):
+        with tray.reading(files, file):
+            texts.append(_text_in(file))
+    return texts
+
+
+def _text_in(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise BrokenFileError(f"{path}: is not in UTF-8; save it so") from None
+    except OSError as error:
+        raise BrokenFileError(f"{path}: {error.strerror}") from None
+    if not text.strip():
+        raise BrokenFileError(f"{path}: the file is empty")
+    return text
+
+
 def _words(text: str) -> list[str]:
     """Split text into lower-case words.
 
@@ -84,28 +216,3 @@ def _words(text: str) -> list[str]:
     are the rules of torchtext's "basic_english", which PFLlib and FedVLS's code use.
     """
     return text.lower().replace("<br />", " ").translate(_SEPARATED).split()
-
-
-def vocabulary(texts: Iterable[str], size: int) -> dict[str, int]:
-    """Number the words from 2 on, most frequent first, ties alphabetically; 0 pads, and 1 is any other word.
-
-    `size` counts ids 0 and 1 too.
-    """
-    if size < 3:
-        raise ArgumentError(f"vocabulary: counts padding and unknown too, so it must be at least 3, got {size}")
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(_words(text))
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(ranked[: size - 2], start=2)}
-
-
-def token_ids(texts: Sequence[str], ids: dict[str, int], length: int) -> Tensor:
-    """Return the first `length` words of each text as ids, `(texts, length)` int64, padded with 0."""
-    if length < 1:
-        raise ArgumentError(f"length: must be at least 1, got {length}")
-    tokens = torch.zeros(len(texts), length, dtype=torch.int64)
-    for row, text in enumerate(texts):
-        found = [ids.get(word, UNKNOWN) for word in _words(text)[:length]]
-        tokens[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
-    return tokens

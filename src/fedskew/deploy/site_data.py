@@ -166,7 +166,12 @@ def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:
     if ":" not in name:
         if agreement.window and "window" in inspect.signature(load).parameters:
             options.setdefault("window", agreement.window)
-        made = data.load(name, place, rng=rng, **options)
+        made = data.load(name, place, rng=rng, encoder=agreement.info.made_encoder(), **options)
+        if made.encoder is not None and made.encoder.kind == "text" and agreement.encoder is None:
+            raise DataError(
+                "deploy.toml has no words (encoder), so that a word would have another number at each site; whoever "
+                "wrote the federation does so anew from texts: fedskew deploy init"
+            )
         if made.window and not (own or agreement.window):
             raise DataError(
                 "pictures have more than 8 bits, and the federation's have 8: set window = [low, high] in [data], the "
