@@ -32,6 +32,7 @@ WRITTEN = {
     "new-place.md": ["runs/clinics-*/adapted.safetensors", "predictions.csv", "target-mix.png"],
     "researcher.md": ["runs/rare.html", "runs/sweep-compare-*/report.html"],
     "coordinator.md": ["weights.csv", "predictions.csv"],
+    "clinics.md": ["runs/clinics-*/inputs.json", "predictions.csv", "model.pt"],
     "sites.md": ["runs/hospitals-*/report.html", "hospitals/app/run.toml", "hospitals/server/run.sh"],
     "../label-counts.md": [],
     "../data.md": [],
