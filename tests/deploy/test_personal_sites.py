@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import Federated, LocalGrid, federate, tree
-from flwr.app import Message
+from federated import Federated, LocalGrid, federate, silent_on, tree
+from flwr.app import Array, ArrayRecord, Message
 from safetensors.torch import load_file
 
 import fedskew
 from fedskew.deploy import SiteData, SiteReport, _site_report, client_app
+from fedskew.deploy import _wire as wire
+from fedskew.deploy._finish import TrainedModel
+from fedskew.deploy._proposal import agree
+from fedskew.deploy._sums import MaskedSums, Taken
 from fedskew.errors import ConfigError
 from fedskew.experiment import RunFolder, make_task, make_training_loop, resolve
 from fedskew.files import load_tensors
@@ -213,7 +217,7 @@ def test_sites_add_up_what_their_models_are_worth_and_none_is_seen(tmp_path: Pat
         for figure, known in figures.items():
             values = np.array([getattr(row[model], figure) for row in rows])
             alone = np.array([getattr(row["alone"], figure) for row in rows])
-            assert known["mean"] == pytest.approx(values.mean(), abs=1e-6)
+            assert known["mean"] == pytest.approx(values.mean(), abs=2**-11)  # as coarse as it is sent
             better = values < alone if figure in SiteRow.LOW else values > alone
             assert known["better"] == better.sum()
     answers = [answer for asked, answer in heard if asked.metadata.message_type in ("query.sites", "query.again")]
@@ -231,15 +235,21 @@ def test_sites_add_up_what_their_models_are_worth_and_none_is_seen(tmp_path: Pat
         question, "query.sites", **{"server-round": 1, "fedskew-members": ["ash", "birch", "cedar"]}
     )
     assert others.startswith("not agreed")  # another round, another model and other sites: it would tell a difference
+    agree(federation.data_of("ash"), federation.app)  # as to begin a run anew, in which what it trains alone is alike
+    others = federation.refusal(question, "query.sites", **{"fedskew-members": ["ash", "birch", "cedar"]})
+    assert others.startswith("not agreed: members")
 
 
 def test_a_sum_that_no_honest_sites_have_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    federation, real = summed(tmp_path), _site_report.figures_of
-    monkeypatch.setattr(
-        _site_report, "figures_of", lambda plan, terms, data: real(plan, terms, data) + 2 * (len(data.targets) == 210)
-    )  # cedar lies
-    federation.play()
-    assert not (federation.run_folder / "site-figures.json").exists()
+    trained = (federation := summed(tmp_path)).run(federation.grid()).sites
+    assert isinstance(trained, TrainedModel)
+    taken = Taken(weights=dict.fromkeys(range(4), 0.0))
+    monkeypatch.setattr(MaskedSums, "take", lambda *_: taken)
+    for place, of_four in (((0, 1, 0), 4.01), ((0, 0, 3), -0.01), ((0, 2, 4), 4 * 1024 + 1), ((1, 2, 4), 5), (..., 0)):
+        values = np.zeros((2, 3, 5))
+        values[place] = of_four
+        taken.total = {wire.FIGURES: np.rint(values * 1024).astype(np.int64)}  # 1024 units are 1
+        assert ("no honest sites" in trained.sites.figures_in_sums(2, {}).get("reason", "")) == (of_four != 0)
 
 
 @pytest.mark.parametrize("personal", [{}, {"personal": {"name": "ditto"}}], ids=["none", "ditto"])
@@ -253,3 +263,93 @@ def test_figures_take_all_models_of_a_site(tmp_path: Path, personal: Any) -> Non
     assert found["sites"] == ["birch", "cedar", "dogwood"]
     with pytest.raises(ValueError, match="site_figures = 'summed' needs updates = 'masked'"):
         federate(tmp_path / "plain", tree("fedavg"), site_figures="summed")
+
+
+def asked_for_figures(federation: Federated) -> tuple[LocalGrid, Message]:
+    """Play a run whose sites make figures that no server gets; the grid, and the question that ash was asked."""
+    grid = federation.grid({name: silent_on("query.sites") for name in FOUR})
+    federation.run(grid).run(resume=True)
+    assert not (federation.run_folder / "site-figures.json").exists()
+    grid.tamper.clear()
+    return grid, grid.last("query.sites")
+
+
+def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, real, made = summed(tmp_path), _site_report.figures_of, list[int]()
+
+    def counted(plan: Any, terms: Any, data: SiteData) -> Any:
+        made.append(len(data.targets))
+        return real(plan, terms, data)
+
+    monkeypatch.setattr(_site_report, "figures_of", counted)
+    grid, question = asked_for_figures(federation)
+    assert len(made) == 4
+    assert [federation.refusal(question, "query.sites", **{"fedskew-attempt": number}) for number in (2, 3)] == ["", ""]
+    refused = federation.refusal(question, "query.sites", **{"server-round": 1})
+    assert refused.startswith("not agreed: own_figures")  # of another model
+    federation.run(grid).run(resume=True)  # who was too slow answers a server that is started again at once
+    assert (federation.run_folder / "site-figures.json").exists()
+    assert len(made) == 4
+
+    terms = federation.folder / "ash" / "agreed.toml"  # what it masked before it was asked to leave stays where it is
+    terms.write_text(terms.read_text().replace("own_figures = true", "own_figures = false"))
+    for kind in ("query.again", "query.unmask", "query.sites"):
+        said = federation.refusal(question, kind, **{"fedskew-purpose": "sites", "fedskew-attempt": 4})
+        assert said.startswith("not agreed: own_figures")
+
+
+def times(factor: float, message: Message) -> None:
+    """Multiply the model in a message by a number."""
+    model = message.content["arrays"]
+    assert isinstance(model, ArrayRecord)
+    changed = {name: Array(np.float32(factor) * array.numpy()) for name, array in model.items()}
+    message.content["arrays"] = ArrayRecord(changed)
+
+
+def test_sites_that_were_left_different_models_are_in_no_sum(tmp_path: Path) -> None:
+    federation = summed(tmp_path)
+    grid = federation.grid()
+    honest = grid._answer
+
+    def lying(message: Message) -> Message | None:
+        """Leave a model of zeros, whose loss is ln 10 on any samples, at all but ash: the sum's rest is ash's loss."""
+        kind, to = message.metadata.message_type, grid.apps[message.metadata.dst_node_id][0]
+        if kind in ("query.keep", "query.sites") and to != "ash" and "arrays" in message.content:
+            times(0, message)
+        return honest(message)
+
+    grid._answer = lying  # type: ignore[method-assign]
+    federation.run(grid).run(resume=True)
+    path = federation.run_folder / "site-figures.json"
+    assert not path.exists() or "ash" not in json.loads(path.read_text())["sites"]
+
+
+def test_a_model_that_is_not_finite_tells_not_whose_samples_make_it_so(tmp_path: Path) -> None:
+    federation = summed(tmp_path)
+    grid = federation.grid({name: silent_on("query.sites") for name in FOUR})
+    honest = grid._answer
+
+    def overflowing(message: Message) -> Message | None:
+        if message.metadata.message_type in ("query.keep", "query.sites") and "arrays" in message.content:
+            times(1e38, message)
+        return honest(message)
+
+    grid._answer = overflowing  # type: ignore[method-assign]
+    federation.run(grid).run(resume=True)
+    assert federation.refusal(grid.last("query.sites"), "query.sites") == ""
+
+
+def test_figures_of_few_samples_are_too_coarse_to_tell_them_apart_in_a_sum() -> None:
+    sizes = (37, 41, 43)  # without a common divisor, so that of exact shares each sum is of one triple alone
+    parts = [wire.FIGURES_FORM.encode(np.arange(size + 1) / size) for size in sizes]
+    sums = parts[0][:, None, None] + parts[1][:, None] + parts[2]
+    assert len(np.unique(sums)) < sums.size / 20
+
+
+def test_where_figures_can_t_be_summed_is_said_before_a_round(tmp_path: Path) -> None:
+    prior = tree({"preset": "fedavg", "personal": {"name": "prior"}}, weight_limit=0.5)
+    noise = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0, "delta": 1e-3}
+    private = {**tree("fedavg", weight_limit=0.5), "engine": {"updates": "masked"}, "privacy": noise}
+    for config, reason in ((prior, "no site would have all models"), (private, "sums of figures have no noise")):
+        with pytest.raises(ConfigError, match=f"site_figures: {reason}"):
+            federate(tmp_path / reason, config, FOUR, updates="masked", evaluation="none", site_figures="summed")

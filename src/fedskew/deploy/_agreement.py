@@ -349,6 +349,8 @@ class Agreement(BaseModel):
                 "mean: with [privacy] in run.toml sums of the sites' numbers would have no noise; give mean and std in "
                 "deploy.toml, as deploy init writes them from the schema's ranges"
             )
+        if self.site_figures != "none":
+            _check_figures(config, method)
         _check_target_site(config, self)
         if config.target.is_estimated and target is not None:
             raise ConfigError(
@@ -374,6 +376,19 @@ def _check_personal(personal: Personal) -> None:
         raise ConfigError("method.personal.strengths: a site has no samples to choose one by; give one, such as [0.1]")
     if getattr(personal, "mix", "counts") == "estimate":
         raise ConfigError("method.personal.mix: sites are not told what an estimate takes; take counts")
+
+
+def _check_figures(config: Config, method: methods.Method) -> None:
+    if config.privacy is not None:
+        raise ConfigError(
+            "site_figures: sums of figures have no noise, which [privacy] in run.toml promises; set site_figures = "
+            "'none' in deploy.toml"
+        )
+    if method.personal is not None and method.personal.reads_held_out:
+        raise ConfigError(
+            "site_figures: no site would have all models, as a calibration, which method.personal takes, is not masked "
+            "yet; set site_figures = 'none' in deploy.toml, or take another method.personal"
+        )
 
 
 def _check_masked(config: Config, agreement: Agreement, method: methods.Method) -> None:

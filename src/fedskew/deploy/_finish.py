@@ -132,10 +132,10 @@ class TrainedModel:
             biases = [-math.inf if bias is None else bias for bias in notes["biases"]]
             told = {"temperature": torch.tensor([notes["temperature"]]), "biases": torch.tensor(biases)}
             told["mix"] = held / held.sum()
-        self.sites.leave(round, common, told, self.clients)
+        left = self.sites.leave(round, common, told, self.clients)
         path = self.folder / SITE_FIGURES
         if self.sites.plan.agreement.site_figures == "summed" and not path.exists():
-            found = self.sites.figures_in_sums(round)
+            found = self.sites.figures_in_sums(round, left)
             if "reason" in found:
                 LOG.warning("what the models are worth to the sites is not known: %s", found["reason"])
             else:

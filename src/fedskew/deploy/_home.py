@@ -23,7 +23,7 @@ from fedskew.engine.own import OwnModels
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_own
 from fedskew.files import append, load_tensors, private_folder, save_tensors, writing
-from fedskew.models import FlatModel, ModelState
+from fedskew.models import ModelState
 from fedskew.personal import OwnTraining
 
 ROUNDS = "own.rounds"
@@ -58,12 +58,12 @@ class Home:
         return kept
 
     def keep_common(
-        self, model: FlatModel, beside: Mapping[str, Tensor], task: wire.TrainInstruction, means: Mapping[str, Any]
+        self, model: ModelState, beside: Mapping[str, Tensor], task: wire.TrainInstruction, means: Mapping[str, Any]
     ) -> None:
         """Keep the trained model, what the server says of it, and the means and deviations that it told."""
         private_folder(self.folder)
         told = {f"told.{name}": part for name, part in beside.items()}
-        tensors = {name: part.detach().cpu().contiguous() for name, part in model.read_state()._asdict().items()}
+        tensors = {name: part.detach().cpu().contiguous() for name, part in model._asdict().items()}
         notes = {"run": task.run, "round": task.round, "client": task.client, "counted": task.counted, **means}
         save_tensors(self.folder / COMMON, {**tensors, **told}, notes)
 

@@ -98,6 +98,7 @@ class Masks:
             is_evaluated = 0 <= round <= config.training.rounds and config.is_evaluated(round)
             why = f"the server asks for an evaluation after round {round}, where the config has none"
             refuse_unless(is_evaluated, "rounds", why)
+        self._check_figures(purpose)
         members = len(self._members(asked))
         why = f"a sum over {members} sites; this site agreed to {self.least} at least"
         refuse_unless(members >= self.least, "members", why)
@@ -138,9 +139,14 @@ class Masks:
         self._keep(wire.EVALUATE, round, model, about, parts)
 
     def keep_figures(self, round: int, about: str, figures: NDArray[np.float64]) -> None:
-        """Keep figures of the site's models. Whatever models they are of, under its terms they are in sums over the
-        same sites only, as two others would tell their difference."""
-        self._keep(wire.SITES, round, self.terms.agreement, about, {wire.FIGURES: torch.from_numpy(figures)})
+        """Keep figures of the site's models until it agrees anew. Under one app, agreed to again or not, they are in
+        sums over the same sites only: what it trains alone is nearly the same, and two others tell their difference."""
+        self._keep(wire.SITES, round, self.terms.app, about, {wire.FIGURES: torch.from_numpy(figures)})
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether there are any since the site agreed."""
+        return self._path(wire.SITES).exists()
 
     def answer(self, asked: wire.SumAsked, client: int | None = None) -> RecordDict:
         """Mask the answer that was kept last for a purpose."""
@@ -168,6 +174,7 @@ class Masks:
     def unmask(self, asked: wire.SumAsked) -> RecordDict:
         """Open this site's part of a sum, once, and only over the members and weights that it masked for."""
         self._members(asked)
+        self._check_figures(asked.purpose)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked))
         own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose not in wire.OVER_ALL)
         return wire.opening_content(own)
@@ -188,6 +195,11 @@ class Masks:
             names = ", ".join(asked.members)
             raise NotAgreedError("members", f"a sum over {names:.{MOST_SAID}} is none of this federation's")
         return members
+
+    def _check_figures(self, purpose: str) -> None:
+        is_agreed = self.terms.own_figures and self.plan.agreement.site_figures == "summed"
+        why = "the server asks for figures of its models; agreed to none"
+        refuse_unless(is_agreed or purpose != wire.SITES, "own_figures", why)
 
     def _check_noise(self, members: int) -> None:
         if self.protection is None:

@@ -122,25 +122,23 @@ class Site:
             raise NotAgreedError("message", "this is no trained model of fedskew's server")
         self._check_round(task.round, first=0)
         self._check_means()
-        self.worker.read(content)
-        home.keep_common(self.worker.model, broadcast_of(content), task, self.plan.agreement.means)
+        model = model_of(content, ModelLayout(self.worker.model))
+        home.keep_common(model, broadcast_of(content), task, self.plan.agreement.means)
         LOG.info("the trained model is here; look at it: fedskew deploy site --report data.toml")
         return RecordDict({wire.METRICS: MetricRecord({wire.ROUND: task.round})})
 
     def sites(self, content: RecordDict) -> RecordDict:
-        """Add what the models are worth that this site has to a masked sum over sites."""
+        """Add what the models are worth that this site has to a masked sum over sites; asked again, it trains none."""
         from fedskew.deploy._site_report import figures_of  # it draws, which a round does not need
 
-        is_agreed = self.terms.own_figures and self.plan.agreement.site_figures == "summed"
-        refuse_unless(is_agreed, "own_figures", "the server asks for figures of its models; agreed to none")
-        asked = self._sum(content, wire.SITES)
-        assert self.masks is not None, "as figures are only summed where updates are masked"
-        assert asked is not None, "checked with the terms"
-        self._check_round(asked.round, first=0)
-        self.masks.keep_figures(
-            asked.round, wire.about_of(content), figures_of(self.plan, self.terms, self.worker.data)
-        )
-        return self._within(self.masks.answer(asked))
+        masks, asked, about = self.masks, self._sum(content, wire.SITES), wire.about_of(content)
+        if masks is None or asked is None:
+            raise NotAgreedError("own_figures", "the server asks for figures of its models; agreed to none")
+        self._count("sites", about, 1)
+        if not masks.has_figures:
+            self.keep(content)
+            masks.keep_figures(asked.round, about, figures_of(self.plan, self.terms, self.worker.data))
+        return self._within(masks.answer(asked))
 
     @property
     def book(self) -> Book:

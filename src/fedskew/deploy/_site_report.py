@@ -281,13 +281,16 @@ class _Models:
 def figures_of(plan: Plan, terms: Terms, data: SiteData) -> FloatArray:
     """Make the site's models; return their figures as masked sums have them (see `wire.FIGURES`).
 
-    ConfigError where one is missing or has no such figure: a sum of fewer sites than agreed to must not come about.
+    ConfigError, before anything is trained, where the site can't have all models: a sum of fewer sites than agreed to
+    must not come about. What is not finite counts as the worst figure: who fails would tell of its samples.
     """
     found = _Models(plan, terms, data)
+    if not (len(data.test_targets) and terms.own_models and ROUNDS in found.kept):
+        raise ConfigError(f"the site has no test samples, has trained in no round that counted, or {OFF}")
     rows = {row.row: [getattr(row, figure) for figure in wire.SITE_FIGURES] for row in found.rows}
     values = np.array([rows.get(kind, [np.nan] * len(wire.SITE_FIGURES)) for kind in plan.site_models])
-    if not np.isfinite(values).all():
-        raise ConfigError(f"the site has no test samples, or not all of its models: {' '.join(found.notes)}")
+    worst = [{"ece": 1.0, "loss": wire.FIGURES_FORM.limit}.get(figure, 0.0) for figure in wire.SITE_FIGURES]
+    values = np.where(np.isfinite(values), values, worst)
     sign = np.array([-1 if figure in SiteRow.LOW else 1 for figure in wire.SITE_FIGURES])
     return np.stack([values, sign * values > sign * values[0]])
 

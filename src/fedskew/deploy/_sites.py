@@ -209,8 +209,10 @@ class Sites(Backend):
         loss = float(wire.LOSSES.decode(taken.total["losses"])[0]) / float(confusion.sum())
         return Together(confusion, loss, None), missing
 
-    def leave(self, round: int, model: ModelState, told: Mapping[str, Tensor], clients: ClientStates) -> None:
-        """Leave the trained model, and what is told of it, at all connected sites that answered last."""
+    def leave(
+        self, round: int, model: ModelState, told: Mapping[str, Tensor], clients: ClientStates
+    ) -> dict[int, RecordDict]:
+        """Leave the trained model, and what is told of it, at all connected sites that answered last; return that."""
         arrays, contents = self.validator.layout.to_record(model), {}
         for client in sorted(self.members.online().keys() - self._unasked()):
             task = Assignment(client, self.plan.config.training.most_epochs, clients.get(client) or {})
@@ -222,24 +224,23 @@ class Sites(Backend):
             "the trained model",
             in_round=False,
         )
+        return contents
 
-    def figures_in_sums(self, round: int) -> dict[str, Any]:
+    def figures_in_sums(self, round: int, left: Mapping[int, RecordDict]) -> dict[str, Any]:
         """Open the sum of what the sites' models are worth to them, once; say what it tells, and who is in it.
 
-        `models[name][figure]` has `mean` and `better`: at how many sites it is better than the model alone.
+        Sites are asked with the trained model that was `left` at them, so that all have the same, or masks don't
+        cancel. `models[name][figure]` has `mean` and `better`: at how many sites it is better than the model alone.
         """
         assert self.masked is not None, "checked with the agreement"
-        contents = {
-            client: RecordDict({wire.CONFIG: ConfigRecord({wire.ROUND: round})})
-            for client in sorted(self.members.online().keys() - self._unasked())
-        }
         models = self.plan.site_models
         specs = {wire.FIGURES: ArraySpec((2, len(models), len(wire.SITE_FIGURES)), "int64")}
-        taken = self.masked.take(wire.SITES, round, contents, specs)
+        taken = self.masked.take(wire.SITES, round, left, specs)
         if taken.total is None:
             return {"reason": taken.reason}
         values, better = wire.FIGURES_FORM.decode(taken.total[wire.FIGURES]) / len(taken.weights)
         shares = np.stack([values[:, : wire.SITE_FIGURES.index("loss")], better[:, :-1]])
+        shares = np.append(shares, values / wire.FIGURES_FORM.limit)
         if min(values.min(), better.min()) < -ROUNDING or max(shares.max(), better.max()) > 1 + ROUNDING:
             return {"reason": "no honest sites' figures have this sum"}
         better = np.rint(better * len(taken.weights)).astype(int)

@@ -70,7 +70,7 @@ FINISHED_MODELS = 2
 EVALUATED_AGAIN = 10
 """Further models that a site evaluates: a server that was killed may aggregate the round anew, from other replies."""
 
-Kind = Literal["train", "evaluate", "finish", "models", "counts", "moments", "means", "announced"]
+Kind = Literal["train", "evaluate", "finish", "models", "counts", "moments", "means", "announced", "sites"]
 
 _KINDS: dict[Kind, tuple[str, str]] = {
     "train": ("rounds", "rounds that it trained in"),
@@ -81,6 +81,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "moments": ("moments", "question about sums of its numbers"),
     "means": ("moments", "set of means and deviations"),
     "announced": ("label_counts", "announcement of sums of label counts"),
+    "sites": ("own_figures", "trained model to have figures of"),
 }
 """The kinds of questions that are counted: the term that each is refused by, and what its limit is of."""
 
