@@ -146,6 +146,7 @@ def test_a_site_reports_what_the_simulation_has_for_it(tmp_path: Path, personal:
     assert "Sent to the server: 7 answers" in page
     assert "never asked" not in page
     samples = SiteData.load(federation.data_of("birch"), federation.agreement)
+    assert fedskew.load(tmp_path / "birch" / "personal").profile().samples == len(samples.targets)
     said = fedskew.load(tmp_path / "birch" / "personal").predict(samples.test_inputs, normalised=True)
     assert float(-np.log(said[np.arange(len(said)), samples.test_targets]).mean()) == pytest.approx(
         found["personal"].loss, rel=1e-4

@@ -146,9 +146,9 @@ class _Models:
             with writing(model):
                 write_text(model / "config.toml", config, private=True)
                 write_text(model / "rounds.jsonl", "", private=True)
-            RunFolder(model).save_model(
-                "model.safetensors", found["personal"].network.state_dict(), self.plan.agreement.info
-            )
+            info, network = self.plan.agreement.info, found["personal"].network
+            RunFolder(model).save_model("model.safetensors", network.state_dict(), info)
+            RunFolder(model).write_profile(info.profile(self.data.inputs))
         return SiteReport(rows, notes, page, model)
 
     @cached_property

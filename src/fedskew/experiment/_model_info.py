@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedskew.data import Encoder, TableInputs, TableSchema, encoder_of
+from fedskew.data import Encoder, Inputs, Profile, TableInputs, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing
 
+MOST_PROFILED = 10_000
 FAR = 20.0
 """Standard deviations from the mean of training beyond which an image is taken to be in other units."""
 
@@ -93,6 +94,17 @@ class ModelInfo:
                 *window, window[0]
             )
         return f"float32 in [0, 1], upright; bytes of an image divided by 255{deep}"
+
+    def profile(self, inputs: Inputs) -> Profile:
+        """Describe normalised samples in their own units: of more than `MOST_PROFILED` as many, evenly spread."""
+        size = min(len(inputs), MOST_PROFILED)
+        rows = torch.arange(size) * len(inputs) // size
+        values, encoder = inputs.index_select(0, rows.to(inputs.device)).cpu(), self.made_encoder()
+        if self.mean:
+            sides = [1 for _ in self.in_shape[1:]]
+            mean, std = (torch.tensor(one, dtype=torch.float64).view(-1, *sides) for one in (self.mean, self.std))
+            values = values.double() * std + mean
+        return Profile.of(Profile.columns(values, encoder if isinstance(encoder, TableSchema) else None))
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Check samples in their own units, and normalise them as in training: to float32, or int64 for token ids.

@@ -32,7 +32,7 @@ from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
-from fedskew.experiment._task import Task, make_task, model_info, training_profile
+from fedskew.experiment._task import Task, make_task, model_info
 from fedskew.experiment._work import (
     ClientEvaluations,
     LabelledData,
@@ -109,7 +109,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         watch=make_watch(seed, runner, model, task),
         sites=sites,
         finisher=make_finisher(config, seed, task, model),
-        profile=partial(training_profile, dataset),
+        profile=partial(model_info(dataset).profile, dataset.inputs),
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import components, data, partition
-from fedskew.data import Dataset, Inputs, Profile, take
+from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import PartitionedData
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config
@@ -25,7 +25,6 @@ from fedskew.labels import as_target
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator
 
-MOST_PROFILED = 10_000
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -131,18 +130,6 @@ def _check_several(config: Config) -> None:
     for key, is_set, why in refused:
         if is_set:
             raise ConfigError(f"{key}: {why}, and samples of these data have several labels, or none; leave it out")
-
-
-def training_profile(dataset: Dataset) -> Profile:
-    """Describe the training samples in their own units: of more than `MOST_PROFILED` as many, evenly spread."""
-    rows = torch.linspace(0, len(dataset.inputs) - 1, min(len(dataset.inputs), MOST_PROFILED)).long()
-    inputs = dataset.inputs.index_select(0, rows.to(dataset.inputs.device)).cpu()
-    if dataset.mean:
-        sides = [1 for _ in dataset.in_shape[1:]]
-        mean, std = (torch.tensor(one, dtype=torch.float64).view(-1, *sides) for one in (dataset.mean, dataset.std))
-        inputs = inputs.double() * std + mean
-    schema = dataset.encoder if isinstance(dataset.encoder, data.TableSchema) else None
-    return Profile.of(Profile.columns(inputs, schema))
 
 
 def held_out_rows(task: Task) -> list[IntArray]:
