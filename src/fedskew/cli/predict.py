@@ -120,7 +120,7 @@ def predict(
     console.print(table_of(["file", "class", ">probability", "second"], shown, **BARE))
     if len(names) > SHOWN:
         console.print(f" [dim]the first {SHOWN} of {len(names):,}; all with --csv or --json")
-    named = [f"{label}: {number:,}" for label, number in Counter(classes).most_common()]
+    named = [f"{label or 'no label'}: {number:,}" for label, number in Counter(classes).most_common()]
     rest = f" and {len(named) - CLASSES_NAMED} more" if len(named) > CLASSES_NAMED else ""
     console.note(f"{counted(len(names), 'sample')}; {', '.join(named[:CLASSES_NAMED])}{rest}.")
     if resized:
