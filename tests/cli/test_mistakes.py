@@ -122,6 +122,21 @@ training.participation = [0.4, 1.0]
 [arena]
 """
 
+TABLE = "age,sex,diagnosis\n" + "".join(f"{30 + row},{'fm'[row % 2]},{('ill', 'well')[row % 2]}\n" for row in range(24))
+SCHEMA = """
+[columns]
+age = {kind = "number", range = [0, 120]}
+sex = {kind = "category", categories = ["f", "m"]}
+diagnosis = {kind = "label", categories = ["ill", "well"]}
+"""
+LABELS = {
+    "measured": [f"{row / 7:.3f}" for row in range(24)],
+    "named": [f"p{row}" for row in range(24)],
+    "joined": ["Edema|Effusion", "Edema", "Effusion"] * 8,
+    "gone": ["a", "nan", "b"] * 8,
+    "written": ["1", "1.0", "2"] * 8,
+}
+
 FILES = {
     "my.toml": CONFIG,
     "own.py": OWN,
@@ -137,6 +152,22 @@ FILES = {
     "short.csv": "label,client\nx,a\ny\n",
     "two.csv": "diagnosis,disease\nx,a\n",
     "word.csv": "client,x\na,one\n",
+    "ok.csv": TABLE,
+    "schema.toml": SCHEMA,
+    "table.toml": DIGITS.replace('"digits"', '"csv", root = "ok.csv", schema = "schema.toml"').replace("= 10", "= 2"),
+    "less.csv": "age,diagnosis\n1,ill\n2,well\n",
+    "more.csv": TABLE.replace("sex,", "sex,extra,").replace(",f,", ",f,1,").replace(",m,", ",m,1,"),
+    "case.csv": TABLE.replace("age", "Age"),
+    "typed.csv": TABLE.replace(",f,", ",0,").replace(",m,", ",1,"),
+    "unit.csv": TABLE.replace("30,", "3000,"),
+    "hole.csv": TABLE.replace("30,", ","),
+    "latin.csv": "\ufeff",
+    "header.csv": "age,sex,diagnosis\n",
+    "twice.csv": "age,age,label\n1,2,x\n",
+    **{
+        f"{name}.csv": "x,label\n" + "".join(f"{row * 7 % 24},{label}\n" for row, label in enumerate(labels))
+        for name, labels in LABELS.items()
+    },
 }
 PALS = "weights counts.csv --method fedpals"
 TARGET = "target new.csv --tables held.csv"
@@ -228,6 +259,28 @@ COMMANDS = [  # a command, and words of the answer
     ("arena arena.toml --only participation=0.9", ["--only participation=0.9: no such label"]),
     ("arena arena.toml --processes 0", ["--processes: must be at least 1"]),
     ("arena arena.toml --processes 1 --on tcp://x:1", ["--processes: is for this machine, and --on for others"]),
+    ("run table.toml --set data.root=less.csv", ["less.csv, line 1: no column 'sex', which the schema has"]),
+    ("run table.toml --set data.root=more.csv", ["more.csv, line 1: the schema has no column 'extra'", "leave it out"]),
+    ("run table.toml --set data.root=case.csv", ["no column 'age', which the schema has (did you mean 'Age'?)"]),
+    ("run table.toml --set data.root=typed.csv", ["column 'sex'", "'0'", "the schema has 'f', 'm'"]),
+    ("run table.toml --set data.root=unit.csv", ["3000", "outside the schema's range, 0 to 120", "another unit"]),
+    ("run table.toml --set data.root=hole.csv", ["line 2, column 'age': empty", "missing = true in the schema"]),
+    ("run table.toml --set data.root=header.csv", ["header.csv, line 1: nothing below the header"]),
+    ("run table.toml --set data.root=latin.csv", ["latin.csv: the file is empty"]),
+    ("run table.toml --set data.label=sex", ["data.label: the schema says which columns hold labels"]),
+    ("run table.toml --set data.schema=no.toml", ["data.schema: no.toml: the schema can't be read"]),
+    ("run table.toml --set data.schema=my.toml", ["data.schema: my.toml", "no such parameter"]),
+    ("schema none.csv", ["none.csv: can't be read"]),
+    ("schema ok.csv --label dx", ["ok.csv: no column 'dx' of labels"]),
+    ("schema twice.csv", ["twice.csv, line 1: the column 'age' occurs twice"]),
+    ("schema measured.csv", ["'0.143' is a measurement", "regression is not what fedskew does"]),
+    ("schema named.csv", ["24 different labels", "hardly classes", "names of samples?"]),
+    ("schema joined.csv", ["'Edema|Effusion' looks like several", "data.separator"]),
+    ("new a.toml --data csv --root measured.csv", ["measured.csv: the label '0.143' is a measurement"]),
+    ("new a.toml --data csv --root named.csv", ["named.csv: 24 different labels"]),
+    ("new a.toml --data csv --root joined.csv", ["joined.csv: the label 'Edema|Effusion' looks like several"]),
+    ("new a.toml --data csv --root gone.csv", ["gone.csv: 8 samples without a label", "data.missing_labels = 'drop'"]),
+    ("new a.toml --data csv --root ok.csv --set data.label=dx", ["no column 'dx' of labels"]),
     ("arena arena.toml --set arena.lats=3", ["arena.lats: no such key (did you mean 'last'?)"]),
 ]
 
@@ -283,6 +336,16 @@ PICTURES = [  # a command, and words of the answer
     (f"{PREDICT}notes.txt", ["notes.txt: ", "what it holds is in no format of images"]),
     (f"{PREDICT}nothing", ["nothing: holds no images"]),
     ("adapt trained --target-data broken", ["this run held no samples out"]),
+    ("new p.toml --data folder --root texts", ["2 of 4 texts can't be read", "is not in UTF-8", "the file is empty"]),
+    (f"{RUN_PICTURES}texts --set data.size=8", ["data.size, window: are for images, and texts holds texts"]),
+    (f"{RUN_PICTURES}words --set data.length=0", ["data.length: must be at least 1"]),
+    (f"{RUN_PICTURES}words", ["model.name: logistic takes numbers, and these samples are texts", "take fasttext"]),
+    (f"{RUN_PICTURES}mixed", ["one of train/ and test/ holds images, and the other texts"]),
+    ("predict reads texts", ["2 of 4 texts can't be read", "--skip-broken"]),
+    ("predict reads other.csv", ["other.csv, line 1: no column 'text'", "columns: author, body"]),
+    ("predict reads whole", ["whole: holds no texts (.txt)"]),
+    ("predict reads nowhere.txt", ["nowhere.txt: there is no such file or folder"]),
+    ("adapt reads --target-data words --held-out other.csv", ["no column 'text'"]),
 ]
 
 
@@ -290,6 +353,11 @@ def painted(path: Path, values: object, mode: str | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(np.asarray(values))
     (image.convert(mode) if mode else image).save(path)
+
+
+def written(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -304,23 +372,31 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
             painted(top / "sizes" / label / name, np.tile(levels, (side, side)))
         painted(top / "signed" / label / "0.tif", np.linspace(-500, 500, 64, dtype=np.float32).reshape(8, 8), "I")
         painted(top / "deep" / label / "0.png", 40 * levels.astype(np.uint16))
-        painted(top / "flat" / f"{label}.png", levels)
+        for number in range(4):
+            written(top / "words" / label / f"{number}.txt", f"{label} text {number}")
+        written(top / "texts" / label / "0.txt", "a text")
+        painted(top / "mixed" / "train" / label / "0.png", levels)
+        written(top / "mixed" / "test" / label / "0.txt", "a text")
     (top / "broken" / "a" / "empty.png").touch()
     (top / "broken" / "b" / "words.png").write_text("not a picture")
+    (top / "texts" / "a" / "empty.txt").touch()
+    (top / "texts" / "b" / "latin.txt").write_bytes("k\u00fchl".encode("latin-1"))
+    (top / "other.csv").write_text("author,body\nx,a text\n")
     (top / "nothing").mkdir()
     (top / "notes.txt").write_text("not a picture")
     (top / "my.toml").write_text(CONFIG)
     data = '{name = "folder", root = "whole"}'
     (top / "pictures.toml").write_text(DIGITS.replace('{name = "digits"}', data).replace("clients = 10", "clients = 2"))
-    done = fedskew.simulate(
-        data={"name": "folder", "root": str(top / "whole")},
-        partition={"rule": "iid", "clients": 2},
-        model="logistic",
-        training={"rounds": 1},
-        out=top,
-    )
-    assert done.folder is not None
-    done.folder.rename(top / "trained")
+    for name, root, model in (("trained", "whole", "logistic"), ("reads", "words", {"name": "fasttext", "dim": 2})):
+        done = fedskew.simulate(
+            data={"name": "folder", "root": str(top / root)},
+            partition={"rule": "iid", "clients": 2},
+            model=model,
+            training={"rounds": 1},
+            out=top,
+        )
+        assert done.folder is not None
+        done.folder.rename(top / name)
     return top
 
 

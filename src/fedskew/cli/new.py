@@ -240,7 +240,8 @@ def _propose(table: dict[str, Any]) -> Proposal:
     root = Path(table["root"])
     label = table.pop("label", None)
     label = tuple(label) if isinstance(label, list) else label
-    proposal = Proposal.of_files([root], label, table.pop("client", None), table.get("decimal"))
+    client, more = table.pop("client", None), (table.get("decimal"), table.get("separator"))
+    proposal = Proposal.of_files([root], label, client, *more)
     if proposal.schema.called("label") is None:
         columns = ", ".join(proposal.schema.columns)
         raise DataError(f"{root}: no column is called label; say which it is: --set data.label=NAME (of {columns})")

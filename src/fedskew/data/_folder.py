@@ -19,7 +19,7 @@ from fedskew.data._huggingface import saved_images
 from fedskew.data._images import Picture, Tray, Window, as_floats, opened, read_pictures, upright_size
 from fedskew.data._own import RawSamples, hold_out, make, read_inputs
 from fedskew.data._schema import Encoder
-from fedskew.data._table import is_saved
+from fedskew.data._table import is_saved, table_files
 from fedskew.data._text import TEXT, Vocabulary, read_texts
 from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
@@ -244,7 +244,11 @@ def unlabelled(
     """
     if encoder is not None and any(path.suffix.lower() != ".npz" for path in paths):
         for path in paths:
-            yield Unlabelled(*encoder.read(path, skip_broken), 0)
+            files = table_files(path) if encoder.kind == "table" and not is_saved(path) else [path]
+            if not files:
+                raise DataError(f"{path}: holds no CSV or Parquet file")
+            for file in files:
+                yield Unlabelled(*encoder.read(file, skip_broken), 0)
         return
     tray, pictures, read = Tray(skip_broken), list[Picture](), 0
     for file in [file for path in paths for file in _images_below(path)]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedskew.data._labels import whole
+from fedskew.data._labels import as_classes
 from fedskew.data._schema import MISSING, Column, TableSchema, listed
 from fedskew.data._table import Table, days_of, table_files
 from fedskew.errors import ArgumentError, DataError, nearest
@@ -45,6 +45,7 @@ class Proposal:
         label: str | tuple[str, ...] | None = None,
         client: str | None = None,
         decimal: Decimal | None = None,
+        separator: str | None = None,
     ) -> Proposal:
         """Propose a schema for tables that are to be read as one.
 
@@ -53,6 +54,7 @@ class Proposal:
             label: Column of labels, or several of 0 and 1; None: the one that is called so.
             client: Column of clients; None: the one that is called so, if there is one.
             decimal: Decimal sign of numbers in CSV; None: as each file shows.
+            separator: Sign between the labels in a cell, where a sample may have several.
 
         Raises:
             DataError: A file can't be read, a named column is not there, or no column is left to learn from.
@@ -60,10 +62,12 @@ class Proposal:
         found = [path for root in files for path in table_files(root)]
         if not found:
             raise DataError(f"{files[0]}: there is no CSV or Parquet file")
-        return _propose([Table.read(path, decimal) for path in found], label, client)
+        return _propose([Table.read(path, decimal) for path in found], label, client, separator)
 
 
-def _propose(tables: Sequence[Table], label: str | tuple[str, ...] | None, client: str | None) -> Proposal:
+def _propose(
+    tables: Sequence[Table], label: str | tuple[str, ...] | None, client: str | None, separator: str | None
+) -> Proposal:
     names = list(dict.fromkeys(name for table in tables for name in table.columns))
     labels = () if label is None else (label,) if isinstance(label, str) else label
     for option, named in (*(("label", name) for name in labels), ("client", client)):
@@ -82,7 +86,7 @@ def _propose(tables: Sequence[Table], label: str | tuple[str, ...] | None, clien
     for name in names:
         seen = _Seen.of(name, tables)
         if name in labels:
-            columns[name] = _labels(seen, unclear) if len(labels) == 1 else Column("label")
+            columns[name] = _labels(seen, unclear) if len(labels) == 1 and separator is None else Column("label")
         elif name == client:
             columns[name] = Column("client")
         else:
@@ -155,7 +159,8 @@ def _labels(seen: _Seen, unclear: list[str]) -> Column:
         unclear.append(
             f"{seen.name!r}: {seen.missing.total()} labels are missing; missing_labels = 'drop' leaves these rows out"
         )
-    classes = ordered(map(whole, seen.distinct))
+    (names,) = as_classes(seen.tables[0].where, [cell for part in seen.cells for cell in part])
+    classes = ordered(dict.fromkeys(map(str, names)))
     if len(classes) > MOST_CLASSES:
         unclear.append(f"{seen.name!r}: {len(classes)} different labels, too many to list; are they classes?")
         return Column("label")

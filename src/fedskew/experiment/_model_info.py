@@ -218,7 +218,7 @@ def _write_onnx(model: _Classifier, samples: Tensor, about: dict[str, str], path
         verbose=False,
     )
     assert program is not None, "with dynamo=True it returns the program"
-    program.model.metadata_props |= about
+    program.model.metadata_props.update(about)
     program.save(path)
 
 

@@ -150,6 +150,10 @@ def _network(
         for option in ("num_classes", "in_shape", "generator"):
             if option in options:
                 raise ConfigError(f"model.{option}: not an option; it follows from the data set and the seed")
+        takes_texts = config.model.name == "fasttext"
+        if samples is not None and takes_texts == samples.is_floating_point():
+            kinds = ("texts", "numbers") if takes_texts else ("numbers", "texts, as token ids; take fasttext")
+            raise ConfigError(f"model.name: {config.model.name} takes {kinds[0]}, and these samples are {kinds[1]}")
         try:
             return models.build(
                 config.model.name, num_classes, in_shape, generator=torch.Generator().manual_seed(key), **options
