@@ -177,6 +177,25 @@ def test_rules_divide_by_the_rarest_label_of_each_sample():
     )
 
 
+@pytest.mark.parametrize("personal", ["finetune", "ditto", "partial"])
+def test_models_at_the_clients_are_compared_by_the_same_figures(personal):
+    found = run(
+        data={"name": CHESTS, "client_test": 0.4, "held_out": 0.1},
+        method={"personal": personal},
+        evaluation={"baselines": ["alone", "pooled"]},
+        rounds=3,
+    )
+    rows = found.sites()
+    assert {row["row"] for row in rows} == {"alone", "common", "personal", "pooled"}
+    table, clients = CHESTS.labels, range(4)
+    for client in clients:
+        of_client = [row for row in rows if row["client"] == client]
+        assert len({row["samples"] for row in of_client}) == 1
+        assert all(np.isfinite(row["loss"]) for row in of_client)
+        has_some = table[CHESTS.clients == client].any()
+        assert all(np.isfinite(row["auroc"]) == has_some for row in of_client)
+
+
 REFUSED = [
     ({"method": "fedlc"}, CombinationError, "method.objective: fedlc is for samples of one class"),
     ({"method": "fedvls"}, CombinationError, "fedvls_calibration is for samples of one class"),
@@ -191,7 +210,11 @@ REFUSED = [
     ({"method": "fedconcat"}, CombinationError, "method.pipeline: fedconcat"),
     ({"conditions": {"count_epsilon": 1.0}}, ConfigError, "conditions.count_epsilon: its noise is for counts"),
     ({"evaluation": {"clients": True}}, ConfigError, "evaluation.clients"),
-    ({"data": {"name": CHESTS, "client_test": 0.3}}, ConfigError, "data.client_test"),
+    (
+        {"data": {"name": CHESTS, "client_test": 0.3, "held_out": 0.2}, "method": {"personal": "prior"}},
+        CombinationError,
+        "method.personal: prior is for samples of one class",
+    ),
     ({"partition": {"oracle": True}, "target": {"mix": "uniform"}}, ConfigError, "partition.oracle"),
 ]
 

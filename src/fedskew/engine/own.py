@@ -9,6 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from fedskew.components import has
 from fedskew.engine._backend import Assignment, Backend, LocalTraining, LocalWork, Sent, Update
 from fedskew.engine._faults import is_finite
 from fedskew.engine._private import BUFFERS, PARAMETERS, Private
@@ -73,8 +74,9 @@ class OwnModels:
         """Return the local training of own models on the same samples and settings as another's."""
         step = OwnStep(pull, some) if pull or some else SGD()
         training = replace(like.training, persist_momentum=False)
-        objective = Objective(INDEX["cross_entropy"]())
-        return replace(like, objective=objective, local_step=step, training=training, hooks={}, private=private)
+        several = has(like.objective.loss, "takes_findings")  # labels a sample
+        loss = INDEX["cross_entropy"]().of_findings() if several else INDEX["cross_entropy"]()
+        return replace(like, objective=Objective(loss), local_step=step, training=training, hooks={}, private=private)
 
     def of(self, common: ModelState, kept: Named, best: bool = True) -> ModelState:
         """Return a client's own model, by what it kept; the common one where it has none yet."""

@@ -22,7 +22,7 @@ from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
 from fedskew.experiment._sites import ClientTests
 from fedskew.experiment._task import Task, held_out_rows
-from fedskew.metrics import SiteRow
+from fedskew.metrics import SiteRow, finding_figures
 from fedskew.models import FlatModel, ModelState, with_added_head
 from fedskew.personal import HeldOut, Names, OwnTraining, Personal
 
@@ -70,7 +70,7 @@ class SiteModels:
         took = np.zeros(self._pooled, dtype=np.int64)
         for record in records:
             took[record.answered] += 1
-        missing = [self.work(client) for client in np.flatnonzero(took == 0).tolist() if self.task.counts[client].any()]
+        missing = [self.work(client) for client in np.flatnonzero(took == 0).tolist() if self.task.sizes[client]]
         times = round(float(took[took > 0].mean())) if took.any() and missing else 0
         for way in self.beside.get("alone", ()):
             assert way.first is not None, "who trains alone begins with the untrained model"
@@ -242,13 +242,17 @@ def make_own(
 
 
 def score(task: Task, model: FlatModel, client: int, state: ModelState) -> float | None:
-    """Return the accuracy of a client's own model on its held-out samples; None if it has none."""
+    """Return a client's own model's accuracy on its held-out samples (of several labels minus its loss); None if it has
+    none.
+    """
     rows, dataset = task.held_out[client], task.dataset
     if not len(rows):
         return None
     model.write_state(state)
-    predicted = logits_of(model.network, dataset.inputs, rows, finite=False).argmax(axis=1)
-    return float((predicted == dataset.targets.numpy()[rows]).mean())
+    logits, targets = logits_of(model.network, dataset.inputs, rows, finite=False), dataset.targets.numpy()[rows]
+    if dataset.multi_label:
+        return -float(np.nan_to_num(finding_figures(logits, targets)["loss"], nan=np.inf))
+    return float((logits.argmax(axis=1) == targets).mean())
 
 
 def _some(task: Task) -> Tensor:

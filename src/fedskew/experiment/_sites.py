@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedskew.engine.target import logits_of
 from fedskew.experiment._task import Task
-from fedskew.metrics import SiteRow
+from fedskew.metrics import SiteRow, finding_figures
 from fedskew.models import FlatModel, ModelState
 
 FloatArray = NDArray[np.float64]
@@ -29,7 +29,14 @@ class ClientTests:
 
         `logits(client)` returns those of `task.client_test[client]`, `(samples, classes)`, in this order.
         """
-        targets = self.task.dataset.targets.numpy()
+        dataset, targets = self.task.dataset, self.task.dataset.targets.numpy()
+        if dataset.multi_label:
+            own = {client: rows for client, rows in enumerate(self.task.client_test) if len(rows)}
+            found = {client: finding_figures(logits(client), targets[rows]) for client, rows in own.items()}
+            return tuple(
+                SiteRow(client, row, len(rows), **{name: found[client].get(name, np.nan) for name in SiteRow.FIGURES})
+                for client, rows in own.items()
+            )
         return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits)
 
     def logits(self, network: nn.Module, client: int) -> FloatArray:

@@ -125,7 +125,6 @@ def _check_several(config: Config) -> None:
         ("target.mix", config.target.is_estimated, "a mix is estimated of classes that exclude each other"),
         ("partition.oracle", config.partition.oracle, "samples with several labels can't be dealt to a label mix"),
         ("evaluation.clients", config.evaluation.clients, "accuracies by majority and minority are of one class"),
-        ("data.client_test", config.data.client_test, "models at the clients are compared for one class a sample"),
     )
     for key, is_set, why in refused:
         if is_set:

@@ -83,7 +83,7 @@ def for_findings(method: Method) -> Method:
 _INSTEAD = {
     "objective": "take cross_entropy, alone or with feddecorr, uniformity or moon",
     "finish": "leave it out",
-    "personal": "leave it out",
+    "personal": "take finetune, ditto or partial",
     "pipeline": "leave it out",
 }
 """The slots whose components must declare that they take findings, and what to do."""

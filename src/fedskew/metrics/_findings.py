@@ -22,7 +22,7 @@ def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
     `aurocs` and `recalls` have a value for each label; NaN where one is undefined, as all that is made of probabilities
     is where a logit is not finite.
     """
-    z = np.asarray(logits, dtype=np.float64)
+    z = np.array(logits.detach().cpu() if hasattr(logits, "detach") else logits, dtype=np.float64)
     truth = findings.as_table(targets, z.shape[1]).astype(bool)
     said = z >= 0
     hits, positives, predicted = (part.sum(axis=0).astype(np.float64) for part in (truth & said, truth, said))

@@ -33,6 +33,7 @@ class Ditto(Personal):
 
     strengths: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = (0.1,)
 
+    takes_findings: ClassVar[bool] = True
     paper: ClassVar[str] = "Li et al., ICML 2021"
     cost: ClassVar[Cost] = Cost(forward=1, backward=1, client_models=1)  # of each strength
     refuses: ClassVar[Mapping[str, str]] = {

@@ -28,6 +28,7 @@ class Finetune(Personal):
     epochs: Count = 5
     layers: Layers = "all"
 
+    takes_findings: ClassVar[bool] = True
     paper: ClassVar[str] = "Cheng et al., arXiv 2108.07313"
 
     def trainings(self) -> tuple[OwnTraining, ...]:

@@ -45,6 +45,7 @@ class Partial(Personal):
     keep: Literal["head", "norm", "all", "none"] | tuple[str, ...] = "head"
     head_epochs: Size = 0
 
+    takes_findings: ClassVar[bool] = True
     paper: ClassVar[str] = "Arivazhagan et al., arXiv 1912.00818"
     refuses: ClassVar[Mapping[str, str]] = {
         "pipeline.fedconcat": "it puts several networks beside each other, and which layers a client keeps is said of "
