@@ -131,6 +131,15 @@ def test_a_category_that_nobody_knows_is_another_one_and_said(tmp_path):
     assert values[:, -3:].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
 
 
+def test_whole_numbers_written_as_floats_are_the_categories_that_they_are(tmp_path):
+    columns = {"code": {"kind": "category", "categories": ["1", "2"], "missing": True},
+               "label": {"kind": "label", "categories": ["0", "1"]}}  # fmt: skip
+    schema = TableSchema.of_plain({"columns": columns})
+    path = table(tmp_path / "t.csv", "code,label\n1.0,0.0\n,1\n2,1.00\n")
+    assert schema.read(path)[1].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert schema.labels(path) == ["0", "1", "1"]
+
+
 def test_numbers_with_decimal_commas_and_in_another_encoding(tmp_path):
     schema = TableSchema.of_plain(SCHEMA)
     path = tmp_path / "t.csv"
@@ -231,8 +240,9 @@ def test_a_schema_with_a_mistake_is_refused_by_its_key(columns, message, tmp_pat
 
 
 def test_without_a_schema_the_refusal_points_to_one(tmp_path):
+    path = table(tmp_path / "t.csv", "sex,age,label\nf,30.5,a\n")
     with pytest.raises(DataError, match=r"'f' is not a number; a schema says .*: fedskew schema .*t.csv"):
-        data.load("csv", table(tmp_path / "t.csv", TABLE.replace("3,,", "3,f,")), label="diagnosis", rng=rng())
+        data.load("csv", path, rng=rng())
 
 
 # ---- the proposal

@@ -169,6 +169,8 @@ def test_the_schema_stands_in_the_config_and_its_change_is_another_run(tmp_path:
     by_file, by_table = resolve(config(root, str(path))), resolve(config(root))
     assert by_file.data.parameters["schema"] == {"kind": "table", **SCHEMA}
     assert by_file.hash == by_table.hash == resolve(config(root, TableSchema.of_plain(SCHEMA))).hash
+    turned = {"columns": dict(reversed(SCHEMA["columns"].items()))}
+    assert resolve(config(root, turned)).hash != by_file.hash  # inputs in another order
     (tmp_path / "c.toml").write_text(tomli_w.dumps(by_file.tree()))
     assert read(tmp_path / "c.toml") == by_file
     path.write_text(path.read_text().replace('"c"', '"d"'))

@@ -11,7 +11,7 @@ from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
 from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
-from fedskew.data._schema import Encoder, TableInputs, TableSchema, encoder_of
+from fedskew.data._schema import Encoder, TableSchema, encoder_of
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
@@ -36,7 +36,6 @@ __all__ = [
     "Profile",
     "Proposal",
     "Stored",
-    "TableInputs",
     "TableSchema",
     "encoder_of",
     "from_huggingface",

@@ -240,7 +240,8 @@ def unlabelled(
         in_shape: Shape of one sample of the model. Images become grey or RGB, as it says, and are resized (bilinear).
         window: What is black and white in pictures of more than 8 bits, as in training.
         skip_broken: Leave out images that can't be read, with a DataWarning; else they are refused, all in one list.
-        encoder: Reads the files in place of that, but for `.npz`, where the model's samples come from an encoder.
+        encoder: Reads the files, or those of a folder, in place of that, but for `.npz`, where the model's samples come
+            from an encoder.
     """
     if encoder is not None and any(path.suffix.lower() != ".npz" for path in paths):
         for path in paths:

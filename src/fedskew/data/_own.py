@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +19,10 @@ from torch import Tensor
 from fedskew import findings
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._labels import Label, Missing, of_table, prepared, strata
+from fedskew.data._propose import identifiers
 from fedskew.data._schema import Column, Encoder, Kind, TableSchema
 from fedskew.data._table import Table, table_files
-from fedskew.errors import ArgumentError, DataError, in_one_line, nearest
+from fedskew.errors import ArgumentError, DataError, DataWarning, in_one_line, nearest
 from fedskew.names import warn_of_look_alikes
 
 
@@ -240,6 +242,10 @@ def csv(
         )
     tables = [Table.read(path, decimal) for path in files]
     own = _schema_of(schema) if schema is not None else _all_numbers(tables[0], label or "label", client)
+    odd = identifiers(tables, own.inputs) if schema is None else []
+    if odd:
+        said = f"{'; '.join(odd)}: the model learns from it all the same; a schema leaves it out: fedskew schema {root}"
+        warnings.warn(f"{root}: {said}", DataWarning, stacklevel=2)
     try:
         parts = [_of_table(table, own, separator) for table in tables]
         held = None if aside is None else _of_table(Table.read(aside, decimal), own, separator)

@@ -51,8 +51,7 @@ class Proposal:
 
         Args:
             files: CSV or Parquet files, folders of them, or patterns such as sites/*.csv.
-            label: Column of labels, or several of 0 and 1; None: the one that is called so.
-            client: Column of clients; None: the one that is called so, if there is one.
+            label: Column of labels, or several of 0 and 1; None: the one that is called so, as for `client`.
             decimal: Decimal sign of numbers in CSV; None: as each file shows.
             separator: Sign between the labels in a cell, where a sample may have several.
 
@@ -99,7 +98,7 @@ def _propose(
 
 @dataclass(frozen=True)
 class _Seen:
-    """A column as the tables that have it show it: its cells that are there, by table."""
+    """A column as the tables that have it show it: the cells that are there, by table, and what was missing."""
 
     name: str
     tables: list[Table]
@@ -234,6 +233,12 @@ def _range(low: float, high: float) -> tuple[float, float]:
     ends = math.floor((low - span) / unit) * unit, math.ceil((high + span) / unit) * unit
     rounded = [float(f"{end:.12g}") for end in ends]
     return (0.0 if low >= 0 else rounded[0], 0.0 if high <= 0 else rounded[1])
+
+
+def identifiers(tables: Sequence[Table], names: Iterable[str]) -> list[str]:
+    """Say of some columns which look like row numbers or identifiers, and why."""
+    found = ((name, _why_identifier(_Seen.of(name, tables)) if name else "has no name") for name in names)
+    return [f"column {name!r} {why}" for name, why in found if why]
 
 
 def _why_identifier(seen: _Seen) -> str | None:

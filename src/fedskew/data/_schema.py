@@ -16,8 +16,9 @@ are standardised, by mean and deviation of those that are there; a missing one t
 from __future__ import annotations
 
 import json
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -38,6 +39,8 @@ Kind = Literal["number", "category", "date", "label", "client", "ignored"]
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none", "nat", "<na>", "?")
 """Cells that count as missing, in small letters."""
 
+_WHOLE = re.compile(r"(?<=\d)\.0+$")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _DATES = (-25567.0, 47482.0)
 """1900 to 2100, as days since 1970."""
 
@@ -70,14 +73,8 @@ class Encoder(Protocol):
 
 @component
 class Column:
-    """What a column of a table holds.
-
-    Attributes:
-        categories: The categories of a category, in order; any other is "another one". Of labels: the classes.
-        missing: Whether cells may be missing. Of a number, a column more then says of which samples.
-        range: Least and greatest number; another is refused.
-        unit: For readers only.
-    """
+    """What a column holds: the categories in order (of labels: the classes), whether cells may be missing, the least
+    and greatest number, and a unit, for readers only."""
 
     kind: Kind
     categories: tuple[str, ...] = ()
@@ -108,12 +105,8 @@ class _Slot(NamedTuple):
 
 @component
 class TableSchema:
-    """What a table's columns hold (see the text above).
-
-    Attributes:
-        columns: Each column by its name; the order is that of the inputs.
-        missing: Cells that count as missing, in small letters.
-    """
+    """What a table's columns hold, by name in the order of the inputs, and which cells count as missing (in small
+    letters); see the text above. It is an `Encoder`."""
 
     columns: dict[str, Column]
     missing: tuple[str, ...] = MISSING
@@ -130,7 +123,7 @@ class TableSchema:
 
     @property
     def kind(self) -> str:
-        """See `Encoder.kind`."""
+        """As every `Encoder` has it."""
         return "table"
 
     @cached_property
@@ -201,7 +194,10 @@ class TableSchema:
         """Return the schema as TOML, one line a column, as `read_toml` reads it."""
         values = self.plain()
         lines = [f"missing = {_toml(values['missing'])}", ""] if "missing" in values else []
-        columns = (f"{_toml(name)} = {_toml(column)}" for name, column in values["columns"].items())
+        columns = (
+            f"{name if _BARE.fullmatch(name) else _toml(name)} = {_toml(column)}"
+            for name, column in values["columns"].items()
+        )
         return "\n".join([*lines, "[columns]", *columns, ""])
 
     @staticmethod
@@ -239,7 +235,7 @@ class TableSchema:
 
     def encoded(self, table: Table) -> Tensor:
         """Return the inputs of a table's samples in their own units, `(samples, inputs)` float64, NaN where missing."""
-        inputs: Tensor = TableInputs(self)(torch.from_numpy(self.values(table)))
+        inputs: Tensor = _Inputs(self)(torch.from_numpy(self.values(table)))
         return inputs
 
     def restored(self, inputs: Tensor) -> Tensor:
@@ -274,6 +270,10 @@ class TableSchema:
                 parts.append(table.numbers(name, absent, sign, "not a number"))
                 _check_range(table, name, column, parts[-1])
         return np.stack(parts, axis=1)
+
+    def module(self) -> nn.Module:
+        """Return what makes inputs of `values`, as a network that can be exported."""
+        return _Inputs(self)
 
     def values_in_words(self) -> str:
         """Say which numbers `values` returns for a sample, for programs that have to give them."""
@@ -329,6 +329,7 @@ class TableSchema:
                 return None
             table.fail(f"no column {name!r} of labels" if name else "the schema names no column of labels")
         cells, known = table.texts(name, "class" if kind == "label" else "client"), self.columns[name].categories
+        cells = _as_known(cells, known) if known else cells
         if known and (others := set(cells) - set(known)):
             row = next(row for row, cell in enumerate(cells) if cell in others)
             table.fail(f"{cells[row]!r} is none of the schema's classes{nearest(cells[row], known)}", row, name)
@@ -337,7 +338,7 @@ class TableSchema:
     def _places(self, table: Table, name: str, absent: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the place of each cell's category: -1 of another one, NaN where it is missing."""
         known = {category: float(place) for place, category in enumerate(self.columns[name].categories)}
-        cells = table.columns[name]
+        cells = _as_known(table.columns[name], known)
         places = np.array([known.get(cell, -1.0) for cell in cells])
         others = dict.fromkeys(
             cell for cell, place, gone in zip(cells, places, absent, strict=True) if place < 0 and not gone
@@ -358,8 +359,8 @@ class TableSchema:
         return places
 
 
-class TableInputs(nn.Module):
-    """One number for each column, as `TableSchema.values` returns them, to inputs; TorchScript compiles `forward`."""
+class _Inputs(nn.Module):
+    """What `TableSchema.values` returns, to inputs; TorchScript compiles `forward`."""
 
     def __init__(self, schema: TableSchema) -> None:
         super().__init__()
@@ -376,6 +377,12 @@ class TableInputs(nn.Module):
         marks = (self.is_missing & cells.isnan()) | (self.is_other & ~known)  # type: ignore[operator]
         marks = marks | (self.is_category & (cells == self.category))  # type: ignore[operator]
         return torch.where(self.is_value, cells, marks.double())  # type: ignore[arg-type]
+
+
+def _as_known(cells: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return cells with 1.0 as 1 where that is known, as programs write whole numbers once one is missing."""
+    same = {cell: whole for cell in set(cells) - set(known) if (whole := _WHOLE.sub("", cell)) in known}
+    return [same.get(cell, cell) for cell in cells]
 
 
 def _plain(column: Column) -> dict[str, Any]:

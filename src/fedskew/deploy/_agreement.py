@@ -244,10 +244,8 @@ class Agreement(BaseModel):
         return {MEAN: self.mean, STD: self.std} if self.is_told else {}
 
     def told(self, said: Mapping[str, Any]) -> Agreement:
-        """Return the agreement with the means and deviations of all sites, which a message says; as it is without.
-
-        RunError where they are no such: not one for each input, or beyond the ranges that the schema gives.
-        """
+        """Return the agreement with the means and deviations of all sites, which a message says; RunError where they
+        are not within the schema's ranges."""
         if not self.sums_moments or MEAN not in said:
             return self
         table = self.table

@@ -59,11 +59,8 @@ def decoded_moments(schema: TableSchema, total: NDArray[Any]) -> tuple[list[floa
 
 
 def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreement:
-    """Return the agreement with the means and deviations over all sites, which are asked for them once.
-
-    The run folder keeps them. EndedEarlyError where a site was away for too long; RunError where the file can't be
-    read.
-    """
+    """Return the agreement with the means and deviations over all sites, which are asked once; the run folder keeps
+    them. EndedEarlyError where a site was away for too long."""
     if not agreement.sums_moments:
         return agreement
     path, schema = folder / FILE, agreement.table

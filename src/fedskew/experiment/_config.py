@@ -112,6 +112,8 @@ class Config(sections.Section):
         del tree["evaluation"]["summary"]  # what is said of a run changes nothing in it
         if not self.target.is_estimated:  # how an estimate would be made changes nothing
             tree["target"] = {key: tree["target"][key] for key in ("mix", "truth", "noise") if key in tree["target"]}
+        if isinstance(schema := tree["data"].get("schema"), dict) and "columns" in schema:
+            schema["columns"] = list(schema["columns"].items())  # whose order is that of the inputs
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"
@@ -227,7 +229,7 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
     origin = Origin.of_folder(path.parent) if path.name == "config.toml" and "data.root" not in changed else None
     try:
         with own_code.of_run(path.parent, trust_code) if own_code.is_run(path) else nullcontext():
-            return resolve(tree).of(origin)
+            return resolve(_with_schema(tree, path.parent)).of(origin)
     except ConfigError as error:
         key = str(error).split(":", 1)[0]
         line = None if key in changed else line_of(text, key)
@@ -248,15 +250,19 @@ def resolve(tree: Mapping[str, Any]) -> Config:
     return config
 
 
-def _with_schema(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a tree with the schema of a table in place of the file that holds it."""
+def _with_schema(tree: dict[str, Any], beside: Path = Path()) -> dict[str, Any]:
+    """Return a tree with the schema of a table in place of the file that holds it, here or else beside its config."""
     table = tree.get("data")
     schema = table.get("schema") if isinstance(table, dict) else None
     if not isinstance(table, dict) or schema is None or table.get("name") != "csv":
         return tree
     try:
-        read = TableSchema.read_toml(Path(schema).expanduser()) if isinstance(schema, str) else schema
-        made = read if isinstance(read, TableSchema) else TableSchema.of_plain(read)
+        made = schema
+        if isinstance(schema, str):
+            place = Path(schema).expanduser()
+            made = TableSchema.read_toml(place if place.exists() else beside / place)
+        elif not isinstance(schema, TableSchema):
+            made = TableSchema.of_plain(schema)
     except (FedskewError, TypeError) as error:
         raise ConfigError(f"data.schema: {error}") from None
     return tree | {"data": table | {"schema": made.plain()}}

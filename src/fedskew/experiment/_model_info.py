@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedskew.data import Encoder, Inputs, Profile, TableInputs, TableSchema, encoder_of
+from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing
 
@@ -167,13 +167,11 @@ class _Normaliser(nn.Module):
 
 
 class _Classifier(nn.Module):
-    """Samples as `TrainedModel.predict` takes them as arrays, or one number for each column of a table, to
-    probabilities.
-    """
+    """Samples as `TrainedModel.predict` takes arrays, or one number for each column of a table, to probabilities."""
 
     def __init__(self, network: nn.Module, info: ModelInfo, schema: TableSchema | None) -> None:
         super().__init__()
-        self.encode = nn.Identity() if schema is None else TableInputs(schema)
+        self.encode = nn.Identity() if schema is None else schema.module()
         self.normalise, self.network, self.multi_label = _Normaliser(info), network, info.multi_label
 
     def forward(self, samples: Tensor) -> Tensor:
