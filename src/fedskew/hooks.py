@@ -29,12 +29,14 @@ class Batch(NamedTuple):
         logits: Output of the last linear layer, `(batch, classes)`.
         targets: Class ids, `(batch,)` int64.
         mask: True at real rows, `(batch,)` bool; None if every row is real.
+        class_weights: What a sample of each class counts for in the classification loss, `(classes,)`; None: 1.
     """
 
     features: Tensor
     logits: Tensor
     targets: Tensor
     mask: Tensor | None = None
+    class_weights: Tensor | None = None
 
 
 class LocalEnd(NamedTuple):

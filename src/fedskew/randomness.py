@@ -45,6 +45,7 @@ class Purpose(enum.IntEnum):
     UPDATE_NOISE = 22
     CLIENT_TEST = 23
     INTERVAL = 24
+    BOOTSTRAP = 25
 
 
 _WORD = 1 << 64
@@ -63,11 +64,10 @@ def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> n
 
 
 class _Key(ISeedSequence):
-    """A Philox key without seeding.
+    """A Philox key without seeding."""
 
-    `Philox(key=...)` gives the same stream in three times the time: it asks the system for entropy that it does not
-    use.
-    """
+    # `Philox(key=...)` gives the same stream in three times the time: it asks the system for entropy that it does not
+    # use.
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words

@@ -79,6 +79,28 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], label
     return "\n".join([line(headings), line(rule), *map(line, rows)])
 
 
+_TEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+}
+
+
+def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table for LaTeX with booktabs; columns whose cells are numbers stand to the right."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join("".join(_TEX.get(letter, letter) for letter in cell) for cell in cells) + r" \\"
+
+    sides = ["r" if all(cell[:1] in "-+0123456789" for cell in column) else "l" for column in zip(*rows, strict=True)]
+    form = "".join(sides or "l" * len(headings))
+    body = "\n".join(map(line, rows))
+    return (
+        f"\\begin{{tabular}}{{{form}}}\n\\toprule\n{line(headings)}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}"
+    )
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested config as one level of dotted keys.
 

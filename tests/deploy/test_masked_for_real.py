@@ -75,7 +75,7 @@ def simulated(config: Config, folder: Path, answered: list[list[int]]) -> Traini
 def accuracy(loop: TrainingLoop, arrays: dict[str, np.ndarray], federation: Federated) -> float:
     samples = load("npz", federation.folder / "whole.npz", rng=None)
     loop.model.module.load_state_dict({name: torch.from_numpy(values) for name, values in arrays.items()})
-    confusion, _ = predict(loop.model.module, samples.test_inputs, samples.test_targets, len(samples.classes))
+    confusion = predict(loop.model.module, samples.test_inputs, samples.test_targets, len(samples.classes)).confusion
     return float(np.trace(confusion) / confusion.sum())
 
 

@@ -126,10 +126,11 @@ def test_processes_and_the_one_that_waits_for_them_predict_with_the_bits_of_one(
         assert several.predict(sent.model, x[:1000], y[:1000], 4) is None  # no work for several
     finally:
         several.close()
-    confusion, loss = predict(alone.model.network, x, y, 4)
+    one = predict(alone.model.network, x, y, 4)
     assert found is not None
-    assert found[0].tolist() == confusion.tolist()
-    assert found[1] == loss
+    assert found.confusion.tolist() == one.confusion.tolist()
+    assert found.loss == one.loss
+    assert np.array_equal(found.logits, one.logits)
 
 
 def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_as_this_one():

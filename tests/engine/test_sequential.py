@@ -158,7 +158,8 @@ def test_an_error_inside_local_training_names_round_client_and_step():
 def test_a_last_batch_that_is_too_small_is_left_out_of_every_epoch():
     one, sent = alone(batch_size=39, smallest_batch=2)
     (update,) = one.train(1, asked(0), sent)
-    rows, whole = ([list(own) for own in of.work.epoch_orders(1, 0, SAMPLES[0], 3)] for of in (one, alone()[0]))
+    of_client = DATA.of(0), SAMPLES[0]
+    rows, whole = ([list(own) for own in of.work.epoch_orders(1, 0, *of_client, 3)] for of in (one, alone()[0]))
     assert update.steps == 3
     assert rows == [order[:39] for order in whole]
     kept = [LocalTraining(batch_size=4, smallest_batch=few).samples_of_epoch(7) for few in (1, 3, 4, 9)]

@@ -174,10 +174,8 @@ class Plan:
 
 
 def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[ArenaJob]]:
-    """Divide jobs into calls of so many runs.
-
-    Jobs with the same objective and local step stand side by side, as these can become one cohort, as a rule.
-    """
+    """Divide jobs into calls of so many runs."""
+    # Jobs with the same objective and local step stand side by side, as these can become one cohort, as a rule.
     distinct = {tuple(job.keys.values()): job for job in jobs}  # methods with the same config share its runs
     by_training: dict[str, list[ArenaJob]] = {}
     for job in distinct.values():

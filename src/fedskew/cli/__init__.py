@@ -88,6 +88,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
+    latex: Annotated[bool, Option("--latex", help="Print tables as LaTeX (booktabs), and all else to stderr.")] = False,
+    csv: Annotated[bool, Option("--csv", help="Print tables as CSV, and all else to stderr.")] = False,
     version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Federated learning when clients hold different labels."""

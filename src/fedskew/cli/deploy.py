@@ -363,5 +363,7 @@ def _result(summary: dict[str, Any]) -> str:
         return (
             f"{trained}; accuracy unknown, as sites that do not report exact label counts report no confusion matrices"
         )
-    worst = "" if final["worst_class"] is None else f" (worst class {100 * final['worst_class']:.1f} %)"
+    shares = {"worst class": final["worst_class"], "mean over classes": final["balanced_accuracy"]}
+    said = ", ".join(f"{name} {100 * value:.1f} %" for name, value in shares.items() if value is not None)
+    worst = f" ({said})" if said else ""
     return f"{trained}; accuracy on the sites' own test images {100 * final['accuracy']:.1f} %{worst}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import numpy as np
 import rich.console
 import typer
@@ -20,7 +21,7 @@ from typer import Option
 from fedskew.errors import ArgumentError
 from fedskew.files import write_text, writing
 from fedskew.names import visible
-from fedskew.tables import csv_text
+from fedskew.tables import csv_text, latex_table
 
 CLASSES_SHOWN = 20
 KEEP = "\n\t"
@@ -33,7 +34,24 @@ NoPicture = Annotated[bool, Option("--no-picture", help="Draw nothing.")]
 
 
 class Console(rich.console.Console):
-    """rich's console, which writes characters that can't be seen as escapes (see `names.visible`)."""
+    """rich's console, which writes characters that can't be seen as escapes (see `names.visible`).
+
+    With `fedskew --csv` or `--latex` tables go to the standard output in that form, and all else beside it.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | ({} if _form() is None else {"stderr": True}))
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """See rich."""
+        shown, form = list[Any](), _form()
+        for one in objects:
+            if form is not None and isinstance(one, Table) and one.show_header:
+                typer.echo(form(*_cells(one)))
+            else:
+                shown.append(one)
+        if shown or not objects:
+            super().print(*shown, **settings)
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a text as it is, whatever its width."""
@@ -84,6 +102,22 @@ class Console(rich.console.Console):
     ) -> Iterable[Segment]:
         """See rich."""
         return _visible(super().render(renderable, options))
+
+
+def _form() -> Callable[[Sequence[str], Sequence[Sequence[str]]], str] | None:
+    """Return what writes tables in the form that the command line wants; None: they are drawn."""
+    context = click.get_current_context(silent=True)
+    wanted = {} if context is None else context.find_root().params
+    if wanted.get("csv"):
+        return lambda headings, rows: csv_text([headings, *rows])
+    return latex_table if wanted.get("latex") else None
+
+
+def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
+    """Return headings and rows of a table as texts on one line."""
+    columns = [[" ".join(str(cell).split()) for cell in (column.header, *column.cells)] for column in table.columns]
+    headings, *rows = (list(row) for row in zip(*columns, strict=True))
+    return headings, rows
 
 
 def _visible(segments: Iterable[Segment]) -> Iterator[Segment]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,7 +100,8 @@ def predict(
     if not images:
         return
     names, probabilities, resized = _predicted(model, images, skip_broken)
-    classes = [_answer(model, line) for line in probabilities]
+    decided = model.decide(probabilities).tolist()
+    classes = [_answer(model, label, line) for label, line in zip(decided, probabilities, strict=True)]
     if csv_path is not None:
         rows = zip(names, classes, probabilities.tolist(), strict=True)
         write_csv(csv_path, [["file", "class", *model.classes], *([name, label, *line] for name, label, line in rows)])
@@ -110,19 +110,24 @@ def predict(
             {"file": name, "class": label, "probabilities": dict(zip(model.classes, line, strict=True))}
             for name, label, line in zip(names, classes, probabilities.tolist(), strict=True)
         ]
-        print_json({"model": str(model.file), "seed": model.seed, "resized": resized, "predictions": found})
+        about = {"model": str(model.file), "seed": model.seed, "threshold": model.info.threshold, "resized": resized}
+        print_json(about | {"predictions": found})
         return
     console.say(f"model: {model.file}")
-    lines = zip(names[:SHOWN], probabilities, strict=False)
-    shown = ([name, *_likeliest(model.classes, line)] for name, line in lines)
     if model.info.multi_label:
         console.note("A sample may have several labels, or none; those at 50 % or more are its own.")
+    lines = zip(names[:SHOWN], decided, probabilities, strict=False)
+    shown = ([name, *_likeliest(model, label, line)] for name, label, line in lines)
     console.print(table_of(["file", "class", ">probability", "second"], shown, **BARE))
     if len(names) > SHOWN:
         console.print(f" [dim]the first {SHOWN} of {len(names):,}; all with --csv or --json")
     named = [f"{label or 'no label'}: {number:,}" for label, number in Counter(classes).most_common()]
     rest = f" and {len(named) - CLASSES_NAMED} more" if len(named) > CLASSES_NAMED else ""
     console.note(f"{counted(len(names), 'sample')}; {', '.join(named[:CLASSES_NAMED])}{rest}.")
+    if (threshold := model.info.threshold) is not None:
+        console.note(
+            f"{model.classes[1]}: from a probability of {threshold:.3g} on, as the run's validation samples chose."
+        )
     if resized:
         size = " x ".join(map(str, model.in_shape[1:]))
         console.note(f"{resized:,} of another size were resized to {size}, as the model takes them.")
@@ -130,17 +135,18 @@ def predict(
         console.say(f"Every probability: {csv_path}")
 
 
-def _answer(model: TrainedModel, line: NDArray[np.float64]) -> str:
+def _answer(model: TrainedModel, label: int, line: NDArray[np.float64]) -> str:
     """Return a sample's class; of several labels those that are likelier than not, apart by bars."""
     if not model.info.multi_label:
-        return model.classes[int(line.argmax())]
+        return model.classes[label]
     return "|".join(name for name, share in zip(model.classes, line, strict=True) if share >= 0.5)
 
 
-def _likeliest(classes: Sequence[str], line: NDArray[np.float64]) -> list[str]:
-    """Return a sample's class with its probability, and the second."""
-    first, *others = np.argsort(-line, kind="stable").tolist()
-    return [classes[first], f"{line[first]:.1%}", f"{classes[others[0]]} {line[others[0]]:.1%}" if others else ""]
+def _likeliest(model: TrainedModel, first: int, line: NDArray[np.float64]) -> list[str]:
+    """Return a sample's class, or its likeliest label, with its probability, and the likeliest other."""
+    others = [at for at in np.argsort(-line, kind="stable").tolist() if at != first]
+    second = f"{model.classes[others[0]]} {line[others[0]]:.1%}" if others else ""
+    return [model.classes[first], f"{line[first]:.1%}", second]
 
 
 def _predicted(

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from fedskew.report import SeedRun
 
 
+_FEW = 3
+
+
 def run(
     config: ConfigFile,
     changes: Changes = None,
@@ -73,7 +76,7 @@ def run(
     """
     from fedskew import experiment, methods, models, simulate, torchrun
     from fedskew.cli.progress import announced
-    from fedskew.report import write_report
+    from fedskew.report import SeedRun, write_report
 
     config = config_file(config)
     changed = changed_keys(changes, seeds, device, data_root, skip_broken)
@@ -106,6 +109,9 @@ def run(
                     console.say(f"stopped; continue with --resume ({folder})")
                     raise typer.Exit(130) from None
     console.print(results_table(results))
+    runs = [run for result in results for run in result.runs]
+    for note in filter(None, [SeedRun.most_frequent(runs), *SeedRun.threshold_notes(runs)]):
+        console.note(note)
     if quick:
         console.say(quick_note(config, changed), style="yellow")
     for result in results:
@@ -118,7 +124,7 @@ def run(
             console.say(f"{result.config.name}: {said}", style="yellow")
     path = results[0].folder / "report.html" if results[0].folder else out
     if len(results) > 1 and torchrun.rank() == 0:
-        path = write_report([run for result in results for run in result.runs], out / f"{whole.name}.html", whole.name)
+        path = write_report(runs, out / f"{whole.name}.html", whole.name)
     console.say(f"report: {path}")
 
 
@@ -149,7 +155,8 @@ def results_table(results: Sequence[Result]) -> Table:
     title = f"Test set, {SeedRun.headline_in_words(run for result in results for run in result.runs)}, %"
     caption = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: no spread is known"
     more = "; as trained, after a finish: the last round's model alone" if len(rows) > len(results) else ""
-    headings = ["run", *(f">{heading}" for heading in columns), ">seconds"]
+    wide = len(columns) > _FEW  # their headings take two lines
+    headings = ["run", *(f">{heading.replace(' ', chr(10)) if wide else heading}" for heading in columns), ">seconds"]
     return table_of(headings, lines, title, caption=caption + more, **BOXED)
 
 

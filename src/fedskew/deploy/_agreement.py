@@ -44,6 +44,10 @@ SIMULATED = {
     "data.client_test": "it is simulated; real sites test on samples of their own",
     "evaluation.patience": "it stops by a validation set, and the server has no data",
     "evaluation.clients": "it needs a test set at the server",
+    "evaluation.measure": "it takes the probabilities of all test samples, and sites send confusion matrices; take "
+    "balanced_accuracy or macro_f1",
+    "training.class_weights": "'balanced' goes by the label counts of all clients together, which no site knows; give "
+    "the weights as a list, such as [1.0, 9.0]",
     "conditions.dropout": "it is simulated; real sites drop out by themselves",
     "conditions.stragglers": "they are simulated; real sites are slow by themselves",
     "target.truth": "it is simulated; leave it out",
@@ -322,6 +326,8 @@ class Agreement(BaseModel):
         special = {
             "target.unlabelled": isinstance(config.target.unlabelled, str),
             "method.pipeline": "pipeline" in config.method,
+            "evaluation.measure": config.evaluation.measure in ("auroc", "pr_auc", "ece"),
+            "training.class_weights": config.training.class_weights == "balanced",
         }
         for key, reason in SIMULATED.items():
             if special[key] if key in special else attrgetter(key)(config):

@@ -243,9 +243,8 @@ class Plan:
         inputs = self.some_samples[:samples]
         targets = torch.arange(samples) % len(agreement.classes)
         data = SiteData(inputs, targets, inputs[:0], targets[:0], len(agreement.classes), Path())
-        work = make_work(
-            config, config.seeds[0], self.method, self.model, data, tuple(agreement.mean), tuple(agreement.std)
-        )
+        moments = tuple(agreement.mean), tuple(agreement.std)
+        work = make_work(config, config.seeds[0], self.method, self.model, data, *moments, len(agreement.classes))
         return returned_by(_network(config, agreement, self.method), work, len(agreement.sites))
 
     def mix(self, counts: FloatArray, target: Path | None = None) -> FloatArray | None:

@@ -85,7 +85,8 @@ class Worker:
     def predict(self) -> Evaluation:
         """Return the confusion matrix of the test samples, and their mean loss."""
         data = self.data
-        return predict(self.model.network, data.test_inputs, data.test_targets, data.num_classes)
+        found = predict(self.model.network, data.test_inputs, data.test_targets, data.num_classes)
+        return found.confusion, found.loss
 
     def confusion(self) -> Figures:
         """Return the same as figures of a reply."""
@@ -426,9 +427,8 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     """Make the site that a config and an agreement describe, and that keeps to its terms."""
     plan = Plan.of(config, agreement, at_site=True)
     assert data.state is not None, "data.toml always has one"
-    work = make_work(
-        config, config.seeds[0], plan.method, plan.model, data, tuple(agreement.mean), tuple(agreement.std)
-    )
+    moments = tuple(agreement.mean), tuple(agreement.std)
+    work = make_work(config, config.seeds[0], plan.method, plan.model, data, *moments, len(agreement.classes))
     torch.set_num_threads(config.engine.threads)
     home = Home(terms.folder(data.state) / HOME, _own_ways(plan, work) if terms.own_models else ())
     worker = Worker(plan.model, work, data, home)

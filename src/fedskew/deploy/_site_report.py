@@ -32,7 +32,7 @@ from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment import Config, RunFolder, make_work, read, summarise
 from fedskew.files import private_folder, write_text, writing
-from fedskew.metrics import SiteRow
+from fedskew.metrics import Scores, SiteRow
 from fedskew.models import FlatModel, ModelState, last_layer
 from fedskew.personal import HeldOut, OwnTraining
 from fedskew.report import SeedRun, write_report
@@ -106,7 +106,9 @@ class _Models:
         plan, agreement = self.plan, self.plan.agreement
         self.config, self.untrained = plan.config, plan.model.read_state()
         mean, std = tuple(agreement.mean), tuple(agreement.std)
-        self.work = make_work(self.config, self.config.seeds[0], plan.method, plan.model, self.data, mean, std)
+        self.work = make_work(
+            self.config, self.config.seeds[0], plan.method, plan.model, self.data, mean, std, self.data.num_classes
+        )
         torch.set_num_threads(self.config.engine.threads)
         assert self.data.state is not None, "data.toml always has one"
         self.home = Home(self.terms.folder(self.data.state) / HOME)
@@ -226,7 +228,8 @@ class _Models:
         pairs = targets.numpy() * classes + logits.argmax(axis=1)
         confusion = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
         loss = float(functional.cross_entropy(torch.from_numpy(logits), targets))
-        return RoundRecord(self.config.seeds[0], round, evaluation=Evaluation.of(confusion, loss, None))
+        evaluation = Evaluation.of(confusion, loss, None, Scores.of(logits, targets))
+        return RoundRecord(self.config.seeds[0], round, evaluation=evaluation)
 
     def _run(self, kind: str, model: _Model) -> SeedRun:
         """Make what the page shows of a model: its last evaluation, and earlier ones where there are any."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedskew.data import Augmentation, Inputs
 from fedskew.engine._private import Private
+from fedskew.engine._records import Predictions
 from fedskew.errors import ArgumentError, ComponentError, FedskewError, RunError, place_of
 from fedskew.hooks import Hooks
 from fedskew.local_steps import LocalStep, StepSettings
@@ -42,6 +43,8 @@ class LocalTraining:
         teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
         smallest_batch: The last batch of an epoch is left out if it has fewer samples. 1 leaves out none; `batch_size`
             or more leaves out every short one.
+        sampler: "balanced": an epoch draws as many samples as the client has, with replacement, each from one of its
+            classes, all of which are as likely; None: every sample once, shuffled.
     """
 
     batch_size: int = 64
@@ -52,6 +55,7 @@ class LocalTraining:
     persist_momentum: bool = False
     teacher_train_mode: bool = False
     smallest_batch: int = 1
+    sampler: Literal["balanced"] | None = None
 
     def samples_of_epoch(self, samples: int) -> int:
         """Count the samples that a client trains on in an epoch: all, less a last batch below `smallest_batch`."""
@@ -203,9 +207,7 @@ class Backend(Protocol):
             RunError: A client's training failed; the message names the round and the client.
         """
 
-    def predict(
-        self, model: ModelState, inputs: Inputs, targets: Tensor, num_classes: int
-    ) -> tuple[NDArray[np.int64], float] | None:
+    def predict(self, model: ModelState, inputs: Inputs, targets: Tensor, num_classes: int) -> Predictions | None:
         """Predict a data set with a model in the backend's processes, as `engine.predict` does; None: it has none."""
         return None
 
@@ -340,12 +342,21 @@ class LocalWork:
         return Schedule(steps, self.training.batches_of_epoch(samples))
 
     def epoch_orders(
-        self, round: int, client: int, rows: NDArray[np.int64], epochs: int
+        self, round: int, client: int, samples: ClientSamples, rows: NDArray[np.int64], epochs: int
     ) -> Iterator[NDArray[np.int64]]:
-        """Yield a client's rows shuffled anew for every epoch, cut to `LocalTraining.samples_of_epoch`."""
+        """Yield `rows`, which stand for the client's, drawn anew for every epoch and cut to `samples_of_epoch`."""
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
+        if self.training.sampler == "balanced":
+            labels = samples.targets[torch.from_numpy(samples.rows).to(samples.targets.device)].cpu().numpy()
+            rows = rows[np.argsort(labels, kind="stable")]
+            _, starts, sizes = np.unique(np.sort(labels), return_index=True, return_counts=True)
         for _ in range(epochs):
-            yield rows[rng.permutation(len(rows))][: self.training.samples_of_epoch(len(rows))]
+            if self.training.sampler == "balanced":
+                classes = rng.integers(len(sizes), size=len(rows))
+                order = starts[classes] + rng.integers(sizes[classes])
+            else:
+                order = rng.permutation(len(rows))
+            yield rows[order][: self.training.samples_of_epoch(len(rows))]
 
 
 def training_failed(where: str, error: Exception) -> FedskewError:

@@ -86,7 +86,7 @@ def watched(work: LocalWork, model: FlatModel) -> LocalWork:
     network = own_network(model.module)
     return replace(
         work,
-        objective=_Objective(work.objective.loss, work.objective.terms, model, network),
+        objective=_Objective(**vars(work.objective), model=model, network=network),
         local_step=_Step(work.local_step, network),
         hooks={place: _Hooks(place, hooks) for place, hooks in work.hooks.items()},
     )
@@ -146,7 +146,7 @@ class _Objective(Objective):
         cure = "guard logarithms, roots and quotients (classes that the client lacks, rows that mask leaves out)"
         places = {"objective": self.loss, **{f"objective.terms[{at}]": loss for at, (_, loss) in enumerate(self.terms)}}
         for place, loss in places.items():
-            name, value = _own_name(place, loss), loss.value(batch, context)
+            name, value = _own_name(place, loss), loss.value(self.weighed(batch), context)
             said = f"returns {float(value.detach()):g}"
             _check([value.detach()], name, seen, said, cure)
             leaves = [part for part in (batch.features, batch.logits) if part.requires_grad]

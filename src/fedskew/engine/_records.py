@@ -67,10 +67,16 @@ class Evaluation:
         per_class: Accuracy on each class; None for a class without a sample.
         confusion: Confusion matrix: a row for each true class, a column for each predicted class.
         target_accuracy: Per-class accuracy averaged with the target mix; None without a target.
-        auroc: Where a sample may have several labels: mean over the labels; `pr_auc` likewise. Then `loss` is the mean
-            over the labels too, accuracy is of samples whose labels are all right, `per_class` is sensitivity at one
-            half, and there is no confusion matrix.
-        per_class_auroc: AUROC of each label.
+        auroc: Area under the ROC curve, one class against the others, mean over classes; this and what follows is None
+            where only a confusion matrix is known, as at real sites.
+        pr_auc: Average precision, likewise.
+        ece: Expected calibration error.
+        per_class_auroc: AUROC of each class; None for a class without a sample.
+        per_class_pr_auc: Average precision of each class, likewise.
+        reliability: Samples, how many of them are right, and the sum of their confidences, in 15 bins of confidence.
+
+    Where a sample may have several labels (`of_labels`), `loss` and all means are over the labels, accuracy is of
+    samples whose labels are all right, `per_class` is sensitivity at one half, and there is no confusion matrix.
     """
 
     accuracy: float
@@ -82,7 +88,10 @@ class Evaluation:
     target_accuracy: float | None = None
     auroc: float | None = None
     pr_auc: float | None = None
+    ece: float | None = None
     per_class_auroc: list[float | None] | None = None
+    per_class_pr_auc: list[float | None] | None = None
+    reliability: list[list[float]] | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Evaluation:
@@ -96,22 +105,62 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """Accuracy on the target mix if there is one, else accuracy; AUROC of several labels; to compare models."""
-        if self.per_class_auroc is not None:
+        """Accuracy on the target mix if there is one, else accuracy; AUROC of several labels."""
+        if self.of_labels:
             return self.auroc or 0.0
         return self.accuracy if self.target_accuracy is None else self.target_accuracy
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether a sample may have several labels, or none."""
+        return self.per_class_auroc is not None and not self.confusion
+
+    @property
+    def majority(self) -> float:
+        """The share of the most frequent class: the accuracy of always naming it."""
+        samples = [sum(row) for row in self.confusion]
+        return float(max(samples, default=0) / max(sum(samples), 1))
+
+    @property
+    def uneven(self) -> bool:
+        """Whether one class has more than 60 % of the samples, or than one and a half times an even share."""
+        present = sum(any(row) for row in self.confusion)
+        return present > 1 and self.majority > min(DOMINANT, UNEVEN / present)
+
+    def measure(self, wanted: str) -> str:
+        """Return the figure that a value of `evaluation.measure` means here.
+
+        "auto" is the accuracy on the target mix if there is one; else balanced accuracy where the classes are `uneven`,
+        and accuracy where they are not; where a sample may have several labels, AUROC.
+        """
+        if wanted != "auto" or self.of_labels:
+            return "auroc" if wanted == "auto" else wanted
+        own = "balanced_accuracy" if self.uneven else "accuracy"
+        return own if self.target_accuracy is None else "target_accuracy"
+
+    def judged(self, wanted: str) -> float:
+        """Return a number by which models are compared, the higher the better; -1 where the figure is undefined."""
+        value = getattr(self, name := self.measure(wanted))
+        return -1.0 if value is None or not math.isfinite(value) else 1 - value if name == "ece" else float(value)
 
     @staticmethod
     def of_findings(logits: NDArray[Any], targets: NDArray[np.int64]) -> Evaluation:
         """Compute the metrics where a sample may have several labels (see `metrics.finding_figures`)."""
         found = metrics.finding_figures(logits, targets)
         plain_lists = {"per_class": plain(found.pop("recalls")), "per_class_auroc": plain(found.pop("aurocs"))}
+        plain_lists["per_class_pr_auc"] = plain(found.pop("pr_aucs"))
         numbers = {name: _defined(value) for name, value in found.items()}
         return Evaluation(**numbers, **plain_lists, confusion=[])  # type: ignore[arg-type]
 
     @staticmethod
-    def of(confusion: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None) -> Evaluation:
+    def of(
+        confusion: NDArray[np.int64],
+        loss: float,
+        target: NDArray[np.float64] | None,
+        scores: metrics.Scores | None = None,
+    ) -> Evaluation:
         """Compute the metrics; `target` is the target's label mix, `(classes,)`, if there is one."""
+        more = {} if scores is None else scores.of_scores()
         return Evaluation(
             accuracy=float(np.trace(confusion) / max(confusion.sum(), 1)),
             loss=loss if math.isfinite(loss) else None,
@@ -120,6 +169,7 @@ class Evaluation:
             per_class=plain(metrics.per_class_accuracy(confusion)),
             confusion=confusion.tolist(),
             target_accuracy=None if target is None else _defined(metrics.target_accuracy(confusion, target)),
+            **{name: _plain(value) for name, value in more.items()},
         )
 
 
@@ -139,6 +189,8 @@ class ClientEvaluation:
     vacant: float | None = None
 
 
+DOMINANT, UNEVEN = 0.6, 1.5
+"""The share of one class, and the multiple of an even share, beyond which models are compared by balanced accuracy."""
 _SPARSE = {"sparse": True}
 """Marks a field that is written only in the records of rounds in which there is something to say."""
 _NUMBER = (int, float, int | None, float | None)
@@ -262,6 +314,14 @@ class RoundRunner(Protocol):
 BATCH = 1000
 
 
+class Predictions(NamedTuple):
+    """A model's confusion matrix, mean cross-entropy (of a part, the sum) and logits, `(samples, classes)`."""
+
+    confusion: NDArray[np.int64]
+    loss: float
+    logits: NDArray[Any]
+
+
 @torch.inference_mode()
 def predict_findings(network: nn.Module, inputs: Inputs, targets: Tensor) -> Evaluation:
     """Evaluate a network on samples that may have several labels, or none: `targets` are bits, `(samples,)`."""
@@ -269,8 +329,8 @@ def predict_findings(network: nn.Module, inputs: Inputs, targets: Tensor) -> Eva
     return Evaluation.of_findings(torch.cat(logits).cpu().numpy(), targets.cpu().numpy())
 
 
-def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
-    """Predict a data set: the confusion matrix, `(classes, classes)`, a row for each true class, and the mean loss."""
+def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> Predictions:
+    """Predict a data set."""
     return predicted(predict_batch(network, *batch, num_classes) for batch in batches(inputs, targets))
 
 
@@ -282,19 +342,19 @@ def batches(inputs: Inputs, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @torch.inference_mode()
-def predict_batch(network: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> tuple[NDArray[np.int64], float]:
-    """Predict a part of a data set: its confusion matrix, and its sum of losses."""
+def predict_batch(network: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> Predictions:
+    """Predict a part of a data set."""
     logits = network.eval()(x)
     confusion = torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)
     loss = float(functional.cross_entropy(logits, y, reduction="sum"))
-    return confusion.reshape(num_classes, num_classes).cpu().numpy(), loss
+    return Predictions(confusion.reshape(num_classes, num_classes).cpu().numpy(), loss, logits.float().cpu().numpy())
 
 
-def predicted(parts: Iterable[tuple[NDArray[np.int64], float]]) -> tuple[NDArray[np.int64], float]:
+def predicted(parts: Iterable[Predictions]) -> Predictions:
     """Put the parts of a data set together, in their order, on which the last digits of the loss depend."""
-    tables, losses = zip(*parts, strict=True)
+    tables, losses, logits = zip(*parts, strict=True)
     confusion: NDArray[np.int64] = sum(tables[1:], start=tables[0])
-    return confusion, sum(losses) / max(int(confusion.sum()), 1)
+    return Predictions(confusion, sum(losses) / max(int(confusion.sum()), 1), np.concatenate(logits))
 
 
 def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
@@ -307,6 +367,11 @@ def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
 def plain(values: NDArray[np.float64]) -> list[float | None]:
     """Convert an array to a list of floats, with None in place of NaN, which JSON does not have."""
     return [_defined(float(value)) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    """Convert a figure likewise: a number, an array or a list."""
+    return plain(value) if isinstance(value, np.ndarray) else _defined(value) if isinstance(value, float) else value
 
 
 def _defined(value: float) -> float | None:

@@ -259,7 +259,7 @@ class SequentialBackend(Backend):
 
     def _batches(self, round: int, task: Assignment, samples: ClientSamples, schedule: Schedule) -> Iterator[Tensor]:
         """Yield the rows of every batch of the epochs that are begun."""
-        for order in self.work.epoch_orders(round, task.client, samples.rows, schedule.epochs):
+        for order in self.work.epoch_orders(round, task.client, samples, samples.rows, schedule.epochs):
             yield from torch.split(torch.from_numpy(order).to(samples.targets.device), self.work.training.batch_size)
 
 

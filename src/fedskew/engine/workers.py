@@ -26,7 +26,6 @@ import numpy as np
 import torch
 import torch.distributed as distributed
 import torch.multiprocessing  # from now on, tensors that are sent to a process lie in shared memory
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -34,7 +33,7 @@ from fedskew import torchrun
 from fedskew.children import Child, Died, Pool, Reply
 from fedskew.data import Inputs
 from fedskew.engine._backend import Assignment, Backend, LocalWork, Observer, Sent, Update, reuse_freed_memory
-from fedskew.engine._records import BATCH, batches, predict_batch, predicted
+from fedskew.engine._records import BATCH, Predictions, batches, predict_batch, predicted
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.errors import ArgumentError, ComponentError, RunError
 from fedskew.models import FlatModel, ModelState
@@ -105,9 +104,7 @@ class ProcessBackend(Backend):
             self.close()
             raise
 
-    def predict(
-        self, model: ModelState, inputs: Inputs, targets: Tensor, num_classes: int
-    ) -> tuple[NDArray[np.int64], float] | None:
+    def predict(self, model: ModelState, inputs: Inputs, targets: Tensor, num_classes: int) -> Predictions | None:
         """See `Backend.predict`; while the processes are busy, or start, this one helps."""
         if not isinstance(inputs, Tensor) or len(targets) <= BATCH:
             return None
@@ -116,7 +113,7 @@ class ProcessBackend(Backend):
             targets.share_memory_()  # type: ignore[no-untyped-call]
         here = SequentialBackend(self.model, self.work)
         jobs = [_Prediction(model, x, y, num_classes) for x, y in batches(inputs, targets)]
-        parts: dict[int, tuple[NDArray[np.int64], float]] = {}
+        parts: dict[int, Predictions] = {}
         try:
             self.open()
             for number, reply in self._pool.run(jobs, lambda job: (job.run(here), None, "")):
@@ -159,7 +156,7 @@ class _Prediction(NamedTuple):
     y: Tensor
     classes: int
 
-    def run(self, backend: SequentialBackend) -> tuple[NDArray[np.int64], float]:
+    def run(self, backend: SequentialBackend) -> Predictions:
         backend.model.write_state(self.model)
         return predict_batch(backend.model.network, self.x, self.y, self.classes)
 

@@ -110,6 +110,8 @@ class Config(sections.Section):
         """Eight hex digits that differ whenever the run's model or records can differ."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
         del tree["evaluation"]["summary"]  # what is said of a run changes nothing in it
+        if not self.data.validation or self.evaluation.measure == "auto":
+            del tree["evaluation"]["measure"]
         if not self.target.is_estimated:  # how an estimate would be made changes nothing
             tree["target"] = {key: tree["target"][key] for key in ("mix", "truth", "noise") if key in tree["target"]}
         if isinstance(schema := tree["data"].get("schema"), dict) and "columns" in schema:
@@ -314,6 +316,7 @@ def _check(config: Config) -> None:
     if config.data.client_test + config.data.held_out >= 1:
         raise ConfigError("data.client_test: with data.held_out nothing is left to train on; set smaller shares")
     _check_sites(config, method)
+    _check_balance(training, method)
     if training.steps is not None and training.epochs != 1:
         raise ConfigError("training.steps: stands in place of epochs; set only one of them")
     if config.conditions.stragglers and (training.steps is not None or 0 < training.epochs < 1):
@@ -357,6 +360,24 @@ def _check(config: Config) -> None:
             config.tuned(value)
         except FedskewError as error:
             raise ConfigError(f"tune.values: {value!r} is not valid: {error}") from None
+
+
+def _check_balance(training: sections.TrainingSection, method: methods.Method) -> None:
+    """Refuse weights of classes, or a sampler, beside what makes up for the shares of classes already."""
+    wanted = [key for key in ("class_weights", "sampler") if getattr(training, key) is not None]
+    loss = method.objective.loss
+    name, reason, key = type(loss).__name__, None, next(iter(wanted), "")
+    if len(wanted) == 2 and training.class_weights == "balanced":
+        reason = "with sampler = 'balanced' rare classes would count twice; leave out one of them"
+    elif components.has(loss, "balances_classes"):
+        reason = f"{name} makes up for the shares of a client's classes by itself; leave it out, or take cross_entropy"
+    elif "class_weights" in wanted and not components.covers(loss, "weighs_classes", "value"):
+        reason = f"{name} does not weigh classes (weighs_classes); take cross_entropy, or sampler = 'balanced'"
+    elif "sampler" in wanted and components.has(method.selection, "assigns_quotas"):
+        key, chooses = "sampler", type(method.selection).__name__
+        reason = f"{chooses} says itself how many samples of each class clients train on; leave it out"
+    if wanted and reason is not None:
+        raise ConfigError(f"training.{key}: {reason}")
 
 
 def _check_sites(config: Config, method: methods.Method) -> None:

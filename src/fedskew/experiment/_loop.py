@@ -19,6 +19,7 @@ from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
+from fedskew.experiment._final import FinalLook, Scoring
 from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._progress import TRACKERS, Tracker
@@ -90,6 +91,7 @@ class TrainingLoop:
         sites: The models at each client; None where clients have no test samples.
         finisher: Finishes the last round's model; None: it stays as it is.
         profile: Called for what the training samples look like, which is written beside the model; None: it is not.
+        scores: Returns a model's logits of the test set, or of the validation set; None where they are not here.
         finished: The finished model after `finish`; None where the method has no finish.
     """
 
@@ -106,6 +108,7 @@ class TrainingLoop:
     sites: Sites | None = None
     finisher: Finisher | None = None
     profile: Callable[[], Profile] | None = None
+    scores: Scoring | None = None
     records: list[engine.RoundRecord] = field(default_factory=list, init=False)
     finished: ModelState | None = field(default=None, init=False)
     _progress: Progress | None = field(default=None, init=False)
@@ -198,9 +201,12 @@ class TrainingLoop:
         summary["backend"] = _backend_notes(self.runner)
         summary["objective"] = methods.objective_in_words(self.config.method)
         if folder is not None and best_round is not None:
+            info = self._look.decided(self.info, state.best)
             self.model.write_state(state.best)
-            folder.save_model("best.safetensors", self.model.state_dict(), self.info)
-        self.save_model()
+            folder.save_model("best.safetensors", self.model.state_dict(), info)
+        info = self.save_model()
+        with self._kept():
+            summary |= self._look.summary(info, self.model.read_state(), self.records[-1].evaluation)
         if self.finisher is not None:
             with self._kept():
                 summary["finished"] = self._finish(self.finisher, self.model.read_state())
@@ -223,13 +229,20 @@ class TrainingLoop:
             self.folder.write_sites(rows)
         return rows
 
-    def save_model(self) -> None:
-        """Write the model as it is after the last round; it is then in `model` too."""
+    def save_model(self) -> ModelInfo:
+        """Write the model as it is after the last round; it is then in `model` too. Return what its file notes."""
         self._hold_final()
+        with self._kept():
+            info = self._look.decided(self.info, self.model.read_state())
         if self.folder is not None:
-            self.folder.save_model("model.safetensors", self.model.state_dict(), self.info)
+            self.folder.save_model("model.safetensors", self.model.state_dict(), info)
             if self.profile is not None:
                 self.folder.write_profile(self.profile())
+        return info
+
+    @property
+    def _look(self) -> FinalLook:
+        return FinalLook(self.config, self.scores, self.task().target)
 
     def finished_network(self) -> nn.Module | None:
         """Return a copy of the network with the finished model; None where the method has no finish."""
@@ -266,6 +279,7 @@ class TrainingLoop:
         seconds = time.perf_counter() - began
         self.finished = made.state
         evaluation, _ = self.evaluate(self.server.round, self.finished)
+        said = self._look.summary(self.info, self.finished, evaluation)
         if self.folder is not None:
             self.model.write_state(self.finished)
             self.folder.save_model(FINISHED, self.model.state_dict(), self.info)
@@ -277,6 +291,7 @@ class TrainingLoop:
             "bytes_up": made.bytes_up,
             "bytes_down": made.bytes_down,
             "seconds": seconds,
+            **said,
         }
 
     def _run(self, summary: dict[str, Any], sites: tuple[SiteRow, ...]) -> SeedRun:
@@ -302,8 +317,8 @@ class TrainingLoop:
             record.evaluation, record.validation = self.evaluate(record.round, model)
             if self.sites is not None and self.config.evaluation.sites:
                 record.sites = SiteRow.over_clients(self.sites(model, record.round))
-            if record.validation is not None and record.validation.score > state.best_score:
-                score = record.validation.score
+            measure = self.config.evaluation.measure
+            if record.validation is not None and (score := record.validation.judged(measure)) > state.best_score:
                 state = replace(state, best=model, best_score=score, best_round=record.round, stale=0)
             elif record.validation is not None:
                 state = replace(state, stale=state.stale + 1)

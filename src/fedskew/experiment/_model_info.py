@@ -40,6 +40,8 @@ class ModelInfo:
         encoder: What makes inputs of samples as they are in files, in plain values (`data.encoder_of`); None: there is
             nothing of that kind, as of images.
         multi_label: Whether a sample may have several of the classes, or none: each has a probability of its own.
+        threshold: The probability from which a sample is taken for the second of two classes, as validation samples
+            chose it; None: samples are taken for the likeliest class.
     """
 
     EXPORTS: ClassVar[dict[str, str]] = {"onnx": ".onnx", "torchscript": ".pt"}
@@ -53,6 +55,7 @@ class ModelInfo:
     window: tuple[float, ...] = ()
     encoder: dict[str, Any] | None = None
     multi_label: bool = False
+    threshold: float | None = None
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probability of each class, `(samples, classes)`."""
@@ -193,6 +196,8 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
     about = {"classes": json.dumps(info.classes)} | ({} if before is None else {"samples": before})
     if info.encoder is not None:
         about["encoder"] = json.dumps(info.encoder)
+    if info.threshold is not None:
+        about["threshold"] = str(info.threshold)
     write = _write_onnx if kind == "onnx" else _write_torchscript
     try:
         with _quiet(), replacing(path) as part:

@@ -27,11 +27,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedskew import torchrun
-from fedskew.engine import RoundRecord
+from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import MissingPackageError
 from fedskew.experiment._config import Config
 from fedskew.experiment._summary import numbers
 from fedskew.files import write_text
+from fedskew.report import SeedRun
 from fedskew.tables import counted, duration, flatten
 
 Listen = Callable[[dict[str, Any]], None]
@@ -132,7 +133,11 @@ class RunBar(Bar):
             nonlocal latest
             if evaluation := record["evaluation"]:
                 of = "" if config.evaluation.summary == "final" else " of this round"
-                latest = f"seed {record['seed']}  accuracy{of} {evaluation['accuracy']:.3f}"
+                found = Evaluation.from_dict(evaluation)
+                measure = found.measure(config.evaluation.measure)
+                value = getattr(found, measure)
+                shown = "undefined" if value is None else f"{value:.3f}"
+                latest = f"seed {record['seed']}  {SeedRun.FIGURES[measure]}{of} {shown}"
                 self.show(latest=latest)
             self.advance(words, 1 if record["round"] else 0, record["seconds"])
             self.said = words()

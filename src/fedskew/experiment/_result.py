@@ -14,7 +14,7 @@ from fedskew import report
 from fedskew.engine import RoundRecord
 from fedskew.errors import ArgumentError, MissingPackageError, nearest
 from fedskew.experiment._config import Config
-from fedskew.experiment._summary import FIGURES, numbers, over_seeds
+from fedskew.experiment._summary import EVALUATED, numbers, over_seeds
 from fedskew.report import SeedRun
 from fedskew.tables import Spread, counted, filled
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from fedskew.experiment._adapt import Adaptation
     from fedskew.labels import MixMethod
-
-HEADLINE = {"accuracy": "accuracy", "worst_class": "worst class", "target_accuracy": "target mix"}
-"""The figures that a reader looks for first, and what they are called."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +56,8 @@ class Result:
     def headline(self, of: str | None = None) -> dict[str, Spread]:
         """Return the figures that a reader looks for first, as shares over the seeds.
 
-        They are accuracy, worst class and, with a target, accuracy on its mix.
+        They are accuracy, worst class and, with a target, accuracy on its mix; where classes are uneven, or
+        `evaluation.measure` says so, more, the one that ranks first.
 
         Args:
             of: "final": of the last round's model alone; "finished": of the finished model, empty where there is none;
@@ -67,9 +65,10 @@ class Result:
         """
         kind = of or SeedRun.MOMENTS[self.config.evaluation.summary]
         found = over_seeds([run.summary for run in self.runs]).get(kind) or {}
+        shown = {name: SeedRun.FIGURES[name] for name in SeedRun.shown_figures(self.runs)}
         return {
             heading: Spread(**found[name])
-            for name, heading in HEADLINE.items()
+            for name, heading in shown.items()
             if name in found and found[name]["mean"] is not None
         }
 
@@ -178,8 +177,8 @@ class Result:
             other.plot(ax=axes)                 # a second result beside the first
 
         Args:
-            figure: A figure on the test set (accuracy, balanced_accuracy, macro_f1, worst_class, target_accuracy, loss)
-                or another number of the record, as in `to_frame`.
+            figure: A figure on the test set (accuracy, balanced_accuracy, macro_f1, auroc, pr_auc, ece, worst_class,
+                target_accuracy, loss) or another number of the record, as in `to_frame`.
             ax: matplotlib's axes to draw on; None: a new figure's.
 
         Raises:
@@ -187,7 +186,7 @@ class Result:
         """
         from matplotlib import pyplot
 
-        from fedskew.report import drawing
+        from fedskew.report import SeedRun, drawing
 
         of_seeds = [_series(run, figure) for run in self.runs]
         series = [points for points in of_seeds if points]
@@ -201,7 +200,7 @@ class Result:
             raise ArgumentError(f"figure: no round has {figure!r}{nearest(figure, known)}")
         if ax is None:
             _, ax = pyplot.subplots(layout="constrained")
-        share = figure in FIGURES and figure != "loss"
+        share = figure in SeedRun.FIGURES
         scaled = [{at: 100 * value if share else value for at, value in points.items()} for points in series]
         style = len(ax.get_legend_handles_labels()[1])
         drawing.curves(ax, [drawing.Curve.over_seeds(style, scaled, label=self.config.name)], unit="%" if share else "")
@@ -241,7 +240,7 @@ def _series(run: SeedRun, figure: str) -> dict[int, float]:
     """Return a number by round; `loss` is the one on the test set, as in a summary."""
     points = {}
     for record in run.rounds:
-        value = numbers(record).get(f"evaluation.{figure}" if figure in FIGURES else figure, math.nan)
+        value = numbers(record).get(f"evaluation.{figure}" if figure in EVALUATED else figure, math.nan)
         if not math.isnan(value):
             points[record.round] = float(value)
     return points

@@ -117,6 +117,12 @@ class TrainingSection(Section):
     """Each client keeps its momentum buffer between participations, as FedVLS's public code does for its baselines."""
     teacher_train_mode: bool = False
     """The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself."""
+    class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0.0)]] | None = None
+    """What a sample of each class counts for in the classification loss, in the order of the classes; "balanced":
+    inversely to the samples of its class in the whole federation, 1 in the mean over samples; without it: all 1."""
+    sampler: Literal["balanced"] | None = None
+    """"balanced": a client's epoch draws as many samples as it has, with replacement, each of its classes as often as
+    the others; without it: every sample once, shuffled."""
     augmentation: str | None = None
     """Random changes of a batch's inputs, by name; without it: none."""
 
@@ -238,15 +244,29 @@ class EvaluationSection(Section):
     in the federation, of which the best on its held-out samples counts; "pooled", one model of all training samples in
     one place, in every round as many steps as a client takes in the mean."""
     patience: Annotated[int, Field(ge=0)] = 0
-    """Stop after so many evaluations without a better validation accuracy; 0: never."""
+    """Stop after so many evaluations in which validation samples give no better `measure`; 0: never."""
     summary: Literal["final", "last 10", "best on validation"] = "final"
     """What stands for a run in tables, on pages and in tests of differences. "final": the model after the last round.
     "last 10": the mean over the evaluations of the last 10 rounds. "best on validation": the model that is best on the
     validation samples. Beside it stands the mean over the last tenth of the rounds."""
+    measure: Literal[
+        "auto",
+        "accuracy",
+        "balanced_accuracy",
+        "macro_f1",
+        "auroc",
+        "pr_auc",
+        "ece",
+        "worst_class",
+        "target_accuracy",
+    ] = "auto"
+    """The figure by which models are ranked, and chosen on validation samples (of `ece`, the calibration error, the
+    lowest is best). "auto": `target_accuracy` where there is a target; else `balanced_accuracy` where one class has
+    more than 60 % of the samples, or than 1.5 times an even share, and `accuracy` where none has."""
 
 
 class TuneSection(Section):
-    """A key whose value is chosen by validation accuracy."""
+    """A key whose value is chosen on validation samples, by `evaluation.measure`."""
 
     key: str
     """The dotted key."""

@@ -81,28 +81,23 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     runner, untrained, model, sites = _make_runner(config, seed, task, device, clients, observe, folder)
     if refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0]))):
         check_batches(config, task.client_names, task.sizes)
+    if config.evaluation.measure == "target_accuracy" and task.target is None:
+        raise ConfigError("evaluation.measure: there is no target; set target.mix, or take balanced_accuracy")
     method = make_method(config, dataset)
     notes = run_notes(config, method, task, model.module)
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes, task.sizes)
     files = None
     if folder is not None:
         files = RunFolder(folder, task.partition, Identity.of(config, task.loaded.content(config)))
+    targets, backend = (task.target, task.server_target), getattr(runner, "backend", None)
+    evaluator = LocalEvaluator(model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label)
     return TrainingLoop(
         config=config,
         runner=runner,
         untrained=untrained,
         model=model,
         info=model_info(dataset),
-        evaluate=LocalEvaluator(
-            model,
-            test,
-            validation,
-            dataset.num_classes,
-            task.target,
-            task.server_target,
-            getattr(runner, "backend", None),
-            dataset.multi_label,
-        ),
+        evaluate=evaluator,
         task=lambda: info,
         clients=clients,
         folder=files,
@@ -110,6 +105,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         sites=sites,
         finisher=make_finisher(config, seed, task, model),
         profile=partial(model_info(dataset).profile, dataset.inputs),
+        scores=evaluator.scores,
     )
 
 
@@ -160,13 +156,15 @@ def _make_runner(
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
     )
-    work = make_work(config, seed, method, model, samples, dataset.mean, dataset.std)
     conditions = config.conditions
     noisy = (
         None
         if conditions.count_epsilon is None
         else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE))
     )
+    pooled = (task.counts if noisy is None else noisy).sum(axis=0)
+    moments = dataset.mean, dataset.std
+    work = make_work(config, seed, method, model, samples, *moments, dataset.num_classes, pooled)
     weighed = noisy if conditions.count_use == "all" else None
     if weighed is not None and config.engine.label_counts == "summed":
         weighed = summable(weighed)

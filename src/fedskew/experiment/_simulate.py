@@ -200,7 +200,8 @@ def _simulate(
     with _of_this_rank(resolved, folder, resume) as (own, place):
         begin = partial(_begin_whole, resolved, None if single else place)
         for name, run, *networks in _trained(own, place, begin, resume, progress):
-            scores[name] = max((record.validation.score for record in run.rounds if record.validation), default=-1.0)
+            validated = (record.validation for record in run.rounds if record.validation is not None)
+            scores[name] = max((one.judged(resolved.evaluation.measure) for one in validated), default=-1.0)
             if run.seed not in best or scores[name] > best[run.seed][0]:
                 best[run.seed] = scores[name], name, run
                 if run.seed == resolved.seeds[0]:  # one network is kept

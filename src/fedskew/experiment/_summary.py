@@ -20,12 +20,14 @@ from fedskew.privacy import COVERED
 from fedskew.report import LAST, SeedRun
 from fedskew.tables import Spread
 
-FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "worst_class", "target_accuracy", "loss")
+EVALUATED = (*SeedRun.FIGURES, "loss")
+LOW = ("loss", "ece")
+"""The figures that are the better the lower they are."""
 
 
 def figures(evaluation: Evaluation) -> dict[str, float | None]:
     """Return the figures of one evaluation by name."""
-    return {name: getattr(evaluation, name) for name in FIGURES}
+    return {name: getattr(evaluation, name) for name in EVALUATED}
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
@@ -57,7 +59,7 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
             for record in SeedRun.last_evaluated(rounds, last)
             if record.evaluation is not None
         ]
-        return {name: Spread.of(_known(found, name)).mean for name in FIGURES} | {"evaluations": len(found)}
+        return {name: Spread.of(_known(found, name)).mean for name in EVALUATED} | {"evaluations": len(found)}
 
     evaluated = [(record.round, figures(record.evaluation)) for record in rounds if record.evaluation is not None]
     chosen = next((values for round, values in evaluated if round == best_round), None)
@@ -67,7 +69,7 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
         "last10": mean(LAST),
         "last_tenth": mean(math.ceil(rounds[-1].round / 10)),
         "best_by_validation": None if chosen is None else {**chosen, "round": best_round},
-        "max": {name: _best([values for _, values in evaluated], name) for name in FIGURES} if evaluated else None,
+        "max": {name: _best([values for _, values in evaluated], name) for name in EVALUATED} if evaluated else None,
     }
     counted: dict[str, Any] = {
         "rounds": rounds[-1].round,
@@ -87,11 +89,11 @@ def headline(moments: Mapping[str, Any], summary: str) -> dict[str, Any]:
 
 
 def _known(evaluations: Sequence[dict[str, float | None]], name: str) -> list[float]:
-    return [value for entry in evaluations if (value := entry[name]) is not None]
+    return [value for entry in evaluations if (value := entry.get(name)) is not None]
 
 
 def _best(evaluations: Sequence[dict[str, float | None]], name: str) -> float | None:
-    return (min if name == "loss" else max)(_known(evaluations, name), default=None)
+    return (min if name in LOW else max)(_known(evaluations, name), default=None)
 
 
 def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -102,15 +104,15 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     together: dict[str, Any] = {"seeds": len(summaries)}
     for kind in ("headline", "final", "last10", "last_tenth", "best_by_validation", "max"):
         known = [summary[kind] for summary in summaries if summary[kind] is not None]
-        if len(known) < len(summaries) or any(FIGURES[0] not in one for one in known):
+        if len(known) < len(summaries) or any(EVALUATED[0] not in one for one in known):
             together[kind] = None
             continue
-        together[kind] = {name: asdict(Spread.of(_known(known, name))) for name in FIGURES}
+        together[kind] = {name: asdict(Spread.of(_known(known, name))) for name in EVALUATED}
         if kind == "headline":
             together[kind]["of"] = known[0]["of"]
     finished = [values for summary in summaries if (values := finished_figures(summary)) is not None]
     if len(finished) == len(summaries):
-        together["finished"] = {name: asdict(Spread.of(_known(finished, name))) for name in FIGURES}
+        together["finished"] = {name: asdict(Spread.of(_known(finished, name))) for name in EVALUATED}
     return together
 
 

@@ -251,8 +251,8 @@ def _default_processes(jobs: Sequence[Job]) -> int:
 
 def _runs_of(job: Job, out: Path) -> list[SeedRun]:
     """Read a finished run, whose headline figures are those that the sweep asks for now."""
-    found = RunFolder.read_runs(job.folder(out), job.cell.label)
-    return [run.summarised(job.config.evaluation.summary) for run in found]
+    found, evaluation = RunFolder.read_runs(job.folder(out), job.cell.label), job.config.evaluation
+    return [run.summarised(evaluation.summary, measure=evaluation.measure) for run in found]
 
 
 def _accuracy_of(job: Job, out: Path) -> float | None:

@@ -16,15 +16,13 @@ from fedskew.report import SeedRun, write_report
 from fedskew.tables import Spread, csv_text, filled, markdown_table
 
 HEADINGS = {
-    "accuracy": "accuracy",
-    "worst_class": "worst class",
-    "target_accuracy": "target mix",
+    **SeedRun.FIGURES,
     "last_tenth": "last tenth",
     "rounds_to_accuracy": "rounds to {:g} %",
     "megabytes": "MB",
     "seconds": "seconds",
 }
-_SHARES = {"accuracy", "worst_class", "target_accuracy", "last_tenth"}
+_SHARES = {*SeedRun.FIGURES, "last_tenth"}
 
 Reasons = Mapping[tuple[str, int], str]
 """Why runs failed, or were not begun, by label of the cell and seed."""
@@ -34,9 +32,9 @@ Reasons = Mapping[tuple[str, int], str]
 class CellResult:
     """A row of a sweep's table: its label on each axis, the seeds asked for, and each finished seed's numbers by name.
 
-    `failed` and `refused` say why other seeds failed, or were not begun. `accuracy`, `worst_class` and
-    `target_accuracy` are shares, of what the cell's `evaluation.summary` names, in words `shown`. `last_tenth` is the
-    mean over the last tenth of the rounds, of `target_accuracy` where that is known, else of `accuracy`.
+    `failed` and `refused` say why other seeds failed, or were not begun. `report.FIGURES` are shares, of what the
+    cell's `evaluation.summary` names, in words `shown`. `last_tenth` is the mean over the last tenth of the rounds of
+    the run's measure.
     `rounds_to_accuracy` is the first evaluated round with the sweep's accuracy; `megabytes` (10**6) are up and down
     together. `again`: the same runs have an earlier row, so that what failed has been said. `config`: None where the
     combination makes no sense.
@@ -129,7 +127,9 @@ class SweepResult:
     def columns(self) -> list[str]:
         """The numbers that the sweep names or that some row has, seconds last: they alone differ between sweeps."""
         wanted = set() if self.sweep.accuracy is None else {"rounds_to_accuracy"}
-        return [figure for figure in HEADINGS if figure in wanted or any(row.values(figure) for row in self.rows)]
+        shown = SeedRun.shown_figures(self.runs)
+        names = [*shown, *(name for name in HEADINGS if name not in SeedRun.FIGURES)]
+        return [figure for figure in names if figure in wanted or any(row.values(figure) for row in self.rows)]
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return headings and cells as a person reads them: axes, number of seeds, numbers (shares in percent)."""
@@ -248,11 +248,9 @@ def _rows(
 
 
 def _figures(run: SeedRun, accuracy: float | None) -> dict[str, float | None]:
-    figures, tenth = run.headline, run.last_tenth
-    over = tenth.get("target_accuracy")
     return {
-        **{name: figures.get(name) for name in ("accuracy", "worst_class", "target_accuracy")},
-        "last_tenth": tenth.get("accuracy") if over is None else over,
+        **{name: run.headline.get(name) for name in SeedRun.FIGURES},
+        "last_tenth": run.last_tenth.get(run.measure),
         "rounds_to_accuracy": None if accuracy is None else run.rounds_to(accuracy),
         "megabytes": (run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6,
         "seconds": run.summary["seconds"],

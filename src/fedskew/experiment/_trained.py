@@ -70,6 +70,15 @@ class TrainedModel:
         """What the columns hold of a table that the model was trained on; None: it was trained on something else."""
         return self.encoder if isinstance(self.encoder, TableSchema) else None
 
+    def decide(self, probabilities: FloatArray) -> NDArray[np.int64]:
+        """Return the class ids, `(samples,)`, that samples are taken for by their probabilities, `(samples, classes)`.
+
+        They are the likeliest; of two classes by `info.threshold` where validation samples chose one.
+        """
+        shares, threshold = np.asarray(probabilities), self.info.threshold
+        decided = shares.argmax(axis=1) if threshold is None else shares[:, 1] >= threshold
+        return decided.astype(np.int64)
+
     def __repr__(self) -> str:
         classes = counted(len(self.classes), "class", "classes")
         return f"<TrainedModel of {self.file}: samples of shape {self.in_shape}, {classes}>"
@@ -143,8 +152,9 @@ class TrainedModel:
         if finish.get("name") != "adapt":
             return self
         trained, network = self.file.with_name("model.safetensors"), copy.deepcopy(self.network)
-        network.load_state_dict(load_tensors(trained)[0])
-        return replace(self, network=network, file=trained)
+        state, notes = load_tensors(trained)
+        network.load_state_dict(state)
+        return replace(self, network=network, file=trained, info=ModelInfo.of_plain(notes))
 
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
@@ -360,7 +370,8 @@ def moved_model(
 ) -> TrainedModel:
     _check_one_class(model)
     added = calibration.offsets(mix, prior)
-    return replace(model, network=Adapted(model.network, calibration.temperature, added).eval())
+    info = replace(model.info, threshold=None)  # it was chosen for other probabilities
+    return replace(model, network=Adapted(model.network, calibration.temperature, added).eval(), info=info)
 
 
 def _check_one_class(model: TrainedModel) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,14 @@ from fedskew.randomness import Purpose, stream_key
 def make_method(config: Config, dataset: Dataset) -> Method:
     """Build the method of a config for a data set; CombinationError where it can't train on several labels a sample."""
     method = methods.build(config.method, config.training.momentum)
-    return methods.for_findings(method) if dataset.multi_label else method
+    if not dataset.multi_label:
+        return method
+    for key in ("class_weights", "sampler"):
+        if getattr(config.training, key) is not None:
+            raise ConfigError(
+                f"training.{key}: goes by a sample's one class, and here it may have several; leave it out"
+            )
+    return methods.for_findings(method)
 
 
 def make_network(
@@ -73,10 +81,13 @@ def make_work(
     samples: ClientData,
     mean: tuple[float, ...],
     std: tuple[float, ...],
+    classes: int,
+    counts: NDArray[np.float64] | None = None,
 ) -> LocalWork:
     """Build the local training of a config; ConfigError where the network lacks layers that clients are to keep.
 
-    Samples were normalised by `mean` and `std`, by channel, which augmentation needs.
+    Samples were normalised by `mean` and `std`, by channel, which augmentation needs. `counts` are the label counts of
+    the federation, `(classes,)`, where they are known.
     """
     training = config.training
     augment = None
@@ -85,7 +96,7 @@ def make_work(
         augment = partial(augmentation.apply, mean=mean, std=std)
     return LocalWork(
         data=samples,
-        objective=method.objective,
+        objective=replace(method.objective, class_weights=_class_weights(config, classes, counts)),
         local_step=method.local_step if method.personal is None else method.personal.local_step(method.local_step),
         training=config.training.local(),
         seed=seed,
@@ -93,6 +104,24 @@ def make_work(
         hooks=hooked(method),
         private=None if method.personal is None else _private(method.personal, model),
     )
+
+
+def _class_weights(config: Config, classes: int, counts: NDArray[np.float64] | None) -> tuple[float, ...]:
+    """Return what a sample of each class counts for; balanced as scikit-learn has it, n / (classes held x n_c)."""
+    wanted = config.training.class_weights
+    if wanted is None:
+        return ()
+    if wanted != "balanced":
+        if len(wanted) != classes or not any(wanted):
+            raise ConfigError(
+                f"training.class_weights: expected {classes} weights, one for each class in their order, and one at "
+                f"least above 0; got {wanted}"
+            )
+        return tuple(wanted)
+    assert counts is not None, "real sites refuse it"
+    held = counts > 0
+    weights = counts.sum() / np.maximum(held.sum(), 1) / np.where(held, counts, np.inf)
+    return tuple(np.where(held, weights, weights.max()).tolist())  # counts with noise may miss a class
 
 
 def _private(personal: Personal, model: FlatModel) -> Private | None:
@@ -207,13 +236,25 @@ class LocalEvaluator:
         tested = self._evaluate(state, self.test, self.target)
         return tested, None if self.validation is None else self._evaluate(state, self.validation, self.chosen_by)
 
+    def scores(self, state: ModelState, validation: bool = False) -> metrics.Scores | None:
+        """Return a model's logits of the test set, or of the validation set; None where there are no such samples."""
+        data = self.validation if validation else self.test
+        if data is None or not len(data.targets) or self.multi_label:
+            return None
+        self.model.write_state(state)
+        return metrics.Scores.of(self._predicted(state, data).logits, data.targets)
+
+    def _predicted(self, state: ModelState, data: LabelledData) -> Any:
+        of_all = data.inputs, data.targets, self.classes
+        found = None if self.backend is None else self.backend.predict(state, *of_all)
+        return predict(self.model.network, *of_all) if found is None else found
+
     def _evaluate(self, state: ModelState, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
         if self.multi_label:
             return predict_findings(self.model.network, data.inputs, data.targets)
-        of_all = data.inputs, data.targets, self.classes
-        found = None if self.backend is None else self.backend.predict(state, *of_all)
-        confusion, loss = predict(self.model.network, *of_all) if found is None else found
-        return Evaluation.of(confusion, loss, target)
+        found = self._predicted(state, data)
+        scores = metrics.Scores.of(found.logits, data.targets) if len(data.targets) else None
+        return Evaluation.of(found.confusion, found.loss, target, scores)
 
 
 @dataclass(frozen=True)
@@ -231,7 +272,7 @@ class ClientEvaluations:
         """Evaluate one client's model; None in a round without evaluation."""
         if not self.config.is_evaluated(round):
             return None
-        confusion, _ = predict(module, self.test.inputs, self.test.targets, self.counts.shape[1])
+        confusion = predict(module, self.test.inputs, self.test.targets, self.counts.shape[1]).confusion
         accuracy = metrics.per_class_accuracy(confusion)
         groups = metrics.class_groups(self.counts[client])
         majority, minority, vacant = (

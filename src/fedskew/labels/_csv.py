@@ -222,11 +222,9 @@ def _repeats(names: Sequence[str]) -> bool:
 def _without_totals(
     path: Path, counts: FloatArray, clients: list[str], classes: list[str], totals: Totals | None
 ) -> Table:
-    """Leave out rows and columns that sum up the others, with a DataWarning for each.
-
-    One that is called a total and is not the sum of the others is refused where `totals` is None; one of another name
-    that is the sum of all others stays then.
-    """
+    """Leave out rows and columns that sum up the others, with a DataWarning for each."""
+    # One that is called a total and is not the sum of the others is refused where `totals` is None; one of another name
+    # that is the sum of all others stays then.
     rows, columns = (np.array([bool(_TOTAL.fullmatch(name)) for name in names]) for names in (clients, classes))
     if totals == "keep" or rows.all() or columns.all():  # there would be nothing else
         return counts, clients, classes

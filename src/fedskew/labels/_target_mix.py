@@ -215,11 +215,10 @@ def _checked(tables: ArrayLike, cells: ArrayLike, method: str) -> tuple[FloatArr
 
 @dataclass(frozen=True)
 class _Cells:
-    """Outcome cells of the held-out classes, `(classes, cells)`, and of the target, `(cells,)`.
+    """Outcome cells of the held-out classes, `(classes, cells)`, and of the target, `(cells,)`."""
 
-    Classes without a sample are left out. `profiles` are the `raw` shares with one sample more that is spread as all
-    classes together, so that no share is 0.
-    """
+    # Classes without a sample are left out. `profiles` are the `raw` shares with one sample more that is spread as all
+    # classes together, so that no share is 0.
 
     raw: FloatArray
     profiles: FloatArray
@@ -272,11 +271,9 @@ def _starts(totals: FloatArray, bins: int) -> list[int]:
 
 
 def _nearest(differences: FloatArray, prior: FloatArray) -> FloatArray:
-    """Return the mix q on the simplex with the least `|differences @ q|`; near `prior` where several are equal.
-
-    On the ray of a mix, the least of |D t q|^2 + (1 - t)^2 grows with |D q|: so that least over t q >= 0, which NNLS
-    finds, lies on the ray of the solution.
-    """
+    """Return the mix q on the simplex with the least `|differences @ q|`; near `prior` where several are equal."""
+    # On the ray of a mix, the least of |D t q|^2 + (1 - t)^2 grows with |D q|: so that least over t q >= 0, which NNLS
+    # finds, lies on the ray of the solution.
     size = np.sqrt((differences**2).sum(axis=0).mean()) or 1.0
     tie = 1e-5 * (np.eye(len(prior)) - prior[:, None])
     ray, _ = nnls(
@@ -338,10 +335,8 @@ def _expectation_maximisation(likelihoods: FloatArray, shares: FloatArray) -> Fl
 
 
 def _covariance(information: FloatArray, spread: FloatArray, free: NDArray[np.bool_]) -> FloatArray:
-    """Covariance of the mix, to first order, where only some classes are free to move and the sum stays 1.
-
-    `information` is the score's derivative by the mix, `spread` its covariance.
-    """
+    """Covariance of the mix, to first order, where only some classes are free to move and the sum stays 1."""
+    # `information` is the score's derivative by the mix, `spread` its covariance.
     basis = np.zeros((len(information), max(0, free.sum() - 1)))
     basis[free] = null_space(np.ones((1, free.sum())))
     values, vectors = np.linalg.eigh(basis.T @ information @ basis)

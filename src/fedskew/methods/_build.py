@@ -136,10 +136,8 @@ def _complete_term(entry: Any, where: str) -> Table:
 
 
 def _check_dropped(preset: str, brought: Table, own: Table) -> None:
-    """Raise ConfigError if a user's own terms would silently replace those of a preset.
-
-    A table with a name replaces the whole objective openly, and so does an empty list of terms; both are allowed.
-    """
+    """Raise ConfigError if a user's own terms would silently replace those of a preset."""
+    # A table with a name replaces the whole objective openly, and so does an empty list of terms; both are allowed.
     names = [term["name"] for term in brought.get("terms", [])]
     if not names:
         return

@@ -12,9 +12,11 @@ from fedskew.metrics._measures import (
     per_class_accuracy,
     target_accuracy,
 )
+from fedskew.metrics._scores import Scores
 from fedskew.metrics._sites import SiteRow
 
 __all__ = [
+    "Scores",
     "SiteRow",
     "balanced_accuracy",
     "class_groups",

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew import findings
-from fedskew.metrics._sites import ranking
+from fedskew.metrics._scores import Scores
 
 
 def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
     """Compute the figures of logits, `(samples, classes)`, by bits of labels, `(samples,)` (see `Dataset.multi_label`).
 
-    `aurocs` and `recalls` have a value for each label; NaN where one is undefined, as all that is made of probabilities
-    is where a logit is not finite.
+    `aurocs`, `pr_aucs` and `recalls` have a value for each label; NaN where one is undefined, as all that is made of
+    probabilities is where a logit is not finite.
     """
     z = np.array(logits.detach().cpu() if hasattr(logits, "detach") else logits, dtype=np.float64)
     truth = findings.as_table(targets, z.shape[1]).astype(bool)
@@ -36,13 +36,13 @@ def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
         "macro_f1": _mean(f1),
         "recalls": recalls,
     }
-    ranked = np.full((z.shape[1], 2), np.nan)
+    aurocs, pr_aucs = np.full((2, z.shape[1]), np.nan)
     loss = math.nan
     if np.isfinite(z).all():
         loss = float((np.logaddexp(0, z) - truth * z).mean())
-        for at in np.flatnonzero((positives > 0) & (positives < len(z))):
-            ranked[at] = ranking(z[:, at], truth[:, at])
-    return found | {"loss": loss, "auroc": _mean(ranked[:, 0]), "pr_auc": _mean(ranked[:, 1]), "aurocs": ranked[:, 0]}
+        aurocs, pr_aucs = Scores.rankings(np.exp(-np.logaddexp(0, -z)), truth)
+    lists = {"aurocs": aurocs, "pr_aucs": pr_aucs}
+    return found | {"loss": loss, "auroc": _mean(aurocs), "pr_auc": _mean(pr_aucs), **lists}
 
 
 def _mean(values: Any) -> float:

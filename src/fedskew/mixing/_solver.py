@@ -174,11 +174,9 @@ class Programme:
         return mean
 
     def _solve(self, kappa: float) -> tuple[FloatArray, float, float]:
-        """Compute weights, gap and kkt.
-
-        For a small kappa, x_i = max(0, slack_i / kappa + S_i.v), or the limit where that is smaller, with the label mix
-        T - r; at kappa 0 clients off the face have no weight, or that of the limit.
-        """
+        """Compute weights, gap and kkt."""
+        # For a small kappa, x_i = max(0, slack_i / kappa + S_i.v), or the limit where that is smaller, with the label
+        # mix T - r; at kappa 0 clients off the face have no weight, or that of the limit.
         residual, offset = np.zeros_like(self.target), np.zeros(len(self._shares))
         face = offset == 0
         if kappa < DIRECT:
@@ -200,12 +198,10 @@ class Programme:
         return weights, max(fit.gap, 2 * gap / spread), max(fit.kkt, kkt / float(x.max()))
 
     def _meet(self, offset: FloatArray, mix: FloatArray, kappa: float) -> tuple[FloatArray, FloatArray]:
-        """Find x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = mix - kappa (v - mean(v)), and v.
-
-        At kappa 0 and offset 0 these are the weights of largest effective sample size that give the mix. Each step of
-        the method of multipliers solves a programme whose curvature `_ascend` can resolve, and adds what is missing of
-        the mix to the next step's target, until nothing is missing or nothing more can be gained.
-        """
+        """Find x_i = max(0, offset_i + S_i.v) with sum_i a_i S_i = mix - kappa (v - mean(v)), and v."""
+        # At kappa 0 and offset 0 these are the weights of largest effective sample size that give the mix. Each step of
+        # the method of multipliers solves a programme whose curvature `_ascend` can resolve, and adds what is missing
+        # of the mix to the next step's target, until nothing is missing or nothing more can be gained.
         v, curvature, least = np.ones_like(mix), max(DIRECT, kappa), np.inf
         y, multiplier = offset + 1.0, np.zeros_like(mix)
         while True:
@@ -222,10 +218,8 @@ class Programme:
     def _ascend(
         self, shares: FloatArray, curvature: float, y: FloatArray, target: FloatArray, v: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Maximise the dual for shares p, a curvature k and a vector t: v and y0 + S v.
-
-        Steps update y0 + S v instead of computing it anew, because S v loses digits if v is large.
-        """
+        """Maximise the dual for shares p, a curvature k and a vector t: v and y0 + S v."""
+        # Steps update y0 + S v instead of computing it anew, because S v loses digits if v is large.
         upper, least, since = self._limit / shares, np.inf, 0
         for _ in range(2000):
             centred = v - v.mean()
@@ -248,12 +242,10 @@ class Programme:
         return v, y
 
     def _newton_step(self, scale: FloatArray, curvature: float, gradient: FloatArray) -> FloatArray:
-        """Solve H step = gradient, with H = sum of scale_i S_i S_i^T + curvature (I - 1 1^T / classes).
-
-        A well-conditioned H is used as it is. Otherwise a QR factor of its square root is used, which keeps twice as
-        many digits: with client sizes from 1 to a million, H itself has no correct digits left. A curvature above 1 is
-        scaled away first, since it would hide the direction (1, ..., 1), which has no curvature.
-        """
+        """Solve H step = gradient, with H = sum of scale_i S_i S_i^T + curvature (I - 1 1^T / classes)."""
+        # A well-conditioned H is used as it is. Otherwise a QR factor of its square root is used, which keeps twice as
+        # many digits: with client sizes from 1 to a million, H itself has no correct digits left. A curvature above 1
+        # is scaled away first, since it would hide the direction (1, ..., 1), which has no curvature.
         classes, active = len(gradient), np.flatnonzero(scale)
         if not len(active):  # all x at a bound: move them up or down together, or apart if their sum is right
             total = float(gradient.sum())
@@ -279,11 +271,9 @@ class Programme:
         return step
 
     def _nearest_by_columns(self) -> Projection:
-        """Project by nonnegative least squares among a few clients, to which those that lessen the distance are added.
-
-        On the ray of a mix, the least of |D t q|^2 + (1 - t)^2, D_i = S_i - T, grows with |D q|: so that least over
-        t q >= 0 lies on the ray of the solution.
-        """
+        """Project by nonnegative least squares among a few clients; those that lessen the distance are added."""
+        # On the ray of a mix, the least of |D t q|^2 + (1 - t)^2, D_i = S_i - T, grows with |D q|: so that least over
+        # t q >= 0 lies on the ray of the solution.
         from scipy.optimize import nnls
 
         chosen, best, least = np.unique([np.argmax(column * self._inverse) for column in self._counts.T]), None, np.inf
@@ -323,11 +313,9 @@ class Programme:
         return Projection(weights, residual, *self._certificate(weights, -2 * self._scores(residual)))
 
     def _slack(self, weights: FloatArray, residual: FloatArray) -> FloatArray:
-        """Each client's score on the residual minus the best score of a client below the limit.
-
-        It is 0 on the face of the hull that contains the projection; below 0 a client has no weight, and above, which
-        needs a limit, that of the limit.
-        """
+        """Each client's score on the residual minus the best score of a client below the limit."""
+        # It is 0 on the face of the hull that contains the projection; below 0 a client has no weight, and above, which
+        # needs a limit, that of the limit.
         scores = self._scores(residual)
         below = weights < self._limit * (1 - 1e-12)
         with_weight = scores[below & (weights > 0)]
@@ -338,11 +326,9 @@ class Programme:
     def _certificate(
         self, weights: FloatArray, gradient: FloatArray, multiplier: float | None = None
     ) -> tuple[float, float]:
-        """Return a bound on the excess of weights with such partial derivatives, and how far they are from stationary.
-
-        A derivative is the multiplier inside, at least that at 0, at most that at the limit. The bound is the most that
-        the linearised objective can fall.
-        """
+        """Bound the excess of weights with such partial derivatives; say how far they are from stationary, too."""
+        # A derivative is the multiplier inside, at least that at 0, at most that at the limit. The bound is the most
+        # that the linearised objective can fall.
         full = weights >= self._limit * (1 - 1e-12)
         free = np.where(full, 0.0, weights)
         if multiplier is None:

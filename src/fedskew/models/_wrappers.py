@@ -308,11 +308,9 @@ class OnPrototypes(Network):
 
 
 def _simplex(classes: int, generator: torch.Generator) -> Tensor:
-    """Draw the corners of a regular simplex, turned at random (a simplex equiangular tight frame).
-
-    They are the rows of sqrt(C / (C - 1)) (I - 1 1' / C) P' for C classes, with a random orthogonal P, `(C, C)`. Each
-    has length 1, and any two of them the product -1 / (C - 1), the least that C directions can have all together.
-    """
+    """Draw the corners of a regular simplex, turned at random (a simplex equiangular tight frame)."""
+    # They are the rows of sqrt(C / (C - 1)) (I - 1 1' / C) P' for C classes, with a random orthogonal P, `(C, C)`. Each
+    # has length 1, and any two of them the product -1 / (C - 1), the least that C directions can have all together.
     if classes < 2:
         raise ArgumentError(f"classes: a simplex needs two corners at least, got {classes}")
     centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
@@ -321,10 +319,8 @@ def _simplex(classes: int, generator: torch.Generator) -> Tensor:
 
 
 def _orthonormal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Draw a matrix, `(rows, columns)`, float64, whose rows are orthonormal, or its columns where they are fewer.
-
-    All such matrices are equally likely, and the signs that a QR decomposition happens to choose don't matter.
-    """
+    """Draw a matrix, `(rows, columns)`, float64, whose rows are orthonormal, or its columns where they are fewer."""
+    # All such matrices are equally likely, and the signs that a QR decomposition happens to choose don't matter.
     normal = torch.randn(max(rows, columns), min(rows, columns), generator=generator, dtype=torch.float64)
     orthogonal, upper = torch.linalg.qr(normal)
     signed: Tensor = orthogonal * upper.diagonal().sign()

@@ -26,11 +26,12 @@ class CrossEntropy(Classification):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     of_findings: ClassVar[type[SigmoidCrossEntropy]] = SigmoidCrossEntropy
+    weighs_classes: ClassVar[bool] = True
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        return mean_cross_entropy(batch.logits, batch.targets, batch.mask)
+        return mean_cross_entropy(batch.logits, batch.targets, batch.mask, batch.class_weights)
 
     def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the value and its gradient by the logits; see `Sloped`."""
-        return cross_entropy_slope(batch.logits, batch.targets, batch.mask)
+        return cross_entropy_slope(batch.logits, batch.targets, batch.mask, batch.class_weights)

@@ -43,6 +43,7 @@ class FedETF(Classification, Hooks):
     least: NonNegative = 1.0
 
     paper: ClassVar[str] = "Li et al., ICCV 2023"
+    balances_classes: ClassVar[bool] = True
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True
 

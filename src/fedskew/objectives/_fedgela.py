@@ -41,12 +41,14 @@ class FedGELA(Classification, Hooks):
     paper: ClassVar[str] = "Fan et al., NeurIPS 2023"
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True
+    weighs_classes: ClassVar[bool] = True
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
         counts = context.counts
         share = counts / counts.sum().clamp(min=torch.finfo(counts.dtype).tiny)  # zeros for an empty client
-        return mean_cross_entropy(batch.logits * (len(counts) * share), batch.targets, batch.mask)
+        stretched = batch.logits * (len(counts) * share)
+        return mean_cross_entropy(stretched, batch.targets, batch.mask, batch.class_weights)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a fixed simplex behind its outputs; ArgumentError where it has no head."""

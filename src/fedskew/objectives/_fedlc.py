@@ -37,6 +37,7 @@ class FedLC(Classification):
 
     needs_colocation: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
+    balances_classes: ClassVar[bool] = True
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""

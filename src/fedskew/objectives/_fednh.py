@@ -55,13 +55,14 @@ class FedNH(Classification, Hooks):
 
     paper: ClassVar[str] = "Dai et al., AAAI 2023"
     reveals_label_counts: ClassVar[bool] = True
+    weighs_classes: ClassVar[bool] = True
     fixes_last_layer: ClassVar[bool] = True
     bounded_returns: ClassVar[frozenset[str]] = frozenset({MEANS, COUNTS})
     cost: ClassVar[Cost] = Cost(numbers=("C features up", "C up"))
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        return mean_cross_entropy(batch.logits, batch.targets, batch.mask)
+        return mean_cross_entropy(batch.logits, batch.targets, batch.mask, batch.class_weights)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with prototypes in place of its head; ArgumentError where it has none."""

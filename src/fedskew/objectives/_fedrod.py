@@ -37,6 +37,7 @@ class FedRoD(Classification):
 
     needs_colocation: ClassVar[bool] = True
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
+    balances_classes: ClassVar[bool] = True
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""

@@ -35,6 +35,7 @@ class FedRS(Classification):
     graded: bool = False
 
     paper: ClassVar[str] = "Li & Zhan, KDD 2021"
+    weighs_classes: ClassVar[bool] = True
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
@@ -44,4 +45,4 @@ class FedRS(Classification):
             scale = self.alpha + (1 - self.alpha) * counts / torch.where(largest > 0, largest, 1)
         else:
             scale = torch.where(counts > 0, torch.ones_like(counts), self.alpha)
-        return mean_cross_entropy(batch.logits * scale, batch.targets, batch.mask)
+        return mean_cross_entropy(batch.logits * scale, batch.targets, batch.mask, batch.class_weights)

@@ -53,6 +53,7 @@ class FedVLSCalibration(Classification):
     prior_eps: NonNegative = 1e-9
 
     needs_colocation: ClassVar[bool] = True
+    balances_classes: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def value(self, batch: Batch, context: Context) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from fedskew.components import covers
@@ -101,10 +102,12 @@ class Objective:
     Attributes:
         loss: The classification loss.
         terms: Further losses, each with its weight.
+        class_weights: What a sample of each class counts for in the classification loss; empty: the same.
     """
 
     loss: Loss
     terms: tuple[tuple[float, Loss], ...] = ()
+    class_weights: tuple[float, ...] = ()
 
     @property
     def reads(self) -> frozenset[str]:
@@ -115,7 +118,10 @@ class Objective:
     def sloped(self) -> Sloped | None:
         """The loss, if it alone is the objective and knows its gradient."""
         alone = not self.terms and covers(type(self), "sloped", "value")  # who looks at values wants to see them
-        return cast(Sloped, self.loss) if alone and covers(self.loss, "slope", "value") else None
+        if not (alone and covers(self.loss, "slope", "value")):
+            return None
+        loss = cast(Sloped, self.loss)
+        return _WeighedSlope(loss, self) if self.class_weights else loss
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """Return the sum of the loss and its weighted terms, 0-d.
@@ -123,10 +129,27 @@ class Objective:
         Raises:
             ComponentError: One of them returns something else than a number, 0-d.
         """
-        total = _number(self.loss, self.loss.value(batch, context))
+        total = _number(self.loss, self.loss.value(self.weighed(batch), context))
         for weight, term in self.terms:
             total = total + weight * _number(term, term.value(batch, context))
         return total
+
+    def weighed(self, batch: Batch) -> Batch:
+        """Return a batch with the weights of classes, if there are any."""
+        if not self.class_weights:
+            return batch
+        weights = torch.tensor(self.class_weights, dtype=batch.logits.dtype, device=batch.logits.device)
+        return batch._replace(class_weights=weights)
+
+
+class _WeighedSlope(NamedTuple):
+    """A loss that knows its gradient, on batches with an objective's weights of classes."""
+
+    loss: Sloped
+    objective: Objective
+
+    def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return self.loss.slope(self.objective.weighed(batch))
 
 
 def _number(loss: Loss, value: Tensor) -> Tensor:

@@ -55,21 +55,30 @@ def logsumexp_over(values: Tensor, keep: Tensor, dim: int) -> Tensor:
     return torch.where(empty.squeeze(dim), 0, total)
 
 
-def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over real rows."""
-    if mask is None:
+def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None) -> Tensor:
+    """Return the mean over real rows of cross-entropy, each row's times the weight of its class if there are weights.
+
+    It is not divided by the weights of a batch: where a client holds one class, they would cancel out.
+    """
+    if mask is None and weights is None:
         return F.cross_entropy(logits, targets)
-    return row_mean(F.cross_entropy(real_rows(logits, mask), real_rows(targets, mask), reduction="none"), mask)
+    targets = real_rows(targets, mask)
+    losses = F.cross_entropy(real_rows(logits, mask), targets, reduction="none")
+    return row_mean(losses if weights is None else losses * weights[targets], mask)
 
 
-def cross_entropy_slope(logits: Tensor, targets: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the mean cross-entropy over real rows, and its gradient by the logits, `(..., batch, classes)`."""
+def cross_entropy_slope(
+    logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the same of `(..., batch, classes)`, and its gradient by the logits."""
     if mask is not None:
         logits, targets = torch.where(mask.unsqueeze(-1), logits, 0), torch.where(mask, targets, 0)
     log_shares, at = torch.log_softmax(logits, -1), targets.unsqueeze(-1)
     losses = log_shares.gather(-1, at).squeeze(-1).neg_()
     gradient = log_shares.exp_()
     gradient.scatter_add_(-1, at, gradient.new_full((), -1.0).expand(at.shape))
+    if weights is not None:
+        losses, gradient = losses * weights[targets], gradient.mul_(weights[at])
     if mask is None:
         return losses.mean(-1), gradient.div_(logits.shape[-2])
     rows = mask.sum(-1).clamp(min=1)

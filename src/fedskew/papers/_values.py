@@ -125,7 +125,7 @@ def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, floa
     for number, name in enumerate(dataset.domain_names):
         rows = torch.from_numpy(np.flatnonzero(dataset.test_domains == number))
         inputs, targets = take(dataset.test_inputs, rows).to(device), dataset.test_targets[rows].to(device)
-        confusion, _ = predict(model.network, inputs, targets, dataset.num_classes)
+        confusion = predict(model.network, inputs, targets, dataset.num_classes).confusion
         found[name] = float(np.trace(confusion) / confusion.sum())
     found["average"] = statistics.fmean(found.values())
     kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

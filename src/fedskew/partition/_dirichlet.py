@@ -75,11 +75,9 @@ class DirichletByClass(Rule):
         return counts
 
     def _open_shares(self, share: FloatArray, below_fair: NDArray[np.bool_], rng: np.random.Generator) -> FloatArray:
-        """Return the shares after the balance rule, sum 1; drawn again where all of them are 0.
-
-        Some client is below its fair part as long as a sample is left, but the shares of all such clients may underflow
-        to 0.
-        """
+        """Return the shares after the balance rule, sum 1; drawn again where all of them are 0."""
+        # Some client is below its fair part as long as a sample is left, but the shares of all such clients may
+        # underflow to 0.
         for _ in range(self.max_tries):
             kept: FloatArray = share * below_fair if self.balance else share
             total = float(kept.sum())

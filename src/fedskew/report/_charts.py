@@ -129,7 +129,7 @@ class Figure:
         names = [text(group.first.client_names[at]) for at in clients]
         about = [names[at] + (notes[at] if notes else "") for at in part]
         points = {"x": numbers(x[part], digits), "y": numbers(y[part], digits), "customdata": about}
-        self.add(group, _markers(group, points, hover, cloud=True))
+        self.add(group, markers(group, points, hover, cloud=True))
 
     def add_classes(
         self,
@@ -147,7 +147,7 @@ class Figure:
         if std is not None:
             points[f"error_{values}"] = {"array": numbers(std, 2), "thickness": 1, "width": 0}
         hover = f"%{{{values}:.1f}} %" + (", %{customdata}" if notes else "")
-        self.add(group, _markers(group, points, hover, small=self.axis == "x"), seeds=seeds)
+        self.add(group, markers(group, points, hover, small=self.axis == "x"), seeds=seeds)
 
     def by_class(self, values: str, **settings: Any) -> list[str]:
         """Lay it out with a row for each class, or a column where there are many; return the names of these."""
@@ -297,7 +297,8 @@ def bars(x: list[Any], y: list[Any], hover: str, **meta: Any) -> Trace:
     return {"type": "bar", "x": x, "y": y, "hovertemplate": f"{hover}<extra></extra>", "meta": meta}
 
 
-def _markers(group: Group, points: Trace, hover: str, **look: bool) -> Trace:
+def markers(group: Group, points: Trace, hover: str, **look: bool) -> Trace:
+    """Return a run's markers."""
     meta = {"look": group.style, "runs": [group.style], **look}
     return {
         "type": "scatter",

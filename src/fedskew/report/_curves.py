@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.report import _charts as charts
-from fedskew.report._runs import Group, SeedRun, listed, most_frequent, together
+from fedskew.report._runs import Group, SeedRun, listed, together
 from fedskew.report.drawing import Curve, FloatArray
 from fedskew.tables import counted
 
@@ -25,10 +25,10 @@ Estimates = list[tuple[int, dict[str, Any]]]
 
 
 def _draw(
-    drawn: charts.Figure, value: str, unit: str = "", points: int = 200, even: bool = False, uneven: bool = False
+    drawn: charts.Figure, value: str, unit: str = "", points: int = 200, level: str = "", uneven: bool = False
 ) -> None:
     """Draw an entry of `curves.toml`, which says what its keys mean."""
-    if uneven and most_frequent(run for group in drawn.groups for run in group.seeds) is None:
+    if uneven and SeedRun.most_frequent(run for group in drawn.groups for run in group.seeds) is None:
         return
     by_points: dict[str, tuple[Curve, list[Group]]] = {}  # groups that have the same line share it
     for group in drawn.groups:
@@ -43,11 +43,10 @@ def _draw(
     if not by_points:
         return
     lines = list(by_points.values())
-    levels = []
-    classes = {len(group.first.class_names) for group in drawn.groups}
-    if even and len(classes) == 1:
-        levels = [math.log2(min(classes))]
-        drawn.caption += " The dashed line is a perfectly even mix, the most there can be."
+    levels: list[float] = []
+    if level and len(heights := {_level(group.first, level) for group in drawn.groups}) == 1 and max(heights) > 0:
+        levels = [*heights]
+        drawn.caption += _LEVELS[level]
     if any(line.std is not None for line, _ in lines):
         drawn.caption += " Line: mean over seeds; band: one standard deviation to each side."
     if not all(line.complete.all() for line, _ in lines):
@@ -111,6 +110,19 @@ def _by_cohort(run: SeedRun) -> tuple[dict[int, float], dict[int, float]]:
         if (tested & ~there).any():
             vacant[record.round] = float(accuracies[tested & ~there].mean())
     return held, vacant
+
+
+_LEVELS = {
+    "even": " The dashed line is a perfectly even mix, the most there can be.",
+    "majority": " The dashed line is the share of the most frequent class: what always naming it gets.",
+}
+
+
+def _level(run: SeedRun, level: str) -> float:
+    """Return where a dashed line stands for a run."""
+    if level == "even":
+        return math.log2(len(run.class_names))
+    return 0.0 if (last := run.last_evaluation) is None else round(100 * last.majority, 6)
 
 
 def _noise(values: FloatArray) -> float:

@@ -24,7 +24,7 @@ from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves  # noqa: F401  (the figures that they register)
 from fedskew.report._charts import figures
 from fedskew.report._ranking import ranking
-from fedskew.report._runs import Group, SeedRun, alike, averaged_over, listed, most_frequent, same_data, same_test
+from fedskew.report._runs import Group, SeedRun, alike, averaged_over, listed, same_data, same_test
 from fedskew.report._sites import SiteActivity
 from fedskew.tables import Spread, flatten
 
@@ -85,7 +85,7 @@ def write_report(
         private=[found for run in whole if run.rounds and (found := run.rounds[-1].privacy) is not None],
         warnings=[*_warnings(groups), *SeedRun.label_notes(whole)],
         ranked=ranked,
-        notes=[*notes, *filter(None, [most_frequent(whole)])],
+        notes=[*notes, *filter(None, [SeedRun.most_frequent(whole)]), *SeedRun.threshold_notes(whole)],
         sections=sections,
         few=len(groups) <= _FEW,
         differences=_differences(groups),
@@ -137,13 +137,15 @@ def _template() -> jinja2.Template:
         "COVERED": COVERED,
         "NOTHING": _NOTHING,
         "MOMENTS": SeedRun.MOMENTS,
+        "FIGURES": SeedRun.FIGURES,
         "averaged_over": averaged_over,
         "headline_in_words": SeedRun.headline_in_words,
-        "most_frequent": most_frequent,
+        "shown_figures": SeedRun.shown_figures,
         "site_notes": _site_notes,
         "sites_table": SiteActivity.table,
         "statistic": _statistic,
         "toml": _toml,
+        "with_interval": _with_interval,
     }
     environment.filters |= {"span": _span, "sites": SiteActivity.of, "statistic": _statistic, "sum": np.sum}
     return environment.get_template("report.html")
@@ -241,6 +243,14 @@ def _statistic(group: Group, key: str, digits: int = 1, scale: float = 100, unit
         return _NOTHING
     missing = f" ({len(values)} of {len(numbers)} seeds)" if len(values) < len(numbers) else ""
     return f"{spread.text(min(digits, 1) if spread.mean >= 100 else digits)}{unit}{missing}"
+
+
+def _with_interval(group: Group, key: str, digits: int = 1, scale: float = 100) -> str:
+    """Return a figure of the final model as `_statistic` does, and its interval over test samples, if known."""
+    found = [run.summary.get("intervals", {}).get(key.partition(".")[2]) for run in group.seeds]
+    ends = [scale * np.array(one) for one in found if one is not None]
+    low, high = np.mean(ends, axis=0) if ends else (math.nan, math.nan)
+    return _statistic(group, key, digits, scale) + (f" ({low:.{digits}f} to {high:.{digits}f})" if ends else "")
 
 
 def _span(values: Iterable[float]) -> str:

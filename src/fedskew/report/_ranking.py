@@ -14,18 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.report._runs import Group, most_frequent, same_split, same_target
+from fedskew.report._runs import Group, SeedRun, same_split, same_target
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import Spread
 
 _MOST_REFERENCES = 60
 _NOTHING = "\u2013"
-_TESTED = {
-    "target_accuracy": "Target mix",
-    "balanced_accuracy": "Balanced accuracy",
-    "accuracy": "Accuracy",
-    "worst_class": "Worst class",
-}
 
 
 class Difference(NamedTuple):
@@ -84,7 +78,12 @@ class Measure:
     @property
     def is_share(self) -> bool:
         """Whether it is a share of test samples, whose differences are tested."""
-        return self.key in _TESTED
+        return self.key in SeedRun.FIGURES
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it is the better the lower it is."""
+        return self.key == "ece"
 
     @property
     def spreads(self) -> list[Spread]:
@@ -119,6 +118,7 @@ class Ranking:
                 "name": measure.name,
                 "values": [_rounded(row) for row in measure.values.tolist()],
                 "share": measure.is_share or measure.key == "last_tenth",
+                "low": measure.is_low,
             }
             for measure in self.measures
         ]
@@ -126,10 +126,10 @@ class Ranking:
 
 
 def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy: float | None) -> Ranking:
-    """Rank labels by their accuracy on the target mix, or on the test set where there is none.
+    """Rank labels by their measure (see `measure_of`).
 
-    Where the test set's classes are uneven (see `most_frequent`), that is balanced accuracy. `axes` has the value of
-    each label on each axis of a grid, by the label; `accuracy` is the one whose first round is a column.
+    `axes` has the value of each label on each axis of a grid, by the label; `accuracy` is the one whose first round is
+    a column.
     """
     measures = [measure for measure in _measures(groups, accuracy) if np.isfinite(measure.values).any()]
     names = list(next(iter(axes.values()))) if axes else []
@@ -141,17 +141,19 @@ def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy
     }
     chosen = next((name for name in tests if name.rpartition(" = ")[2] == "fedavg"), next(iter(tests), ""))
     means = [spread.mean for spread in measures[0].spreads] if tested else [None] * len(groups)
-    order = sorted(range(len(groups)), key=lambda at: np.inf if (mean := means[at]) is None else -mean)
+    sign = 1 if tested and measures[0].is_low else -1
+    order = sorted(range(len(groups)), key=lambda at: np.inf if (mean := means[at]) is None else sign * mean)
     return Ranking([groups[at] for at in order], places, measures, chosen, tests)
 
 
 def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
     runs = [run for group in groups for run in group.seeds]
     seeds = sorted({run.seed for run in runs})
-    targets = any(run.headline.get("target_accuracy") is not None for run in runs)
-    uneven = most_frequent(runs) is not None
-    judged = "target_accuracy" if targets else "balanced_accuracy" if uneven else "accuracy"
-    names = {key: name for key, name in _TESTED.items() if key != "balanced_accuracy" or uneven}
+    judged = SeedRun.measure_of(runs)
+    names = {
+        key: SeedRun.FIGURES[key][0].upper() + SeedRun.FIGURES[key][1:]
+        for key in dict.fromkeys([judged, *SeedRun.shown_figures(runs)])
+    }
     names |= {"last_tenth": "Last tenth"} | ({} if accuracy is None else {"rounds": f"Rounds to {100 * accuracy:g} %"})
     names |= {"megabytes": "MB", "seconds": "Seconds"}
     tables = {key: np.full((len(groups), len(seeds)), np.nan) for key in names}

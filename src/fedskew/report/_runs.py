@@ -22,7 +22,6 @@ LAST = 10
 
 _NOT_TESTED = ("root", "validation", "held_out", "client_test")  # keys of `[data]` that don't change the test set
 _WORSE = 0.01  # of accuracy: a finish that costs more is pointed out
-_UNEVEN = 1.5  # the most frequent class has more than so many times an even share of the test samples
 
 
 class MeanWeights(NamedTuple):
@@ -58,6 +57,18 @@ class SeedRun:
     }
     """The entry of a summary that a value of `evaluation.summary` names."""
 
+    FIGURES: ClassVar[Mapping[str, str]] = {
+        "accuracy": "accuracy",
+        "worst_class": "worst class",
+        "target_accuracy": "target mix",
+        "balanced_accuracy": "balanced accuracy",
+        "auroc": "AUROC",
+        "pr_auc": "PR-AUC",
+        "macro_f1": "macro F1",
+        "ece": "calibration error",
+    }
+    """The figures of an evaluation that are shares, and what they are called."""
+
     label: str
     seed: int
     config: dict[str, Any]
@@ -82,9 +93,15 @@ class SeedRun:
         """What stands for the run: its config's `evaluation.summary`."""
         return str(self.config.get("evaluation", {}).get("summary", "final"))
 
-    def summarised(self, by: str) -> SeedRun:
-        """Return the run with another value of `evaluation.summary`."""
-        evaluation = {**self.config.get("evaluation", {}), "summary": by}
+    @property
+    def measure(self) -> str:
+        """The figure that it is ranked by: what its config's `evaluation.measure` means on its test set."""
+        wanted, last = str(self.config.get("evaluation", {}).get("measure", "auto")), self.last_evaluation
+        return last.measure(wanted) if last is not None else "accuracy" if wanted == "auto" else wanted
+
+    def summarised(self, by: str, **more: str) -> SeedRun:
+        """Return the run with another value of `evaluation.summary`, or of more keys beside it."""
+        evaluation = {**self.config.get("evaluation", {}), "summary": by, **more}
         return replace(self, config=self.config | {"evaluation": evaluation})
 
     @property
@@ -164,6 +181,53 @@ class SeedRun:
             f"{finish['name']} made the model worse: {what} {after[key]:.4f}, and {trained[key]:.4f} before. "
             "Use the model as it was trained (model.safetensors)."
         )
+
+    @staticmethod
+    def most_frequent(runs: Iterable[SeedRun]) -> str | None:
+        """Say what the most frequent class gets, in the first of these runs whose test classes are uneven.
+
+        Accuracy says little there. None where every class has about as many test samples.
+        """
+        for run in runs:
+            if (evaluation := run.last_evaluation) is None or not evaluation.uneven:
+                continue
+            counts = np.sum(evaluation.confusion, axis=1)
+            return (
+                f"Always \u2018{run.class_names[counts.argmax()]}\u2019, the most frequent class of the test set, gets "
+                f"an accuracy of {100 * evaluation.majority:.1f} % and a balanced accuracy (the mean over classes) of "
+                f"{100 / np.count_nonzero(counts):.1f} %."
+            )
+        return None
+
+    @staticmethod
+    def shown_figures(runs: Iterable[SeedRun]) -> list[str]:
+        """Return which figures a table of runs shows: the measure that ranks them first.
+
+        Those of rare classes are among them where the test set's classes are uneven, or one of them is the measure.
+        """
+        known = list(runs)
+        ranked, usual = SeedRun.measure_of(known), ["accuracy", "worst_class", "target_accuracy"]
+        if ranked in usual and SeedRun.most_frequent(known) is None:
+            return usual
+        return list(dict.fromkeys([ranked, *SeedRun.FIGURES]))
+
+    @staticmethod
+    def measure_of(runs: Iterable[SeedRun]) -> str:
+        """Return the figure that ranks some runs: their measure, where they have several the most particular."""
+        found = [run.measure for run in runs if run.last_evaluation is not None] or ["accuracy"]
+        return next((name for name in ("target_accuracy", "balanced_accuracy") if name in found), found[0])
+
+    @staticmethod
+    def threshold_notes(runs: Iterable[SeedRun]) -> list[str]:
+        """Return what deciding between two classes by the threshold that validation chose makes of each run's model."""
+        return [
+            f"{run.label}, seed {run.seed}: \u2018{cut['class']}\u2019 from a probability of {cut['probability']:.3g} "
+            f"on, as validation samples chose, gets a balanced accuracy of {100 * cut['balanced_accuracy']:.1f} %, an "
+            f"accuracy of {100 * cut['accuracy']:.1f} % and a macro F1 of {100 * cut['macro_f1']:.1f} %. fedskew "
+            "predict decides so; all other figures take the likelier class."
+            for run in runs
+            if (cut := run.summary.get("threshold")) is not None
+        ]
 
     @staticmethod
     def label_notes(runs: Iterable[SeedRun]) -> list[str]:
@@ -272,7 +336,8 @@ def _finished(run: SeedRun, finish: dict[str, Any]) -> SeedRun:
     last = {key: getattr(rounds[-1], key) + cost for key, cost in costs.items()}
     rounds[-1] = replace(rounds[-1], evaluation=evaluation, **last)
     moments = {"final": figures, "last10": {**figures, "evaluations": 1}, "max": figures}
-    missing = {"last_tenth": None, "best_by_validation": None}
+    missing = {"last_tenth": None, "best_by_validation": None, "threshold": None}
+    missing["intervals"] = finish.get("intervals", {})
     summary = run.summary | {key: run.summary[key] + cost for key, cost in costs.items()} | moments | missing
     return replace(run, label=SeedRun.after_finish(run.label, finish["name"]), rounds=rounds, summary=summary, sites=())
 
@@ -306,25 +371,6 @@ def label_shares(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return label counts, `(..., classes)`, over their sum along the last axis; 0 where there is no sample."""
     shares: NDArray[np.float64] = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
     return shares
-
-
-def most_frequent(runs: Iterable[SeedRun]) -> str | None:
-    """Say what the most frequent class gets, in the first of these runs whose test classes are uneven.
-
-    Accuracy says little there. None where every class has about as many test samples.
-    """
-    for run in runs:
-        if (evaluation := run.last_evaluation) is None or not evaluation.confusion:
-            continue
-        counts = np.sum(evaluation.confusion, axis=1)
-        present, share = np.count_nonzero(counts), counts.max() / max(counts.sum(), 1)
-        if present > 1 and share > _UNEVEN / present:
-            return (
-                f"Always \u2018{run.class_names[counts.argmax()]}\u2019, the most frequent class of the test set, gets "
-                f"an accuracy of {100 * share:.1f} % and a balanced accuracy (the mean over classes) of "
-                f"{100 / present:.1f} %."
-            )
-    return None
 
 
 @dataclass(frozen=True)

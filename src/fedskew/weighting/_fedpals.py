@@ -169,10 +169,8 @@ class FedPALS:
 
 
 def _spread(answered: Answered, present: NDArray[np.bool_], strength: float, least: float) -> Solution:
-    """Return the programme's weights with at least so many effective clients, which the strength alone does not give.
-
-    At strength 0 the weights that fit best are spread first; only where these can't be, at the cost of the fit.
-    """
+    """Return the programme's weights with at least so many effective clients, where strength alone has fewer."""
+    # At strength 0 the weights that fit best are spread first; only where these can't be, at the cost of the fit.
     sizes, target = np.where(present, answered.sizes, 1.0).astype(np.float64), np.asarray(answered.target)
 
     def at(mu: float, penalty: FloatArray, kappa: float | None) -> Solution:

@@ -207,11 +207,10 @@ class _BatchNorm(nn.Module):
 
 
 class _Linear(nn.Linear):
-    """A linear layer whose gradient has the memory layout of its weights.
+    """A linear layer whose gradient has the memory layout of its weights."""
 
-    If PyTorch maps its own layer, the gradient of all clients' weights is transposed; copying it into the layout of the
-    weights takes as long as the product.
-    """
+    # If PyTorch maps its own layer, the gradient of all clients' weights is transposed; copying it into the layout of
+    # the weights takes as long as the product.
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -228,10 +227,9 @@ class _Linear(nn.Linear):
 
 
 class _Conv2d(nn.Module):
-    """A convolution, on a CPU of one client's images after another's, which is two to three times as fast there.
+    """A convolution, on a CPU of one client's images after another's, which is two to three times as fast there."""
 
-    Elsewhere it is PyTorch's own rule: one convolution with a group for each client.
-    """
+    # Elsewhere it is PyTorch's own rule: one convolution with a group for each client.
 
     weight: Tensor
     bias: Tensor | None

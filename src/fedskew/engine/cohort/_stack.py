@@ -54,7 +54,7 @@ class StackedClient:
         if not self.steps:
             return np.zeros((0, size), dtype=np.int64)
         table = np.empty((schedule.epochs, schedule.of_epoch * size), dtype=np.int64)
-        orders = self.work.epoch_orders(self.setup.round, task.client, rows, schedule.epochs)
+        orders = self.work.epoch_orders(self.setup.round, task.client, self.setup.samples, rows, schedule.epochs)
         for epoch, order in zip(table, orders, strict=False):
             epoch[: self.size], epoch[self.size :] = order, order[0]
         return table.reshape(-1, size)[: self.steps]
@@ -226,11 +226,10 @@ class Stack:
 
 
 class _StackObjective:
-    """The objective on one batch of each client, and its gradient, at any parameters.
+    """The objective on one batch of each client, and its gradient, at any parameters."""
 
-    `buffers` and `integers` are the networks' buffers after the last evaluation; `values` and `batch` are the
-    objectives, and features, logits and targets, at the parameters with which the step began.
-    """
+    # `buffers` and `integers` are the networks' buffers after the last evaluation; `values` and `batch` are the
+    # objectives, and features, logits and targets, at the parameters with which the step began.
 
     values: Tensor
     batch: Batch

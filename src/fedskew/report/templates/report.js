@@ -12,7 +12,7 @@ const state = {
   measure: ranking?.measures[0]?.key,
   reference: ranking?.chosen,
   axis: Object.keys(ranking?.axes ?? {}).find((name) => new Set(ranking.axes[name]).size > 1),
-  sort: { by: ranking?.measures[0]?.key, down: true },
+  sort: { by: ranking?.measures[0]?.key, down: !ranking?.measures[0]?.low },
 };
 const all = (selector, from = document) => [...from.querySelectorAll(selector)];
 const one = (selector, from = document) => from.querySelector(selector);
@@ -199,6 +199,7 @@ function shortenNames(data, layout) {
 // ---- the ranking of a comparison
 
 const measureOf = (key) => ranking.measures.find((measure) => measure.key === key);
+const isDown = (measure) => Boolean(measure?.share) && !measure.low;
 const spread = (values) => {
   const middle = mean(values);
   return Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
@@ -381,7 +382,7 @@ function listen() {
   choose("#axis", "axis");
   one("#measure")?.addEventListener("change", (event) => {
     state.measure = event.target.value;
-    state.sort = { by: state.measure, down: Boolean(measureOf(state.measure).share) };
+    state.sort = { by: state.measure, down: isDown(measureOf(state.measure)) };
     refresh();
   });
   all("[data-pick], [data-order]").forEach((menu) => menu.addEventListener("change", () => {
@@ -399,7 +400,7 @@ function listen() {
   one("#none")?.addEventListener("click", () => { state.shown = new Set(); refresh(); });
   all("#ranked th[data-sort] button").forEach((button) => button.addEventListener("click", () => {
     const by = button.closest("th").dataset.sort;
-    state.sort = { by, down: state.sort.by === by ? !state.sort.down : Boolean(measureOf(by)?.share) || by === "difference" };
+    state.sort = { by, down: state.sort.by === by ? !state.sort.down : isDown(measureOf(by)) || by === "difference" };
     refresh();
   }));
   const filter = () => {
