@@ -140,7 +140,8 @@ def test_a_new_config_can_be_run_with_its_method(method, clients, tmp_path, comm
     fedskew.simulate({**config, "training": config["training"] | {"rounds": 0}})
 
 
-def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path, command):
+def test_a_table_of_one_s_own_is_read_before_its_config_is_written(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # as the schema's file is named from there
     (tmp_path / "own.csv").write_text(TABLE)
     words = ["new", "a.toml", "--data", "csv", "--root", "own.csv"]
     done = command(*words, status=2)
@@ -179,7 +180,8 @@ def test_it_says_that_texts_learn_slowly(tmp_path, command, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["digits", "table"])
-def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(data, tmp_path, command):
+def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(data, tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # as the schema's file is named from there
     rng = np.random.default_rng(0)
     middles = rng.normal(size=(4, 6))
     rows = [(*(middles[label] + 0.7 * rng.normal(size=6)), label) for label in rng.integers(0, 4, 400)]

@@ -104,6 +104,8 @@ def prepared(
     kept = [[part[row] for row in own.tolist()] for part, own in zip(parts, rows, strict=True)]
     _refuse_missing(where, kept, numbered)
     if isinstance(kept[0][0], tuple):
+        if not numbered:  # cells that were split: another sign may stand between some
+            _check_joined(where, {name for part in kept for label in part for name in label})
         if all(len(label) == 1 for part in kept for label in part):
             _warn(
                 f"{where}: every sample has exactly one of its labels; if they are one-hot columns of one label, write "

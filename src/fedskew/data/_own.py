@@ -242,6 +242,8 @@ def csv(
         )
     tables = [Table.read(path, decimal) for path in files]
     own = _schema_of(schema) if schema is not None else _all_numbers(tables[0], label or "label", client)
+    if separator is not None and sum(column.kind == "label" for column in own.columns.values()) > 1:
+        raise ArgumentError("separator: is for one column of labels, and these are several, of 0 and 1; leave it out")
     odd = identifiers(tables, own.inputs) if schema is None else []
     if odd:
         said = f"{'; '.join(odd)}: the model learns from it all the same; a schema leaves it out: fedskew schema {root}"

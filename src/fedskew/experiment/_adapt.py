@@ -214,6 +214,10 @@ class Adaptation:
         Returns samples in their own units, and their classes; DataError where there are none, or of a class that the
         model doesn't know.
         """
+        if model.info.multi_label:
+            raise DataError(
+                f"{path}: samples of this model have several labels or none, and it can't be moved to a mix"
+            )
         known = {name: place for place, name in enumerate(model.classes)}
         labels: list[Any]
         if model.encoder is not None and path.suffix.lower() != ".npz":
