@@ -110,6 +110,10 @@ SETS = [  # a changed key of the config, and words of the answer
     ("engine.backend=threads", ["engine.backend", "'sequential'"]),
     ("engine.seeds_together=true", ["engine.seeds_together", "cohort"]),
     ('output.trackers=["wand"]', ["output.trackers", "'wand'"]),
+    ("training.class_weights=[1]", ["training.class_weights", "expected 10 weights"]),
+    ("training.class_weights=heavy", ["training.class_weights", "'balanced'", "'heavy'"]),
+    ("training.sampler=even", ["training.sampler", "'balanced'", "'even'"]),
+    ("evaluation.measure=auc", ["evaluation.measure", "'auroc'", "'auc'"]),
     ("seeds=[0,0]", ["seeds", "twice"]),
     ("training.rounds", ["--set 'training.rounds'", "key=value"]),
 ]
