@@ -164,28 +164,3 @@ def _by_client(drawn: charts.Figure) -> None:
         notes = [f", {holds[at]} classes" for at in clients]
         drawn.add_cloud(group, clients, x, y, "%{customdata}<br>held %{x:.1f} %, vacant %{y:.1f} %", 2, notes)
     drawn.square(100, "classes it holds", "classes vacant at it", range=[-2, 102])
-
-
-@charts.figure(
-    charts.GOOD,
-    "Reliability",
-    "The last evaluated model: test samples by the probability of the class that is named, in 15 bins, and how many of "
-    "them are right. On the dashed diagonal a probability is what it says; below it, the model is too sure.",
-)
-def _reliability(drawn: charts.Figure) -> None:
-    for group in drawn.groups:
-        last = [found for run in group.seeds if (found := run.last_evaluation) is not None]
-        bins = [np.array(one.reliability) for one in last if one.reliability is not None]
-        if not bins:
-            continue
-        samples, right, confidence = np.sum(bins, axis=0).T
-        some = samples > 0
-        x, y = (100 * of[some] / samples[some] for of in (confidence, right))
-        points = {"x": charts.numbers(x, 1), "y": charts.numbers(y, 1), "customdata": charts.numbers(samples[some], 0)}
-        trace = charts.markers(group, points, "%{customdata} samples, %{x:.1f} % sure: %{y:.1f} % right")
-        drawn.add(group, trace | {"mode": "lines+markers"}, seeds=len(bins))
-        error = np.mean([one.ece for one in last if one.ece is not None])
-        drawn.findings.append(f"{drawn.about(group)}calibration error {charts.number(100 * float(error))}.")
-    if drawn.several:
-        drawn.caption += " All seeds' samples together."
-    drawn.square(100, "probability of the class that is named", "right", range=[-2, 102])

@@ -71,6 +71,31 @@ for _entry in tomllib.loads(_words)["curve"]:
 
 @charts.figure(
     charts.GOOD,
+    "Reliability",
+    "The last evaluated model: test samples by the probability of the class that is named, in 15 bins, and how many of "
+    "them are right. On the dashed diagonal a probability is what it says; below it, the model is too sure.",
+)
+def _reliability(drawn: charts.Figure) -> None:
+    for group in drawn.groups:
+        last = [found for run in group.seeds if (found := run.last_evaluation) is not None]
+        bins = [np.array(one.reliability) for one in last if one.reliability is not None]
+        if not bins:
+            continue
+        samples, right, confidence = np.sum(bins, axis=0).T
+        some = samples > 0
+        x, y = (100 * of[some] / samples[some] for of in (confidence, right))
+        points = {"x": charts.numbers(x, 1), "y": charts.numbers(y, 1), "customdata": charts.numbers(samples[some], 0)}
+        trace = charts.markers(group, points, "%{customdata} samples, %{x:.1f} % sure: %{y:.1f} % right")
+        drawn.add(group, trace | {"mode": "lines+markers"}, seeds=len(bins))
+        error = np.mean([one.ece for one in last if one.ece is not None])
+        drawn.findings.append(f"Calibration error: {drawn.about(group)}{charts.number(100 * float(error))}.")
+    if drawn.several:
+        drawn.caption += " All seeds' samples together."
+    drawn.square(100, "probability of the class that is named", "right", range=[-2, 102])
+
+
+@charts.figure(
+    charts.GOOD,
     "Classes that the round's clients hold, and those that they don't",
     "The model right after a round: mean accuracy on the classes that some client of the round trained on (solid), and "
     "on those that none of them holds (dotted). The gap is what a round costs the classes that it has no sample of. "
