@@ -38,8 +38,8 @@ def test_a_run_leaves_everything_that_replays_and_explains_it(tmp_path):
     result = fedskew.simulate(TASK, out=tmp_path)
     assert result.folder == tmp_path / f"small-{result.config.hash}"
     assert sorted(path.name for path in result.folder.iterdir()) == [
-        "checkpoint", "config.toml", "identity.json", "model.safetensors", "partition.npz", "report.html",
-        "rounds.jsonl", "summary.json", "task.json",
+        "checkpoint", "config.toml", "identity.json", "inputs.json", "model.safetensors", "partition.npz",
+        "report.html", "rounds.jsonl", "summary.json", "task.json",
     ]  # fmt: skip
     assert [record["round"] for record in lines(result.folder)] == [0, 1, 2, 3, 4]
     stored = load_file(result.folder / "model.safetensors")

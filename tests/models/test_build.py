@@ -22,6 +22,7 @@ SMALL = {
     **dict.fromkeys(("mobilenetv2", "resnet18"), ((3, 16, 16), {})),
     **dict.fromkeys(("resnet50", "fedla_cifar"), ((3, 32, 32), {})),
     "vgg11": ((3, 32, 32), {"width": 0.25}),
+    "table": ((12,), {}),
     "fasttext": ((12,), {"vocabulary": 40, "dim": 8}),
 }
 

@@ -268,6 +268,8 @@ def unlabelled(
 
 
 def _images_below(path: Path) -> list[Path]:
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
     if not path.is_dir() or is_saved(path):
         return [path]
     found = [
