@@ -159,7 +159,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
         (["--export", "tflite"], "--export: can't export as 'tflite' (known: onnx, torchscript)"),
         (["images", "--seed", "7"], "has no seed 7; its seeds: 0"),
         (["images", "--best"], "no validation samples were held out"),
-        (["nowhere.png"], "1 of 1 picture can't be read: nowhere.png: there is no such file"),
+        (["nowhere.png"], "nowhere.png: there is no such file or folder"),
         (["wrong.npz"], "wrong.npz[0]: expected (samples, 1, 8, 8), got (2, 5)"),
         (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],

@@ -45,10 +45,10 @@ def test_a_shift_by_four_units_a_flipped_value_and_swapped_columns_are_found_in_
 @pytest.mark.slow
 def test_where_nothing_changed_a_hundredth_is_found() -> None:
     alarms = 0
-    for seed in range(1000, 1100):
+    for seed in range(1000, 1040):
         before, later = halves(seed)
         alarms += bool(found(Profile.of(columns(before)).changes(columns(later))))
-    assert alarms <= 4  # of 100: 1 is expected
+    assert alarms <= 2  # of 40
 
 
 def test_profiles_of_clients_add_up() -> None:

@@ -234,7 +234,8 @@ def _own_weights(component: Any) -> None:
     by_sums = isinstance(component, BySums) and covers(component, "own_weight", "weigh")
     if not by_sums or component.why_no_sums() is not None:
         return
-    counts = np.tile(COUNTS.astype(float), (2, 1))
+    # Who has no sample may hold a share that nobody gets, as a sum of updates is divided by its own weights' sum.
+    counts = np.tile(COUNTS[COUNTS.any(axis=1)].astype(float), (2, 1))
     target = np.full(CLASSES, 1 / CLASSES)
 
     def ask(question: Mapping[str, Any]) -> Any:
@@ -242,12 +243,11 @@ def _own_weights(component: Any) -> None:
 
     announced = component.announce(ask, target, len(counts))
     own = np.array([component.own_weight(row, announced) for row in counts])
-    own /= own.sum() or 1.0  # what sums of updates are divided by: clients without a sample may take a share
     weights = component.weigh(Answered(counts, counts.sum(axis=1), target, np.arange(len(counts))))
     if not np.allclose(own, weights, rtol=CLOSE, atol=CLOSE / len(counts)):
         raise ComponentError(
             f"own_weight() gives {np.round(own[:6], 3).tolist()}, and weigh() {np.round(weights[:6], 3).tolist()}; "
-            "they are to be the same, but for a common factor"
+            "they are to be the same"
         )
 
 
