@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 37_000, "docstrings": 10_050, "files": 314, "names": 338},
-    "tests": {"code": 31_400},
+    "src": {"code": 36_750, "docstrings": 9_900, "files": 311, "names": 332},
+    "tests": {"code": 30_800},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
