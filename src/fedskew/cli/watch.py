@@ -108,9 +108,7 @@ def _move(model: Any, samples: Any, held_out: Path | None) -> tuple[Adaptation |
     try:
         labelled = model.held_out() if held_out is None else Adaptation.read_labelled(held_out, model)
         return Adaptation.of(model, samples, labelled, normalised=(False, held_out is None)), ""
-    except (ArgumentError, RunError) as error:
-        return None, f"It is not known: {error}."
     except FedskewError as error:
-        if held_out is not None:
+        if held_out is not None and not isinstance(error, ArgumentError | RunError):
             raise
         return None, f"It is not known: {error}."

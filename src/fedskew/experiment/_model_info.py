@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing
 
-MOST_PROFILED = 10_000
+MOST_PROFILED, PROFILED_AT_ONCE = 10_000, 256
 FAR = 20.0
 """Standard deviations from the mean of training beyond which an image is taken to be in other units."""
 
@@ -100,14 +101,14 @@ class ModelInfo:
 
     def profile(self, inputs: Inputs) -> Profile:
         """Describe normalised samples in their own units: of more than `MOST_PROFILED` as many, evenly spread."""
-        size = min(len(inputs), MOST_PROFILED)
-        rows = torch.arange(size) * len(inputs) // size
-        values, encoder = inputs.index_select(0, rows.to(inputs.device)).cpu(), self.made_encoder()
-        if self.mean:
-            sides = [1 for _ in self.in_shape[1:]]
-            mean, std = (torch.tensor(one, dtype=torch.float64).view(-1, *sides) for one in (self.mean, self.std))
-            values = values.double() * std + mean
-        return Profile.of(Profile.columns(values, encoder if isinstance(encoder, TableSchema) else None))
+        size, encoder = min(len(inputs), MOST_PROFILED), self.made_encoder()
+        schema, sides = encoder if isinstance(encoder, TableSchema) else None, [1 for _ in self.in_shape[1:]]
+        mean, std = (torch.tensor(one, dtype=torch.float64).view(-1, *sides) for one in (self.mean, self.std))
+        parts = []
+        for rows in torch.split(torch.arange(size) * len(inputs) // size, PROFILED_AT_ONCE):
+            values = inputs.index_select(0, rows.to(inputs.device)).cpu()
+            parts.append(Profile.columns(values.double() * std + mean if self.mean else values, schema))
+        return Profile.of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Check samples in their own units, and normalise them as in training: to float32, or int64 for token ids.
