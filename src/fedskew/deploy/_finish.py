@@ -36,7 +36,7 @@ from fedskew.models import ModelState
 ATTEMPTS = 5
 """How often a finish begins, each time without the sites that stopped answering."""
 
-SITE_FIGURES = "site-figures.json"
+FIGURES_FILE = "site-figures.json"
 """File in the run folder with what the models are worth to the sites (see `Sites.figures_in_sums`)."""
 
 Tensors = Mapping[str, Tensor]
@@ -133,7 +133,7 @@ class TrainedModel:
             told = {"temperature": torch.tensor([notes["temperature"]]), "biases": torch.tensor(biases)}
             told["mix"] = held / held.sum()
         left = self.sites.leave(round, common, told, self.clients)
-        path = self.folder / SITE_FIGURES
+        path = self.folder / FIGURES_FILE
         if self.sites.plan.agreement.site_figures == "summed" and not path.exists():
             found = self.sites.figures_in_sums(round, left)
             if "reason" in found:
