@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 36_750, "docstrings": 9_900, "files": 311, "names": 332},
-    "tests": {"code": 30_800},
+    "src": {"code": 38_300, "docstrings": 10_250, "files": 323, "names": 342},
+    "tests": {"code": 32_500},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
