@@ -206,7 +206,7 @@ def test_any_two_presets_compose_unless_both_insist_on_the_same_thing():
         refused |= bool(robust) and bool({first, second} & {"scaffold", "feddyn"})
         refused |= bool(robust & MERGING) and bool({first, second} & {"fednova", "fedexp"})
         refused |= {first, second} <= FIXED
-        refused |= bool(FIXED & {first, second}) and bool({"adapt", "ccvr"} & {first, second})
+        refused |= bool(FIXED & {first, second}) and bool({"adapt", "ccvr", "gaussian", "ridge"} & {first, second})
         own = {"partial", "ditto", "rod"}
         refused |= "fedconcat" in (first, second) and bool({first, second} & {"fedvls", *own, *OF_ONE_MODEL})
         refused |= {first, second} == {"partial", "scaffold"}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from scipy.special import softmax
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import Ridge
 
 from fedskew.errors import ArgumentError
-from fedskew.finish import CCVR, Adapt, Head, Known, Observed
+from fedskew.finish import CCVR, Adapt, GaussianHead, Head, Known, Observed, RidgeHead
 from fedskew.labels import EDGES, NEVER, adapt, calibrate, estimate_mix, outcome_cells, outcome_table
 
 ALL = frozenset({"training", "held_out", "target"})
@@ -87,7 +90,7 @@ def test_ccvr_leaves_out_who_nobody_holds_and_takes_single_samples_and_dead_feat
     assert "there is none; set target.mix" in CCVR(target=True).lacks(known())
     unsure = CCVR(target=True).finish(new_head(3, 2), lambda source: sums, known())
     assert torch.equal(unsure.head.weight, head.weight)
-    assert "all classes count alike" in unsure.notes["mix"]
+    assert "is not used" in unsure.notes["mix"]
 
 
 def test_ccvr_draws_from_the_generator_that_it_is_given():
@@ -212,3 +215,85 @@ def test_an_honest_answer_is_never_refused():
 def test_what_is_no_table_or_no_cells_is_refused(tables):
     for name in ("tables", "cells"):
         assert "no numbers of samples" in Adapt().refuse({}, {name: torch.full((3,), tables)}, None)
+
+
+# ---- Gaussian and ridge heads
+
+
+def several_holders(rng, features, targets, classes):
+    parts = np.split(rng.permutation(len(targets)), [7, 60])
+    logits = torch.zeros(len(targets), classes)
+    return [Observed(torch.tensor(features[at]), logits[at], torch.tensor(targets[at])) for at in parts]
+
+
+@pytest.fixture(scope="module")
+def clouds():
+    rng = np.random.default_rng(3)
+    targets = np.repeat([0, 2, 3], [90, 50, 20])  # nobody holds class 1
+    features = rng.normal(size=(160, 5)) @ rng.normal(size=(5, 5)) + rng.normal(5, 2, (4, 5))[targets]
+    return features, targets, several_holders(rng, features, targets, 4)
+
+
+@pytest.mark.parametrize("mix", [None, [0.2, 0.3, 0.5, 0.0]])
+def test_the_gaussian_head_is_scikit_learns_linear_discriminant(clouds, mix):
+    features, targets, holders = clouds
+    component = GaussianHead(shrinkage=0.2, target=mix is not None)
+    head = component.finish(new_head(4, 5), asking(component, {"training": holders}), known(mix)).head
+    classes = [0, 2, 3] if mix is None else [0, 2]
+    priors = np.array([90, 50, 20]) / 160 if mix is None else np.array([0.2, 0.5]) / 0.7
+    spread = sum(np.cov(features[targets == c].T, bias=True) * (targets == c).mean() for c in (0, 2, 3))
+    means = np.stack([features[targets == c].mean(axis=0) for c in classes])
+    expected = stats.multivariate_normal
+    shrunk = 0.8 * spread + 0.2 * np.trace(spread) / 5 * np.eye(5)
+    logits = np.stack([expected.logpdf(features, m, shrunk) + np.log(p) for m, p in zip(means, priors, strict=True)], 1)
+    got = softmax(features @ head.weight.numpy().T + head.bias.numpy(), axis=1)
+    np.testing.assert_allclose(got[:, classes], softmax(logits, axis=1), atol=1e-9)
+    assert not got[:, [c for c in range(4) if c not in classes]].any()
+    if mix is None:
+        peer = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.2).fit(features, targets)
+        assert np.array_equal(peer.predict(features), got.argmax(axis=1))
+
+
+@pytest.mark.parametrize("mix", [None, [0.2, 0.3, 0.5, 0.0]])
+def test_the_ridge_head_is_scikit_learns_ridge_regression(clouds, mix):
+    features, targets, holders = clouds
+    component = RidgeHead(ridge=0.05, target=mix is not None)
+    head = component.finish(new_head(4, 5), asking(component, {"training": holders}), known(mix)).head
+    shares = np.array([0.9, 0, 0.5, 0.2]) / 1.6 if mix is None else np.array([0.2, 0, 0.5, 0]) / 0.7
+    weights = (shares / np.maximum(np.bincount(targets, minlength=4), 1))[targets]
+    centre = weights @ features
+    alpha = 0.05 * (weights @ (features - centre) ** 2).mean()
+    peer = Ridge(alpha=alpha).fit(features, np.eye(4)[targets], sample_weight=weights)
+    kept = shares > 0
+    np.testing.assert_allclose(head.weight.numpy()[kept], peer.coef_[kept], atol=1e-10)
+    np.testing.assert_allclose(head.bias.numpy()[kept], peer.intercept_[kept], atol=1e-9)
+    assert (head.bias.numpy()[~kept] == NEVER).all()
+
+
+@pytest.mark.parametrize("component", [GaussianHead(), RidgeHead()])
+def test_these_heads_do_not_depend_on_the_partition_or_the_scale(clouds, component):
+    features, targets, holders = clouds
+    alone = [Observed(torch.tensor(1000 * features), torch.zeros(160, 4), torch.tensor(targets))]
+    heads = [
+        component.finish(new_head(4, 5), asking(component, {"training": who}), known()).head for who in (holders, alone)
+    ]
+    torch.testing.assert_close(heads[0].weight, 1000 * heads[1].weight, rtol=1e-7, atol=1e-10)
+    torch.testing.assert_close(heads[0].bias, heads[1].bias, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("component", [GaussianHead(), RidgeHead()])
+def test_these_heads_take_a_single_sample_and_dead_features(component):
+    one = [Observed(torch.tensor([[3.0, 0.0]]), torch.zeros(1, 2), torch.tensor([1]))]
+    head = component.finish(new_head(2, 2), asking(component, {"training": one}), known()).head
+    assert all(part.isfinite().all() for part in head)
+    assert float((head.weight[1] @ torch.tensor([3.0, 0.0], dtype=torch.float64)) + head.bias[1]) > NEVER
+
+
+def test_products_that_no_samples_have_are_refused(clouds):
+    component, (_, _, holders) = GaussianHead(), clouds
+    answer = component.statistics({}, holders[2])
+    counts = np.bincount(holders[2].targets, minlength=4).astype(float)
+    assert component.refuse({}, answer, counts) is None
+    assert "no samples have" in component.refuse({}, answer | {"products": 0.5 * answer["products"]}, counts)
+    assert "as many samples" in component.refuse({}, answer, counts[::-1].copy())
+    assert "has no samples" in component.refuse({}, answer | {"sums": answer["sums"] + 1}, counts)

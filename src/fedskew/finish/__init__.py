@@ -7,11 +7,15 @@ before it. The trained model is kept too, and both are evaluated.
 
 from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, Calibrate
 from fedskew.finish._ccvr import CCVR
+from fedskew.finish._gaussian import GaussianHead
 from fedskew.finish._protocol import Finish, Finished, Head, Known, Observed, Source
+from fedskew.finish._ridge import RidgeHead
 
 INDEX: dict[str, type] = {
     "adapt": Adapt,
     "ccvr": CCVR,
+    "gaussian": GaussianHead,
+    "ridge": RidgeHead,
 }
 
 __all__ = [
@@ -20,8 +24,10 @@ __all__ = [
     "Calibrate",
     "Finish",
     "Finished",
+    "GaussianHead",
     "Head",
     "Known",
     "Observed",
+    "RidgeHead",
     "Source",
 ]

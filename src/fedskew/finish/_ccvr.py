@@ -24,7 +24,7 @@ If a client has a single sample of a class, its sums for that class reveal that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,26 +32,13 @@ from torch.nn.functional import cross_entropy
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._protocol import (
-    LARGEST,
-    Ask,
-    Finish,
-    Finished,
-    FloatArray,
-    Head,
-    Known,
-    Observed,
-    Source,
-    not_counts,
-)
+from fedskew.finish._moments import ForTarget, class_shares, refused_products, refused_sums, sums_by_class
+from fedskew.finish._protocol import Ask, Finished, FloatArray, Head, Known, Observed
 from fedskew.labels import NEVER
 from fedskew.parameters import Count, NonNegative, Switch, component
 
 JITTER = 1e-6
 """Added to a covariance's diagonal, as a share of the diagonal's mean: with few samples the matrix is singular."""
-
-ROUNDING = 1e-9
-"""Tolerance for the checks of a site's products, as a share of their largest number."""
 
 LEAST_SPREAD = 1e-3
 """Smallest standard deviation by which a feature is divided, as a share of the largest: some features never vary."""
@@ -64,7 +51,7 @@ STEPS = 200
 
 
 @component
-class CCVR(Finish):
+class CCVR(ForTarget):
     """The last layer trained on features that are drawn from one Gaussian per class.
 
     Attributes:
@@ -75,7 +62,6 @@ class CCVR(Finish):
 
     paper: ClassVar[str] = "Luo et al., NeurIPS 2021"
     cost: ClassVar[Cost] = Cost(numbers=("C(1 + d + d^2) up once (d: features)",))
-    asks: ClassVar[frozenset[Source]] = frozenset({"training"})
     most_questions: ClassVar[int] = 2
     reveals_label_counts: ClassVar[bool] = True
 
@@ -83,70 +69,44 @@ class CCVR(Finish):
     target: Switch = False
     ridge: NonNegative = 1e-3
 
-    def lacks(self, known: Known) -> str | None:
-        """See `Finish.lacks`."""
-        if self.target and known.target is None and not known.is_estimated:
-            return "weighs classes by the target's label mix, and there is none; set target.mix, or target = false"
-        return super().lacks(known)
-
     def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
         """Return numbers of samples, sums of features and of their products by class; see `Finish.statistics`."""
-        assert observed.targets is not None, "training samples have labels"
-        features, classes = observed.features.double(), observed.logits.shape[1]
-        dim = features.shape[1]
+        features, found = observed.features.double(), sums_by_class(observed)
+        classes, dim = found["sums"].shape
         if classes * dim**2 > MOST_NUMBERS:
             raise ArgumentError(
                 f"ccvr needs {classes} x {dim} x {dim} numbers of each client, more than {MOST_NUMBERS:,}; take a "
-                "network with fewer features, or another finish"
+                "network with fewer features, or the finish gaussian, which needs one covariance for all classes"
             )
-        sums = features.new_zeros(classes, dim)
         products = features.new_zeros(classes, dim, dim)
         for label in range(classes):
             own = features[observed.targets == label]
-            sums[label], products[label] = own.sum(0), own.T @ own
-        return {
-            "sizes": torch.bincount(observed.targets, minlength=classes).double(),
-            "sums": sums,
-            "products": products,
-        }
+            products[label] = own.T @ own
+        return {**found, "products": products}
 
     def refuse(
         self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
     ) -> str | None:
         """See `Finish.refuse`."""
-        sizes, sums, products = (answer[name].double() for name in ("sizes", "sums", "products"))
-        if (reason := not_counts(sizes, samples)) is not None:
-            return f"its sizes {reason}"
-        if max(float(sums.abs().max()), float(products.abs().max())) > LARGEST:
-            return f"a number is above {LARGEST:g}"
-        if sums[sizes == 0].any() or products[sizes == 0].any():
+        answer = {name: values.double() for name, values in answer.items()}
+        if (reason := refused_sums(answer, samples)) is not None:
+            return reason
+        held = answer["sizes"] > 0
+        if answer["products"][~held].any():
             return "it has sums for classes of which it has no samples"
-        held = sizes > 0
-        means, scale = sums[held] / sizes[held, None], products[held].abs().amax((1, 2))
-        off = ROUNDING * scale[:, None, None] + torch.finfo(torch.float32).tiny
-        if ((products[held] - products[held].mT).abs() > off).any():
-            return "its products are not symmetric"
-        within = products[held] - sizes[held, None, None] * means[:, :, None] * means[:, None, :]
-        failed = torch.linalg.cholesky_ex(within + off * torch.eye(sums.shape[1], dtype=torch.float64)).info
-        return "no samples have such products and sums" if failed.any() else None
+        means = answer["sums"][held] / answer["sizes"][held, None]
+        return refused_products(answer["products"][held], means[:, None], answer["sizes"][held, None])
 
     def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
         """Draw features and train the layer; see `Finish.finish`."""
-        mix = known.target if self.target else None
-        notes: dict[str, Any] = {}
-        if self.target:
-            notes["mix"] = "no estimate is sure enough, so all classes count alike" if mix is None else mix.tolist()
+        mix, notes = self.mix(known)
         found = ask("training")
         sizes, sums, products = (found[name].cpu() for name in ("sizes", "sums", "products"))
-        shares = (sizes > 0).double()
-        if mix is not None:
-            shares *= torch.from_numpy(mix)
-        if not shares.any():
-            raise ArgumentError("target: no client holds a class that its mix has a share of")
+        shares = class_shares((sizes > 0).double(), mix)
         classes = torch.nonzero(shares)[:, 0].tolist()
         drawn = [self._draw(sizes[c], sums[c], products[c], known) for c in classes]
         old = Head(head.weight.cpu()[classes], head.bias.cpu()[classes])
-        new = self._trained(old, torch.stack(drawn), shares[classes] / shares.sum())
+        new = self._trained(old, torch.stack(drawn), shares[classes])
         weight, bias = torch.zeros_like(head.weight), torch.full_like(head.bias, NEVER)
         weight[classes], bias[classes] = new.weight.to(weight), new.bias.to(bias)
         return Finished(Head(weight, bias), {"sizes": sizes.long().tolist(), **notes})

@@ -1,0 +1,108 @@
+"""Sums of features that several finishes ask for, and checks that samples can have such sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.components import Cost
+from fedskew.errors import ArgumentError
+from fedskew.finish._protocol import LARGEST, Finish, FloatArray, Known, Observed, not_counts
+from fedskew.parameters import Switch
+
+ROUNDING = 1e-9
+"""Tolerance for the checks of a site's products, as a share of their largest number."""
+
+
+def sums_by_class(observed: Observed) -> dict[str, Tensor]:
+    """Return numbers of samples, `(classes,)`, and sums of features, `(classes, dim)`, float64."""
+    assert observed.targets is not None, "training samples have labels"
+    features, classes = observed.features.double(), observed.logits.shape[1]
+    sums = features.new_zeros(classes, features.shape[1]).index_add_(0, observed.targets, features)
+    return {"sizes": torch.bincount(observed.targets, minlength=classes).double(), "sums": sums}
+
+
+def refused_sums(answer: Mapping[str, Tensor], samples: FloatArray | None) -> str | None:
+    """Return why sizes and sums of a site can't be true; None if nothing is wrong."""
+    if (reason := not_counts(answer["sizes"], samples)) is not None:
+        return f"its sizes {reason}"
+    if max(float(answer[name].abs().max()) for name in ("sums", "products")) > LARGEST:
+        return f"a number is above {LARGEST:g}"
+    if answer["sums"][answer["sizes"] == 0].any():
+        return "it has sums for classes of which it has no samples"
+    return None
+
+
+def refused_products(products: Tensor, means: Tensor, weights: Tensor) -> str | None:
+    """Return why products, `(..., dim, dim)`, can't be those of samples around means, `(..., k, dim)`; None if so.
+
+    `weights`, `(..., k)`, are how much of the samples is around each of the means.
+    """
+    off = ROUNDING * products.abs().amax((-2, -1), keepdim=True) + torch.finfo(torch.float32).tiny
+    if ((products - products.mT).abs() > off).any():
+        return "its products are not symmetric"
+    within = products - (means * weights[..., None]).mT @ means
+    failed = torch.linalg.cholesky_ex(within + off * torch.eye(means.shape[-1], dtype=torch.float64)).info
+    return "no samples have such products and sums" if failed.any() else None
+
+
+def class_shares(sizes: Tensor, mix: FloatArray | None) -> Tensor:
+    """Return the share of every class that somebody holds, in the clients' label mix or another; 0 for the others."""
+    shares = sizes if mix is None else (sizes > 0) * torch.from_numpy(mix)
+    if not shares.any():
+        raise ArgumentError("target: no client holds a class that its mix has a share of")
+    return shares / shares.sum()
+
+
+class ForTarget(Finish):
+    """Base of finishes that can go by the target's label mix in place of the clients'.
+
+    Attributes:
+        target: Whether they do (needs `[target] mix`).
+    """
+
+    target: Switch = False
+
+    def lacks(self, known: Known) -> str | None:
+        """See `Finish.lacks`."""
+        if self.target and known.target is None and not known.is_estimated:
+            return "weighs classes by the target's label mix, and there is none; set target.mix, or target = false"
+        return super().lacks(known)
+
+    def mix(self, known: Known) -> tuple[FloatArray | None, dict[str, Any]]:
+        """Return the target's label mix, None where another counts, and what the run's summary says of it."""
+        mix = known.target if self.target else None
+        unsure = "no estimate is sure enough, so the target's label mix is not used"
+        return mix, {"mix": unsure if mix is None else mix.tolist()} if self.target else {}
+
+
+class PooledMoments(ForTarget):
+    """Base of finishes that ask for sums by class, and for one sum of products of all classes, `(dim, dim)`.
+
+    A question may hold `weights`, `(classes,)`, by which samples count in the products.
+    """
+
+    cost: ClassVar[Cost] = Cost(numbers=("C(1 + d) + d^2 up once (d: features)",))
+    most_questions: ClassVar[int] = 3
+    reveals_label_counts: ClassVar[bool] = True
+
+    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+        """Return numbers of samples and sums of features by class, and products; see `Finish.statistics`."""
+        found, features = sums_by_class(observed), observed.features.double()
+        weights = question.get("weights", torch.ones(len(found["sizes"]), dtype=torch.float64)).double()
+        scaled = features * weights.to(features.device)[observed.targets, None]
+        return {**found, "products": features.T @ scaled}
+
+    def refuse(
+        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
+    ) -> str | None:
+        """See `Finish.refuse`."""
+        answer = {name: values.double() for name, values in answer.items()}
+        if (reason := refused_sums(answer, samples)) is not None:
+            return reason
+        sizes, weights = answer["sizes"], question.get("weights", torch.ones_like(answer["sizes"])).double()
+        means = answer["sums"] / sizes.clamp(min=1)[:, None]
+        return refused_products(answer["products"], means, weights * sizes)
