@@ -123,6 +123,15 @@ class Unit(Stateless):
         return parameters - settings.lr * found / found.norm(), None
 """
 
+OWN_SGD = """
+from fedskew.local_steps import SGD
+
+@dataclass(frozen=True)
+class Bare(SGD):
+    def step(self, parameters, gradient, carried, settings):
+        return parameters - settings.lr * gradient(parameters), carried
+"""
+
 NEEDS_LIMIT = """
 @dataclass(frozen=True)
 class Capped:
@@ -219,7 +228,8 @@ def test_a_good_component_is_tried_and_nothing_is_found(check):
         (LOGARITHM, "a client with one class, logits up to about 3: the loss is nan"),
         (BRANCH, "a Python branch on values can't be mapped over clients"),
         (IN_PLACE, "move() or share() writes to the model or to the updates"),
-        (ZERO_STEP, "a gradient of 0, momentum 0: the parameters are NaN or infinite"),
+        (ZERO_STEP, "a gradient of 0, plain SGD: the parameters are NaN or infinite"),
+        (OWN_SGD, "step() does the same with optimizer adamw and with SGD; step by SGD().step(...), or refuse it"),
         (NEEDS_LIMIT, "limit: missing"),
         (BARE, "write @dataclass(frozen=True) above class Bare"),
         (WRONG_CALL, "Two.weigh(counts, sizes) is called as weigh(answered), after self"),

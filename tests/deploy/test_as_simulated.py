@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from fedskew.experiment import make_training_loop
 
+ADAMW = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.003}
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
 
@@ -27,6 +28,7 @@ FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
         ("fedetf", {}),  # every site draws the same simplex
         ("fednh", {"participation": 0.67}),
         ("fedcbs+feddisco+feddyn", {"participation": 0.67}),
+        ("fedavg", ADAMW | {"keep_optimizer": True, "participation": 0.67}),
         *(
             pytest.param(name, {}, marks=pytest.mark.whole_product)
             for name in ("fedavg", "fedgf", "fedmr", "fedadam", "fedvls", "seol_kim", "fedacg")

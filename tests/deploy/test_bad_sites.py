@@ -111,6 +111,15 @@ def test_an_update_of_any_length_is_left_out_in_any_cohort(
     assert record["deployment"]["out_of_line"]["birch"] > 10
 
 
+@pytest.mark.parametrize(("factor", "answered"), [(1, [1, 2]), (1e3, [2])])
+def test_where_adam_takes_the_steps_their_size_tells_what_is_likely(
+    tmp_path: Path, factor: float, answered: list[int]
+) -> None:
+    adam: dict[str, Any] = {"optimizer": "adam", "momentum": 0.0, "lr": 0.05, "rounds": 1}
+    (record,) = played(tmp_path, "fedavg", scaled(factor), away=("ash",), **adam)
+    assert sorted(record["answered"]) == answered
+
+
 @pytest.mark.slow
 def test_what_a_site_sent_before_is_what_it_may_send_again(tmp_path: Path) -> None:
     """Of two sites no median tells; what the first round allows is out of line after rounds of shorter updates."""

@@ -178,7 +178,7 @@ def test_quotas_steps_and_stragglers_are_those_of_one_client_after_another():
 @pytest.mark.slow
 def test_clients_that_kept_something_train_beside_those_that_did_not():
     method = built(objective={"name": "cross_entropy", "terms": [{"name": "moon"}]}, local_step={"name": "scaffold"})
-    both = backends(method, persist_momentum=True)
+    both = backends(method, keep_optimizer=True)
     model, new = both.sent.model, {}
     for hooks in hooked(method).values():
         new |= hooks.init_client(model.parameters)

@@ -61,7 +61,7 @@ def bits(result: fedskew.Result) -> tuple:
     ("processes", "tables"),
     [
         (1, {"method": {"pipeline": {"name": "fedconcat", "clusters": 2}}}),
-        (2, {"method": {"local_step": {"name": "fedgf"}}, "training": TASK["training"] | {"persist_momentum": True}}),
+        (2, {"method": {"local_step": {"name": "fedgf"}}, "training": TASK["training"] | {"keep_optimizer": True}}),
         (3, {"method": EVERYTHING_KEPT_AND_SENT, "evaluation": {"clients": True, "every": 2}}),
     ],
     ids=["one with FedConcat", "two with FedGF", "three with everything"],

@@ -121,7 +121,7 @@ def test_the_teacher_is_the_sent_model_in_eval_mode_unless_it_is_left_on_batch_s
 
 
 def test_momentum_may_persist_between_participations():
-    one, sent = alone(persist_momentum=True, batch_size=100, weight_decay=0.0)
+    one, sent = alone(keep_optimizer=True, batch_size=100, weight_decay=0.0)
     (first,) = one.train(1, asked(0, epochs=1), sent)
     (second,) = one.train(1, asked(0, epochs=1, state=first.state), sent)
     # One full-batch step from the same model: b' = 0.9 b + g, so the second moves 0.1 * 0.9 b further.

@@ -11,7 +11,7 @@ import pytest
 from fedskew import data, models
 from fedskew.arena import Arena
 from fedskew.deploy import Agreement
-from fedskew.errors import ArgumentError, ConfigError, FedskewError
+from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError
 from fedskew.experiment import Sweep, read, resolve
 from fedskew.tables import flatten
 from fedskew.trees import line_of, parse_change, put
@@ -52,7 +52,8 @@ def test_a_resolved_config_holds_every_default_and_replays_itself(path, tmp_path
     tree = config.tree()
     assert tree["training"] == {
         "rounds": 2, "participation": 1.0, "epochs": 1, "batch_size": 64, "smallest_batch": 1, "lr": 0.1,
-        "lr_decay": 1.0, "momentum": 0.0, "weight_decay": 0.0, "persist_momentum": False, "teacher_train_mode": False,
+        "lr_decay": 1.0, "optimizer": "sgd", "momentum": 0.0, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0,
+        "keep_optimizer": False, "teacher_train_mode": False,
     }  # fmt: skip
     assert tree["method"]["objective"] == {
         "name": "fedvls_calibration",
@@ -66,6 +67,37 @@ def test_a_resolved_config_holds_every_default_and_replays_itself(path, tmp_path
     config.write(copy)
     assert read(copy) == config
     assert read(copy).hash == config.hash
+
+
+def test_keys_of_optimisers_that_a_run_does_not_use_are_not_in_its_hash_nor_a_key_s_new_name(path):
+    before = read(path).hash
+    assert read(path, {"training.optimizer": "adam"}).hash != before
+    assert read(path, {"training.optimizer": "adam", "training.eps": 1e-7}).hash != before
+    kept = [read(path, {f"training.{key}": True}) for key in ("keep_optimizer", "persist_momentum")]
+    assert kept[0] == kept[1]
+    assert kept[0].hash != before
+
+
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({"betas": [0.5, 0.9]}, 'training.betas: is of Adam; set optimizer = "adam"'),
+        ({"eps": 1e-3}, "training.eps: is of Adam"),
+        ({"optimizer": "adamw", "momentum": 0.9}, "training.momentum: is SGD's; of adamw set betas"),
+        ({"optimizer": "adam", "betas": [0.9, 1.0]}, "training.betas"),
+        ({"optimizer": "adagrad"}, "training.optimizer: "),
+        ({"keep_optimizer": True, "persist_momentum": True}, "training.persist_momentum: no such key"),
+    ],
+)
+def test_what_makes_no_sense_of_an_optimiser_is_refused(path, training, says):
+    with pytest.raises(ConfigError, match=says.replace(".", r"\.")):
+        read(path, {f"training.{key}": value for key, value in training.items()})
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fednova"])
+def test_methods_that_count_gradients_refuse_adam(path, method):
+    with pytest.raises(CombinationError, match=r"with training\.optimizer: .* set training\.optimizer = 'sgd'"):
+        read(path, {"training.optimizer": "adamw", "method": {"preset": method}})
 
 
 def test_the_hash_changes_with_what_can_change_the_model_and_not_with_the_name(path):

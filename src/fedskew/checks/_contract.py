@@ -16,6 +16,7 @@ from torch import Tensor
 from fedskew import methods
 from fedskew.checks._trial import CLASSES, COUNTS, FEATURES, MOMENTUM, FoundComponent, train
 from fedskew.components import covers, has, make_component, with_clients
+from fedskew.engine import LocalTraining
 from fedskew.engine.contracts import (
     checked_aggregate,
     checked_carried,
@@ -35,7 +36,7 @@ from fedskew.errors import ArgumentError, BackendWarning, ComponentError, Fedske
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
-from fedskew.local_steps import SGD, StepSettings, steps_in_place
+from fedskew.local_steps import ADAM, SGD, StepSettings, steps_in_place
 from fedskew.models import Outputs
 from fedskew.objectives import Context
 from fedskew.personal import HeldOut, Names
@@ -82,6 +83,9 @@ def check(found: FoundComponent, parameters: Mapping[str, Any]) -> list[Finding]
         if found.slot in ("objective", "local_step"):
             test = "a cohort trained at once (backend 'cohort') agrees with one client after another"
             findings.append(_tried(test, partial(_together, method, whole, found.slot)))
+    if trained and found.slot == "local_step" and any(own.adam for _, own in _settings(component, torch.ones(3))):
+        test = "with AdamW, whose state clients keep, a run that is stopped and resumed ends with the same bits"
+        findings.append(_tried(test, partial(_kept, method)))
     return findings
 
 
@@ -147,6 +151,12 @@ def _again(method: dict[str, Any], whole: _Trained) -> None:
 def _resumed(method: dict[str, Any], whole: _Trained) -> None:
     cure = "keep what a round leaves to the next in the state, a frozen dataclass of arrays and plain values"
     _same(whole, train(method, stop=True), "a run that was resumed and one that was not", cure)
+
+
+def _kept(method: dict[str, Any]) -> None:
+    training = {**ADAMW, "momentum": 0.0, "keep_optimizer": True}
+    cure = "keep nothing of a round outside of what is carried and what hooks keep"
+    _same(train(method, **training), train(method, stop=True, **training), "a run that was resumed, and one not", cure)
 
 
 def _same(one: _Trained, other: _Trained, what: str, cure: str) -> None:
@@ -303,17 +313,33 @@ def _masked_losses(component: Any) -> None:
             )
 
 
-def _settings(component: Any, start: Tensor, momentum: float) -> StepSettings:
+ADAMW: Mapping[str, Any] = {"optimizer": "adamw"}
+OPTIMISERS: tuple[Mapping[str, Any], ...] = ({}, {"momentum": 0.9}, ADAMW)
+"""Settings of local training that steps are tried with."""
+
+
+def _settings(component: Any, start: Tensor) -> Iterator[tuple[str, StepSettings]]:
+    """Yield settings for steps, and what they are in words: those that a component does not refuse."""
     hooks = component if isinstance(component, Hooks) else Hooks()
     broadcast = hooks.broadcast(hooks.init_server(start, len(COUNTS)))
-    return StepSettings(start.clone(), 0.1, momentum, 0.01, broadcast=broadcast, client=hooks.init_client(start))
+    for options in OPTIMISERS:
+        training = LocalTraining(lr=0.1, weight_decay=0.01, **options)
+        settings = training.settings(1, start.clone())
+        settings = settings._replace(broadcast=broadcast, client=hooks.init_client(start))
+        if training.adam is None or _takes_adam(component, settings):
+            yield ", ".join(f"{key} {value}" for key, value in options.items()) or "plain SGD", settings
+
+
+def _takes_adam(component: Any, settings: StepSettings) -> bool:
+    """Return whether a step does not refuse Adam, nor a run the step with it."""
+    refused = "training.adapts_rates" in getattr(component, "refuses", {})
+    return not refused and checked_carried(component, component.init(settings)).keys() >= {*ADAM}
 
 
 def _steps(component: Any) -> None:
     start = torch.linspace(-1, 1, 7)
-    for momentum in (0.0, 0.9):
+    for said, settings in _settings(component, start):
         for slope in (torch.ones(7), torch.zeros(7)):
-            settings = _settings(component, start, momentum)
             parameters, carried = start + 0.5, checked_carried(component, component.init(settings))
             before = parameters.clone()
             given = slope.clone()
@@ -321,40 +347,53 @@ def _steps(component: Any) -> None:
                 component, component.step(parameters, lambda at, given=given: given, carried, settings), parameters
             )
             if not after.isfinite().all():
-                raise ComponentError(
-                    f"a gradient of {slope[0]:g}, momentum {momentum:g}: the parameters are NaN or infinite"
-                )
+                raise ComponentError(f"a gradient of {slope[0]:g}, {said}: the parameters are NaN or infinite")
             if not torch.equal(parameters, before) or not torch.equal(given, slope):
                 raise ComponentError("step() writes to its parameters or to the gradient; return new ones")
+
+
+def _gradient(at: Tensor) -> Tensor:
+    return 2 * at + 1
+
+
+def _two_steps(component: Any, start: Tensor, settings: StepSettings) -> Tensor:
+    parameters, carried = start, checked_carried(component, component.init(settings))
+    for _ in range(2):
+        stepped = component.step(parameters, _gradient, carried, settings)
+        parameters, carried = checked_step(component, stepped, parameters)
+    return parameters
+
+
+def _by_optimizer(component: Any) -> None:
+    start = torch.linspace(-1, 1, 8)
+    (_, plain), *_, (said, settings) = _settings(component, start)
+    if settings.adam is None:
+        return
+    one, other = (_two_steps(component, start, own) for own in (plain, settings))
+    if torch.allclose(one, other):
+        raise ComponentError(
+            f"step() does the same with {said} and with SGD; step by SGD().step(...), or refuse it: "
+            'refuses = {"training.adapts_rates": "why; what to do instead"}'
+        )
 
 
 def _in_place(component: Any) -> None:
     in_place = steps_in_place(component)
     if in_place is None:
         return
-    for momentum in (0.0, 0.9):
-        starts, ends, firsts = torch.linspace(-1, 1, 16).view(2, 8), [], []
-
-        def gradient(at: Tensor) -> Tensor:
-            return 2 * at + 1
-
-        for start in starts:
-            settings = _settings(component, start, momentum)
-            parameters, carried = start, checked_carried(component, component.init(settings))
-            firsts.append(carried)
-            for _ in range(2):
-                parameters, carried = checked_step(
-                    component, component.step(parameters, gradient, carried, settings), parameters
-                )
-            ends.append(parameters)
+    starts = torch.linspace(-1, 1, 16).view(2, 8)
+    for each in zip(*(_settings(component, start) for start in starts), strict=True):
+        said, settings = each[0]
+        ends = [_two_steps(component, start, own) for start, (_, own) in zip(starts, each, strict=True)]
+        firsts = [checked_carried(component, component.init(own)) for _, own in each]
         written = starts.clone()  # clients that train together
         stacked = {name: torch.stack([one[name] for one in firsts]) for name in firsts[0]}
         for _ in range(2):
-            in_place.step_in_place(written, gradient, stacked, settings)
+            in_place.step_in_place(written, _gradient, stacked, settings)
         apart = float((written - torch.stack(ends)).abs().max())
         if not apart <= CLOSE:
             raise ComponentError(
-                f"step_in_place() and step() end up to {apart:.2g} apart after two steps with momentum {momentum:g}; "
+                f"step_in_place() and step() end up to {apart:.2g} apart after two steps, {said}; "
                 "write both alike, or leave step_in_place() out: it is used in place of step()"
             )
 
@@ -445,7 +484,8 @@ _CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
         ("rows that the mask leaves out change nothing", _masked_losses),
     ),
     "local_step": (
-        ("steps are finite and write to nothing: with and without momentum, gradient 0", _steps),
+        ("steps are finite and write to nothing: SGD, with momentum, AdamW, gradient 0", _steps),
+        ("steps go by training.optimizer, unless a run would refuse the step with another than SGD", _by_optimizer),
         ("step_in_place(), where it has one, takes the step that step() takes", _in_place),
     ),
     "aggregation": (("what it returns is finite: one update, zeros, updates that cancel out", _aggregates),),

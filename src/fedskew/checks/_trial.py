@@ -92,7 +92,9 @@ def tiny_data() -> Dataset:
     )
 
 
-def train(method: dict[str, Any], backend: str = "sequential", stop: bool = False) -> tuple[SeedRun, Tensor]:
+def train(
+    method: dict[str, Any], backend: str = "sequential", stop: bool = False, **training: Any
+) -> tuple[SeedRun, Tensor]:
     """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume."""
     config = resolve(
         {
@@ -107,6 +109,7 @@ def train(method: dict[str, Any], backend: str = "sequential", stop: bool = Fals
                 "batch_size": 8,
                 "lr": 0.1,
                 "momentum": MOMENTUM,
+                **training,
             },
             "target": {"mix": [0.1, 0.2, 0.3, 0.4]},
             "engine": {"backend": backend, "device": "cpu"},

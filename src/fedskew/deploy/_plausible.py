@@ -20,7 +20,8 @@ the past. Of fewer sites one liar is half, so that the server's own estimate bou
 
 Gradient flow for the time t = a lr moves parameters by at most sqrt(t (loss before - loss after)), by Cauchy and
 Schwarz, and SGD at a stable learning rate by a small multiple of it, whatever the scale of the inputs; ln(classes) is
-the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.hooks`).
+the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.hooks`). Where
+Adam takes the steps, each moves a parameter by lr or so, and the flow is lr steps sqrt(parameters).
 
 The steps of a length are those that a site tells, but at most four times what the median site takes, as it would buy
 length by told samples.
@@ -104,8 +105,11 @@ def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None
     if training is None:
         return Measured(norm, max(likely, math.sqrt(sent.numel())), 0.0)
     taken = min(max(steps, 1), MOST_STEPS)
-    time = training.lr_of(round) * fednova_normaliser(taken, training.momentum)
-    flow = math.sqrt(time * math.log(max(classes, 2)))
+    lr = training.lr_of(round)
+    if training.adapts_rates:
+        flow = lr * taken * math.sqrt(sent.numel())
+    else:
+        flow = math.sqrt(lr * fednova_normaliser(taken, training.momentum) * math.log(max(classes, 2)))
     return Measured(*(value / math.sqrt(taken) for value in (norm, max(likely, flow), NEWCOMER * flow)))
 
 

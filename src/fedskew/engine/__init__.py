@@ -6,7 +6,6 @@ from fedskew.engine._backend import (
     ClientData,
     ClientSamples,
     Conditions,
-    LocalTraining,
     LocalWork,
     Observer,
     PartitionedData,
@@ -28,6 +27,7 @@ from fedskew.engine._records import (
 )
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._states import ClientStates, ServerState
+from fedskew.engine._training import LocalTraining
 from fedskew.engine.round import Federation
 from fedskew.engine.workers import ProcessBackend, RankBackend
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedskew.data import Augmentation, Inputs
 from fedskew.engine._private import Private
 from fedskew.engine._records import Predictions
+from fedskew.engine._training import LocalTraining
 from fedskew.errors import ArgumentError, ComponentError, FedskewError, RunError, place_of
 from fedskew.hooks import Hooks
 from fedskew.local_steps import LocalStep, StepSettings
@@ -26,54 +27,6 @@ from fedskew.objectives import Objective
 from fedskew.randomness import Purpose, generator
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """Settings of local training that all clients share, whatever the method.
-
-    Attributes:
-        batch_size: Samples in a batch.
-        lr: Learning rate of the first round; in round r (from 1) it is `lr * lr_decay ** (r - 1)`.
-        lr_decay: Factor of the learning rate from round to round.
-        momentum: Momentum of SGD, in [0, 1).
-        weight_decay: L2 penalty, added to the gradient.
-        persist_momentum: Each client keeps its momentum buffer between participations, as FedVLS's public code does for
-            its baselines.
-        teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
-        smallest_batch: The last batch of an epoch is left out if it has fewer samples. 1 leaves out none; `batch_size`
-            or more leaves out every short one.
-        sampler: "balanced": an epoch draws as many samples as the client has, with replacement, each from one of its
-            classes, all of which are as likely; None: every sample once, shuffled.
-    """
-
-    batch_size: int = 64
-    lr: float = 0.01
-    lr_decay: float = 1.0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    persist_momentum: bool = False
-    teacher_train_mode: bool = False
-    smallest_batch: int = 1
-    sampler: Literal["balanced"] | None = None
-
-    def samples_of_epoch(self, samples: int) -> int:
-        """Count the samples that a client trains on in an epoch: all, less a last batch below `smallest_batch`."""
-        last = samples % self.batch_size
-        return samples - last if last < self.smallest_batch else samples
-
-    def lr_of(self, round: int) -> float:
-        """Compute the learning rate of a round."""
-        return self.lr * self.lr_decay ** (round - 1)
-
-    def batches_of_epoch(self, samples: int) -> int:
-        """Count the batches in an epoch."""
-        return -(-self.samples_of_epoch(samples) // self.batch_size)
-
-    def steps(self, epochs: float, samples: int, most: int | None = None) -> int:
-        """Count a client's local steps; a part of an epoch is rounded up to whole batches."""
-        steps = math.ceil(epochs * self.batches_of_epoch(samples) - 1e-9)
-        return steps if most is None else min(steps, most)
 
 
 @dataclass(frozen=True)
@@ -308,14 +261,8 @@ class LocalWork:
 
     def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
         """Make the settings that all local steps of a client share."""
-        return StepSettings(
-            start=sent.model.parameters,
-            lr=self.training.lr_of(round),
-            momentum=self.training.momentum,
-            weight_decay=self.training.weight_decay,
-            broadcast=sent.broadcast,
-            client=state,
-        )
+        settings = self.training.settings(round, sent.model.parameters)
+        return settings._replace(broadcast=sent.broadcast, client=state)
 
     def samples(self, round: int, task: Assignment) -> ClientSamples:
         """Choose a client's samples in a round: all, or a quota of each class, drawn at random."""

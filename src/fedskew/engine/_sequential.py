@@ -27,7 +27,7 @@ from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine.contracts import calling, checked_carried, checked_step, name_in
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
-from fedskew.local_steps import StepSettings, steps_in_place
+from fedskew.local_steps import ADAM, StepSettings, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
@@ -154,7 +154,7 @@ class SequentialBackend(Backend):
             observed = self.observe(setup.round, setup.task.client, self.model.network)
         reply: dict[str, Tensor] = {}
         state: dict[str, Tensor] = {}
-        if work.training.persist_momentum:
+        if work.training.keep_optimizer:
             state |= {PERSISTENT + name: part for name, part in result.carried.items()}
         full = _FullObjective(self, setup)
         for name, hooks in work.hooks.items():
@@ -264,10 +264,15 @@ class SequentialBackend(Backend):
 
 
 def carried_first(work: LocalWork, setup: ClientSetup) -> dict[str, Tensor]:
-    """Return what a client's first step is given: what its last one kept, where momentum persists, or what is new."""
+    """Return what a client's first step is given: what its last one kept, where clients keep it, or what is new."""
     step, state = work.local_step, setup.state
     with calling("local_step", step, "init", f"round {setup.round}, client {setup.task.client}: "):
         fresh = checked_carried(step, step.init(setup.settings))
+    if setup.settings.adam is not None and not fresh.keys() >= {*ADAM}:
+        raise ComponentError(
+            f"{name_in('local_step', step)}: init() returns nothing that Adam carries, so its steps would not be those "
+            "of training.optimizer; return what SGD().init(settings) returns, and step by SGD().step(...)"
+        )
     return {
         name: state[PERSISTENT + name].clone() if PERSISTENT + name in state else part for name, part in fresh.items()
     }

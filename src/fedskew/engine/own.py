@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedskew.components import has
-from fedskew.engine._backend import Assignment, Backend, LocalTraining, LocalWork, Sent, Update
+from fedskew.engine._backend import Assignment, Backend, LocalWork, Sent, Update
 from fedskew.engine._faults import is_finite
 from fedskew.engine._private import BUFFERS, PARAMETERS, Private
+from fedskew.engine._training import LocalTraining
 from fedskew.hooks import Named
 from fedskew.local_steps import SGD, Gradient, StepSettings
 from fedskew.models import FlatModel, ModelState
@@ -73,7 +74,7 @@ class OwnModels:
     def work(like: LocalWork, private: Private, pull: float, some: bool) -> LocalWork:
         """Return the local training of own models on the same samples and settings as another's."""
         step = OwnStep(pull, some) if pull or some else SGD()
-        training = replace(like.training, persist_momentum=False)
+        training = replace(like.training, keep_optimizer=False)
         several = has(like.objective.loss, "takes_findings")  # labels a sample
         loss = INDEX["cross_entropy"]().of_findings() if several else INDEX["cross_entropy"]()
         return replace(like, objective=Objective(loss), local_step=step, training=training, hooks={}, private=private)

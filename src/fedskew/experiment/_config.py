@@ -22,7 +22,7 @@ from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
 from fedskew.data import TableSchema
-from fedskew.errors import ConfigError, FedskewError
+from fedskew.errors import ArgumentError, ConfigError, FedskewError
 from fedskew.experiment import _sections as sections
 from fedskew.experiment._own import with_names
 from fedskew.files import write_text
@@ -114,6 +114,11 @@ class Config(sections.Section):
             del tree["evaluation"]["measure"]
         if not self.target.is_estimated:  # how an estimate would be made changes nothing
             tree["target"] = {key: tree["target"][key] for key in ("mix", "truth", "noise") if key in tree["target"]}
+        training = tree["training"]
+        training["persist_momentum"] = training.pop("keep_optimizer")  # as it was called when hashes were first made
+        if self.training.optimizer == "sgd":
+            for key in ("optimizer", "betas", "eps"):
+                del training[key]
         if isinstance(schema := tree["data"].get("schema"), dict) and "columns" in schema:
             schema["columns"] = list(schema["columns"].items())  # whose order is that of the inputs
         tree["engine"].pop("processes", None)
@@ -299,6 +304,10 @@ def _check(config: Config) -> None:
     """Check what depends on several sections."""
     engine, training, tune = config.engine, config.training, config.tune
     method = methods.build(config.method, training.momentum)
+    try:
+        methods.check(method, training.local())
+    except ArgumentError as error:
+        raise ConfigError(f"training.{error}") from None
     if engine.seeds_together and engine.backend != "cohort":
         raise ConfigError(
             "engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
@@ -347,8 +356,8 @@ def _check(config: Config) -> None:
         several = "with a pipeline, which trains several models"
         if config.target.is_estimated:
             raise ConfigError(f"target.mix: can't be estimated {several}; give the shares as a list")
-        if training.persist_momentum:
-            raise ConfigError(f"training.persist_momentum: not possible {several}")
+        if training.keep_optimizer:
+            raise ConfigError(f"training.keep_optimizer: not possible {several}")
         try:
             method.pipeline.split(training.rounds)
         except FedskewError as error:
@@ -386,8 +395,8 @@ def _check_sites(config: Config, method: methods.Method) -> None:
         raise ConfigError("evaluation.baselines: clients have no test samples of their own; set data.client_test = 0.3")
     if config.evaluation.baselines and method.pipeline is not None:
         raise ConfigError("evaluation.baselines: not possible with a pipeline, which trains several networks")
-    if getattr(method.personal, "head_epochs", 0) and config.training.persist_momentum:
-        raise ConfigError("method.personal.head_epochs: not possible with training.persist_momentum")
+    if getattr(method.personal, "head_epochs", 0) and config.training.keep_optimizer:
+        raise ConfigError("method.personal.head_epochs: not possible with training.keep_optimizer")
 
 
 def _check_summed(config: Config, method: methods.Method) -> None:

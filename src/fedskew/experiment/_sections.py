@@ -6,15 +6,17 @@ from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from fedskew.engine import LocalTraining
 from fedskew.engine.target import Estimation
 from fedskew.executors import cores
 from fedskew.labels import MixMethod
+from fedskew.local_steps import Adam
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
@@ -109,12 +111,19 @@ class TrainingSection(Section):
     """Learning rate of the first round."""
     lr_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Factor of the learning rate from round to round."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """What takes the clients' steps. "adamw": Adam with weight decay apart from the gradient."""
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Momentum of SGD."""
+    betas: Annotated[tuple[BelowOne, BelowOne], Field(strict=False)] = Adam().betas
+    """Of "adam" and "adamw": decay of the means of gradients, and of their squares."""
+    eps: Positive = Adam().eps
+    """Of "adam" and "adamw": added to the root of the mean square."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    """L2 penalty, added to the gradient."""
-    persist_momentum: bool = False
-    """Each client keeps its momentum buffer between participations, as FedVLS's public code does for its baselines."""
+    """L2 penalty, added to the gradient; of "adamw" the share of `lr` by which parameters shrink in a step."""
+    keep_optimizer: bool = Field(False, validation_alias=AliasChoices("keep_optimizer", "persist_momentum"))
+    """Each client keeps what its optimiser carries between participations (SGD's momentum buffer, as FedVLS's public
+    code does for its baselines; Adam's means and number of steps); without it: it starts at zero in each round."""
     teacher_train_mode: bool = False
     """The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself."""
     class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0.0)]] | None = None

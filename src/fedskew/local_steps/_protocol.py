@@ -21,16 +21,25 @@ The next call may overwrite the returned vector; do not write to it.
 """
 
 
+class Adam(NamedTuple):
+    """The optimiser Adam (see `_optimizers`); `decoupled`: AdamW, whose weight decay is apart from the gradient."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decoupled: bool = False
+
+
 class StepSettings(NamedTuple):
     """Settings that all local steps of a client share.
 
     Attributes:
         start: The parameters that the server sent.
         lr: Learning rate; a 0-d tensor if clients with different rates train as one cohort.
-        momentum: Momentum, in [0, 1).
-        weight_decay: L2 penalty.
+        momentum: Momentum of SGD, in [0, 1).
+        weight_decay: L2 penalty; AdamW's own decay.
         broadcast: Tensors that the server sent beside the parameters (see `fedskew.hooks`).
         client: Tensors that the client kept (see `fedskew.hooks`).
+        adam: The optimiser, if it is Adam or AdamW; None: SGD.
     """
 
     start: Tensor
@@ -39,6 +48,7 @@ class StepSettings(NamedTuple):
     weight_decay: float = 0.0
     broadcast: Mapping[str, Tensor] = {}
     client: Mapping[str, Tensor] = {}
+    adam: Adam | None = None
 
 
 class LocalStep(Protocol):

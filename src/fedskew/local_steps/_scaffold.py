@@ -12,7 +12,7 @@ The last sum is over the clients that replied. Option I costs one more pass over
 All control variates begin at zero. The paper has plain SGD, where a(tau, 0) = tau. With momentum rho a local training
 adds up to a(tau, rho) gradients (`fedskew.hooks`), so that, with the correction inside the gradient, dividing by tau
 would overestimate c_k up to 1 / (1 - rho) times and diverge; some public code does. Weight decay is part of the
-gradient that option II recovers.
+gradient that option II recovers. Steps of Adam recover no gradient, so it is refused.
 
 The paper's mean of the updates is the Uniform weighting, and its eta_g the plain server update's lr. NIID-Bench's code
 begins from random control variates, which partial participation never forgets; the FedDG benchmark's divides by epochs
@@ -29,8 +29,9 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd, fednova_normaliser
+from fedskew.local_steps._optimizers import descend
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
-from fedskew.local_steps._sgd import SGD, descend
+from fedskew.local_steps._sgd import SGD
 from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
@@ -53,6 +54,10 @@ class Scaffold(SGD, Hooks):
     cost: ClassVar[Cost] = Cost(models_up=1, models_down=1, client_models=1)
     corrects_gradients: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "training.adapts_rates": "its control variates are mean gradients, which it takes from steps of SGD, and adds "
+        "to gradients that nothing rescales; set training.optimizer = 'sgd', or take fedprox or feddyn",
+    }
     warns: ClassVar[Mapping[str, str]] = {
         "weighting.not weighs_equally": "SCAFFOLD's corrections lead every client along the plain mean of all clients' "
         "gradients, so weights don't move where it ends; its paper weighs uniformly",

@@ -1,43 +1,29 @@
-"""Stochastic gradient descent with momentum and weight decay, the local step of FedAvg.
+"""Steps along the gradient, the local step of FedAvg: SGD with momentum and weight decay, or another optimiser.
 
-The semantics are those of `torch.optim.SGD` (no dampening, no Nesterov), with a fresh momentum buffer each round:
-
-    d = g + weight_decay * theta        b = momentum * b + d        theta = theta - lr * b
+Which one it is, the training settings say (`_optimizers`). SGD is that of `torch.optim.SGD` (no dampening, no
+Nesterov), with a fresh momentum buffer each round.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from fedskew.local_steps._optimizers import descend, descend_in_place, fresh
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
 from fedskew.parameters import component
 
 
-def descend(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> tuple[Tensor, Named]:
-    """Return the parameters, and the momentum buffer, after one SGD step along a gradient, `(parameters,)`."""
-    if settings.weight_decay:
-        direction = torch.add(direction, parameters, alpha=settings.weight_decay)
-    if settings.momentum:
-        # Two roundings, as PyTorch has it: the same trajectory to the bit is worth 10 microseconds.
-        direction = (carried["momentum"] * settings.momentum).add(direction)
-        carried = {"momentum": direction}
-    if isinstance(settings.lr, Tensor):
-        return parameters - settings.lr * direction, carried
-    return torch.sub(parameters, direction, alpha=settings.lr), carried
-
-
 @component
 class SGD:
-    """Stochastic gradient descent; learning rate, momentum and weight decay come from the training settings."""
+    """Steps along the gradient by the optimiser of the training settings, which is SGD unless they name another."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
 
     def init(self, settings: StepSettings) -> dict[str, Tensor]:
-        """Return a momentum buffer of zeros; nothing without momentum."""
-        return {"momentum": torch.zeros_like(settings.start)} if settings.momentum else {}
+        """Return what the optimiser carries, zeros; nothing for SGD without momentum."""
+        return fresh(settings)
 
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
@@ -47,9 +33,4 @@ class SGD:
 
     def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
         """Take the same step in one pass over the parameters; see `InPlace`."""
-        buffers = [carried["momentum"]] if settings.momentum else []
-        torch._fused_sgd_(
-            [parameters], [gradient(parameters)], buffers, weight_decay=settings.weight_decay,
-            momentum=settings.momentum, lr=float(settings.lr), dampening=0.0,
-            nesterov=False, maximize=False, is_first_step=False,
-        )  # fmt: skip
+        descend_in_place(parameters, gradient(parameters), carried, settings)

@@ -42,14 +42,16 @@ def fills(slot: str, component: Any) -> bool:
     return callable(getattr(component, next(iter(FUNCTIONS[slot])), None))
 
 
-def check(method: Method) -> list[str]:
+def check(method: Method, training: Any = None) -> list[str]:
     """Return warnings of pairs whose goals conflict; raise CombinationError for components that can't be combined.
 
-    The rules are those that components declare in `refuses` and `warns`; see `docs/combinations.md`.
+    The rules are those that components declare in `refuses` and `warns`; see `docs/combinations.md`. Rules about the
+    slot `training` are about the settings of local training (`engine.LocalTraining`), if they are given.
     """
     _check_slots(method)
     _check_objective(method.objective)
     keyed = [(key_of(slot, component), component) for slot, component in method.components()]
+    keyed += [] if training is None else [("training.optimizer", training)]
     # A pipeline's refusals come first: they concern the whole method.
     for key, component in sorted(keyed, key=lambda pair: not pair[0].startswith("pipeline.")):
         for other, reason in rules_between("refuses", component, keyed):

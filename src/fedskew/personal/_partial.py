@@ -97,7 +97,10 @@ class Alternating:
         """Take a step of some layers; what is not trained has no gradient, and stays as it is."""
         taken = carried["alternating.taken"]
         kept = settings.client["private.mask"]
-        trained = torch.where(taken < settings.client["private.first"], kept, ~kept)
+        first = settings.client["private.first"]
+        trained = torch.where(taken < first, kept, ~kept)
+        if inner := self.inner.init(settings):  # the others' first step begins as a round does
+            carried = {name: torch.where(taken == first, inner.get(name, part), part) for name, part in carried.items()}
         moved, following = self.inner.step(parameters, lambda at: gradient(at) * trained, carried, settings)
         return torch.where(trained, moved, parameters), {**(following or {}), "alternating.taken": taken + 1}
 

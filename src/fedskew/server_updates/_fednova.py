@@ -63,7 +63,9 @@ class FedNova:
     refuses: ClassVar[Mapping[str, str]] = {
         "local_step.corrects_gradients": "corrected gradients (SCAFFOLD's, FedDyn's) make up for uneven local steps "
         "already, and FedNova's normaliser is that of uncorrected SGD; take scaffold with plain, or fednova with sgd "
-        "or fedprox"
+        "or fedprox",
+        "training.adapts_rates": "its normaliser counts the gradients that steps of SGD add up to, and steps of Adam "
+        "are no sums of gradients; set training.optimizer = 'sgd', or take plain or fedexp",
     }
 
     def init(self, parameters: Tensor) -> dict[str, Tensor]:

@@ -267,7 +267,8 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
     x = inputs.index_select(0, torch.arange(min(1, len(inputs)), device=device))
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         model.module.eval()(x)
-    each = 2 * work.training.batch_size * saved + COPIES * model.vector.numel() * model.vector.element_size()
+    copies = COPIES + (work.training.adam is not None)
+    each = 2 * work.training.batch_size * saved + copies * model.vector.numel() * model.vector.element_size()
     return max(1, int(budget / each))
 
 

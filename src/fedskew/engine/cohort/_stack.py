@@ -19,7 +19,7 @@ from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import checked_step
 from fedskew.hooks import Hooks, Named
-from fedskew.local_steps import StepSettings, steps_in_place
+from fedskew.local_steps import steps_in_place
 from fedskew.models import ModelState, Outputs
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, mix, stream_key
@@ -167,9 +167,7 @@ class Stack:
             return objective, ModelState(model.parameters, objective.buffers, objective.integers), carried
 
         def one(parameters: Tensor, carried: Named, own: Own) -> tuple[Tensor, Named]:
-            mine = StepSettings(
-                own.sent.parameters, own.lr, settings.momentum, settings.weight_decay, own.broadcast, own.client
-            )
+            mine = settings._replace(start=own.sent.parameters, lr=own.lr, broadcast=own.broadcast, client=own.client)
             stepped = self.work.local_step.step(parameters, objective.gradient, carried, mine)
             return checked_step(self.work.local_step, stepped, parameters)
 

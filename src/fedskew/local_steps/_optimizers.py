@@ -1,0 +1,84 @@
+"""Optimisers: what a local step does with its direction. SGD with momentum, Adam and AdamW, as `torch.optim` has them.
+
+    SGD      d = g + decay w      b = momentum b + d           w <- w - lr b
+    Adam     d = g + decay w      m = b1 m + (1 - b1) d        v = b2 v + (1 - b2) d^2
+                                  w <- w - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
+    AdamW    d = g                the same, after w <- (1 - lr decay) w
+
+No dampening, Nesterov or AMSGrad. What is carried starts at zero in each round, unless clients keep it
+(`training.keep_optimizer`).
+
+Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015. Loshchilov & Hutter, "Decoupled Weight Decay
+Regularization", ICLR 2019.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedskew.local_steps._protocol import Named, StepSettings
+
+MEAN, SQUARE, STEPS = ADAM = ("adam.mean", "adam.square", "adam.steps")
+"""What Adam carries: m and v, `(parameters,)`, and t, 0-d."""
+
+
+def fresh(settings: StepSettings) -> dict[str, Tensor]:
+    """Return what the optimiser carries before the first step: zeros."""
+    start = settings.start
+    if settings.adam is not None:
+        steps = torch.zeros((), device=start.device)
+        return {MEAN: torch.zeros_like(start), SQUARE: torch.zeros_like(start), STEPS: steps}
+    return {"momentum": torch.zeros_like(start)} if settings.momentum else {}
+
+
+def descend(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> tuple[Tensor, Named]:
+    """Return the parameters, and what the optimiser carries, after one step along a gradient, `(parameters,)`."""
+    if settings.adam is not None:
+        return _by_adam(parameters, direction, carried, settings)
+    if settings.weight_decay:
+        direction = torch.add(direction, parameters, alpha=settings.weight_decay)
+    if settings.momentum:
+        # Two roundings, as PyTorch has it: the same trajectory to the bit is worth 10 microseconds.
+        direction = (carried["momentum"] * settings.momentum).add(direction)
+        carried = {"momentum": direction}
+    if isinstance(settings.lr, Tensor):
+        return parameters - settings.lr * direction, carried
+    return torch.sub(parameters, direction, alpha=settings.lr), carried
+
+
+def _by_adam(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> tuple[Tensor, Named]:
+    assert settings.adam is not None, "asked only then"
+    (first, second), lr = settings.adam.betas, settings.lr
+    if settings.weight_decay and settings.adam.decoupled:
+        parameters = parameters * (1 - lr * settings.weight_decay)
+    elif settings.weight_decay:
+        direction = torch.add(direction, parameters, alpha=settings.weight_decay)
+    mean = torch.lerp(carried[MEAN], direction, 1 - first)
+    square = torch.addcmul(carried[SQUARE] * second, direction, direction, value=1 - second)
+    steps = carried[STEPS] + 1
+    # In double precision: of 1 - 0.999^t float32 would keep five digits.
+    of_mean, of_square = ((1 - beta ** steps.double()).to(parameters.dtype) for beta in (first, second))
+    size = torch.sqrt(square) / torch.sqrt(of_square) + settings.adam.eps
+    return parameters - lr / of_mean * (mean / size), {MEAN: mean, SQUARE: square, STEPS: steps}
+
+
+def descend_in_place(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> None:
+    """Take the same step in one pass over memory; of clients that train together, `(clients, parameters)`."""
+    lr = float(settings.lr)
+    if settings.adam is None:
+        buffers = [carried["momentum"]] if settings.momentum else []
+        torch._fused_sgd_(
+            [parameters], [direction], buffers, weight_decay=settings.weight_decay, momentum=settings.momentum,
+            lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+        )  # fmt: skip
+        return
+    carried[STEPS].add_(1)
+    vectors = (parameters, direction, carried[MEAN], carried[SQUARE])
+    ours, theirs, means, squares = (list(part.view(-1, part.shape[-1]).unbind()) for part in vectors)
+    update = torch._fused_adamw_ if settings.adam.decoupled else torch._fused_adam_
+    update(
+        ours, theirs, means, squares, [], list(carried[STEPS].view(-1).unbind()), lr=lr, beta1=settings.adam.betas[0],
+        beta2=settings.adam.betas[1], weight_decay=settings.weight_decay, eps=settings.adam.eps,
+        amsgrad=False, maximize=False,
+    )  # fmt: skip

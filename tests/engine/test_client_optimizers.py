@@ -1,0 +1,136 @@
+"""Clients' optimisers in every backend, against torch.optim on the same samples; kept between rounds or not."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from federates import CLASSES, FEATURES, Straight, backends, clients, network
+from torch import nn
+from torch.nn import functional
+
+import fedskew
+from common import built, same, task
+from fedskew.engine import Assignment
+from fedskew.errors import ComponentError
+from fedskew.local_steps import SGD
+from fedskew.models import Network
+
+DATA, STEPS = clients(), 50
+OPTIMISERS = {
+    "sgd": (torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
+    "adam": (torch.optim.Adam, {"weight_decay": 0.01, "betas": (0.8, 0.99)}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.1, "eps": 1e-6}),
+}
+every = pytest.mark.parametrize("name", OPTIMISERS)
+
+
+class Wound(Network):
+    """A network that is no chain of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def features(self, x):
+        return self.fc(x) + self.fc(x).tanh()
+
+
+def optimised(module, client, optimiser):
+    """Take steps of torch.optim on all samples of a client."""
+    rows = DATA.rows[client]
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        functional.cross_entropy(module(DATA.inputs[rows]), DATA.targets[rows]).backward()
+        optimiser.step()
+
+
+def settings(name, **more):
+    return {"momentum": 0.0} | OPTIMISERS[name][1] | {"optimizer": name, "batch_size": 64, "lr": 0.01} | more
+
+
+@every
+@pytest.mark.parametrize("kind", [Straight, Wound], ids=["chain", "as written"])
+@pytest.mark.parametrize("backend", ["alone", "together"])
+def test_fifty_steps_are_torch_optim_s(name, kind, backend):
+    module = network(kind)
+    both = backends(built(), copy.deepcopy(module), **settings(name))
+    one, asked = getattr(both, backend), [Assignment(client, STEPS) for client in (0, 2, 5)]
+    for client, update in zip((0, 2, 5), one.train(1, asked, both.sent), strict=True):
+        expected, (optimiser, options) = copy.deepcopy(module), OPTIMISERS[name]
+        optimised(expected, client, optimiser(expected.parameters(), lr=0.01, **options))
+        one.model.write(both.sent.model.parameters + update.change)
+        torch.testing.assert_close(dict(one.model.state_dict()), dict(expected.state_dict()), rtol=1e-6, atol=1e-6)
+    if backend == "alone":
+        assert ("chain" in one.model.network.rules) == (kind is Straight)
+
+
+@pytest.mark.parametrize("backend", ["alone", "together"])
+def test_a_client_may_keep_it_for_its_next_participation(backend):
+    module = network(Straight)
+    both = backends(built(), copy.deepcopy(module), **settings("adamw", keep_optimizer=True))
+    one, sent = getattr(both, backend), both.sent
+    optimiser = torch.optim.AdamW(module.parameters(), lr=0.01, **OPTIMISERS["adamw"][1])
+    state = {}
+    for round in (1, 2):
+        (update,) = one.train(round, [Assignment(2, STEPS, state)], sent)
+        state, parameters = update.state, sent.model.parameters + update.change
+        sent = sent._replace(model=sent.model._replace(parameters=parameters))
+        optimised(module, 2, optimiser)
+        expected = nn.utils.parameters_to_vector(module.parameters()).detach()
+        torch.testing.assert_close(parameters, expected, rtol=1e-5, atol=1e-5)
+        assert float(state["training.adam.steps"]) == round * STEPS
+    assert all(part.shape in ((), expected.shape) for part in state.values())
+    fresh = backends(built(), network(Straight), **settings("adamw")).alone
+    assert not fresh.train(1, [Assignment(2, 1)], sent)[0].state
+
+
+TASK = task(6, beta=0.3, width=8, rounds=4, participation=0.5, batch_size=32, lr=0.01, optimizer="adamw")
+KEPT = {"training": TASK["training"] | {"keep_optimizer": True}}
+
+
+def test_processes_have_the_bits_of_one_and_a_run_that_was_stopped_goes_on_with_them(tmp_path):
+    whole = fedskew.simulate({**TASK, **KEPT})
+    assert not same(whole.model, fedskew.simulate(TASK).model)
+    apart = fedskew.simulate({**TASK, **KEPT, "engine": {"backend": "processes", "processes": 2}})
+    assert same(whole.model, apart.model)
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedskew.simulate({**TASK, **KEPT}, out=tmp_path, progress=stop)
+    assert same(whole.model, fedskew.simulate({**TASK, **KEPT}, out=tmp_path, resume=True).model)
+
+
+@dataclass(frozen=True)
+class Plainly:
+    """A step of one's own that knows no optimiser."""
+
+    def init(self, settings):
+        return {}
+
+    def step(self, parameters, gradient, carried, settings):
+        return parameters - settings.lr * gradient(parameters), carried
+
+
+@dataclass(frozen=True)
+class Doubled(Plainly):
+    """A step of one's own that leaves its step to SGD()."""
+
+    def init(self, settings):
+        return SGD().init(settings)
+
+    def step(self, parameters, gradient, carried, settings):
+        return SGD().step(parameters, lambda at: 2 * gradient(at), carried, settings)
+
+
+def test_a_step_of_one_s_own_goes_by_it_or_is_refused():
+    with pytest.raises(ComponentError, match=r"Plainly.*: init\(\) returns nothing that Adam carries.* SGD\(\)\.step"):
+        fedskew.simulate(TASK, method={"local_step": Plainly()})
+    ours, theirs = (fedskew.simulate(TASK, method={"local_step": one}).model for one in (Doubled(), SGD()))
+    for name, value in theirs.state_dict().items():  # Adam's steps don't depend on the gradient's scale
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-3)

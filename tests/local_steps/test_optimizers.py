@@ -1,0 +1,127 @@
+"""Adam and AdamW in every local step, against torch.optim: one client, clients that train together, in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedskew.hooks import Hooks
+from fedskew.local_steps import INDEX, SGD, Adam, StepSettings
+from fedskew.personal._partial import Alternating
+
+START = torch.randn(37, generator=torch.Generator().manual_seed(0))  # longer than a vector of the processor, and odd
+ADAM, ADAMW = Adam(), Adam((0.8, 0.95), 1e-6, decoupled=True)
+STEPS = 50
+
+
+def gradient(at):
+    """Of a function with valleys of several widths, each coordinate's own."""
+    return torch.linspace(0.1, 3, at.shape[-1]) * (at - 0.3) + 0.2 * torch.sin(5 * at)
+
+
+def theirs(adam, start=START, at=gradient, steps=STEPS, **options):
+    """Parameters after so many steps of torch.optim."""
+    parameters = start.clone().requires_grad_()
+    kind = torch.optim.SGD if adam is None else torch.optim.AdamW if adam.decoupled else torch.optim.Adam
+    own = {} if adam is None else {"betas": adam.betas, "eps": adam.eps}
+    optimiser = kind([parameters], **own, **options)
+    for _ in range(steps):
+        parameters.grad = at(parameters.detach())
+        optimiser.step()
+    return parameters.detach()
+
+
+def ours(step, settings, start=START, steps=STEPS, carried=None):
+    parameters, carried = start, step.init(settings) if carried is None else carried
+    for _ in range(steps):
+        parameters, carried = step.step(parameters, gradient, carried, settings)
+    return parameters, carried
+
+
+every = pytest.mark.parametrize("adam", [ADAM, ADAMW], ids=["adam", "adamw"])
+decays = pytest.mark.parametrize("decay", [0.0, 0.1])
+
+
+@every
+@decays
+def test_it_is_torch_optim_s(adam, decay):
+    settings = StepSettings(START, 0.03, weight_decay=decay, adam=adam)
+    expected = theirs(adam, lr=0.03, weight_decay=decay)
+    assert (expected - START).norm() > 1
+    torch.testing.assert_close(ours(SGD(), settings)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+@every
+@decays
+def test_in_place_it_is_the_same_for_one_client_and_for_several_that_took_steps_before(adam, decay):
+    settings = StepSettings(START, 0.03, weight_decay=decay, adam=adam)
+    starts = torch.stack([START, START + 1, -START])
+    before = [ours(SGD(), settings, start, steps=at)[1] for at, start in enumerate(starts)]
+    expected = [ours(SGD(), settings, start, carried=own)[0] for start, own in zip(starts, before, strict=True)]
+    alone, stacked = starts[2].clone(), starts.clone()
+    own = {name: part.clone() for name, part in before[2].items()}
+    together = {name: torch.stack([one[name] for one in before]) for name in before[0]}
+    for _ in range(STEPS):
+        SGD().step_in_place(alone, gradient, own, settings)
+        SGD().step_in_place(stacked, gradient, together, settings)
+    torch.testing.assert_close(stacked, torch.stack(expected), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(alone, expected[2], rtol=1e-6, atol=1e-6)
+    assert together["adam.steps"].tolist() == [STEPS, STEPS + 1, STEPS + 2]
+
+
+@every
+def test_mapped_over_clients_with_rates_of_their_own_it_is_each_by_itself(adam):
+    rates, starts = torch.tensor([0.01, 0.03]), torch.stack([START, START - 1])
+
+    def train(start, lr):
+        return ours(SGD(), StepSettings(start, lr, weight_decay=0.1, adam=adam), start, steps=5)[0]
+
+    expected = [theirs(adam, starts[at], steps=5, lr=float(rates[at]), weight_decay=0.1) for at in range(2)]
+    torch.testing.assert_close(torch.func.vmap(train)(starts, rates), torch.stack(expected), rtol=1e-6, atol=1e-6)
+
+
+def test_two_steps_worked_out_by_hand():
+    # w 1, gradient 2, lr 0.1, b1 = b2 = 1/2, eps 0, AdamW with decay 1: w = 0.9 - 0.1 = 0.8, as m / sqrt(v) is 1.
+    # Then a gradient of -2: m = 1/2 (1) - 1 = -1/2, corrected by 3/4: -2/3; v = 1 + 2 = 3, corrected: 4, root 2.
+    settings = StepSettings(torch.ones(1), 0.1, weight_decay=1.0, adam=Adam((0.5, 0.5), 0.0, decoupled=True))
+    parameters, carried = torch.ones(1), SGD().init(settings)
+    for slope, expected in ((2.0, 0.8), (-2.0, 0.8 * 0.9 + 0.1 / 3)):
+        parameters, carried = SGD().step(parameters, lambda at, s=slope: torch.full_like(at, s), carried, settings)
+        assert parameters.item() == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedsam", "feddyn", "fedgf", "fedbabu"])
+@every
+def test_steps_of_methods_give_it_their_own_gradient(name, adam):
+    step = INDEX[name]()
+    hooks = step if isinstance(step, Hooks) else Hooks()
+    broadcast, client = hooks.broadcast(hooks.init_server(START, 3)), hooks.init_client(START)
+    given = []
+    asks = StepSettings(START, 1.0, broadcast=broadcast, client=client)
+
+    def own(at):  # what the step goes along: where SGD with lr 1 and no decay ends
+        given.append(at)
+        return at - step.step(at, gradient, {}, asks)[0]
+
+    settings = asks._replace(lr=0.01, weight_decay=0.1, adam=adam)
+    expected = theirs(adam, START + 1, own, steps=10, lr=0.01, weight_decay=0.1)
+    torch.testing.assert_close(ours(step, settings, START + 1, steps=10)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("adam", [None, ADAM, ADAMW], ids=["sgd", "adam", "adamw"])
+def test_of_layers_that_wait_for_others_the_first_step_is_a_first_step(adam):
+    kept = torch.arange(37) < 10
+    settings = StepSettings(START, 0.03, 0.0 if adam else 0.9, 0.1, adam=adam)
+    settings = settings._replace(client={"private.first": torch.tensor(4.0), "private.mask": kept})
+    after, _ = ours(Alternating(SGD()), settings, steps=9)
+    more = {"momentum": 0.9} if adam is None else {}
+    first = theirs(adam, START[kept], lambda at: gradient_of(kept, at), steps=4, lr=0.03, weight_decay=0.1, **more)
+    second = theirs(adam, START[~kept], lambda at: gradient_of(~kept, at), steps=5, lr=0.03, weight_decay=0.1, **more)
+    torch.testing.assert_close(after[kept], first, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(after[~kept], second, rtol=1e-6, atol=1e-6)
+
+
+def gradient_of(mask, part):
+    whole = torch.zeros(37)
+    whole[mask] = part
+    return gradient(whole)[mask]
