@@ -194,16 +194,16 @@ def test_what_a_report_lacks_is_one_line(tmp_path: Path) -> None:
 FOUR = ("ash", "birch", "cedar", "dogwood")
 
 
-def summed(folder: Path) -> Federated:
+def summed(folder: Path, rounds: int = 1) -> Federated:
     """Four sites with masked updates, that add up what their models are worth to them."""
     method = {"preset": "fedavg", "personal": {"name": "finetune", "layers": "head"}}
-    config = tree(method, rounds=2, weight_limit=0.5)
+    config = tree(method, rounds=rounds, weight_limit=0.5)
     return federate(folder, config, FOUR, updates="masked", evaluation="none", site_figures="summed", round_timeout=1.0)
 
 
 @pytest.mark.slow
 def test_sites_add_up_what_their_models_are_worth_and_none_is_seen(tmp_path: Path) -> None:
-    federation = summed(tmp_path)
+    federation = summed(tmp_path, rounds=2)
     terms = federation.folder / "birch" / "agreed.toml"
     assert "own_figures = true" in terms.read_text()
     terms.write_text(terms.read_text().replace("own_figures = true", "own_figures = false"))
@@ -242,7 +242,7 @@ def test_sites_add_up_what_their_models_are_worth_and_none_is_seen(tmp_path: Pat
 
 
 def test_a_sum_that_no_honest_sites_have_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = (federation := summed(tmp_path)).run(federation.grid()).sites
+    trained = (federation := summed(tmp_path)).run(federation.grid()).at_sites
     assert isinstance(trained, TrainedModel)
     taken = Taken(weights=dict.fromkeys(range(4), 0.0))
     monkeypatch.setattr(MaskedSums, "take", lambda *_: taken)
@@ -276,7 +276,7 @@ def asked_for_figures(federation: Federated) -> tuple[LocalGrid, Message]:
 
 
 def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    federation, real, made = summed(tmp_path), _site_report.figures_of, list[int]()
+    federation, real, made = summed(tmp_path, rounds=2), _site_report.figures_of, list[int]()
 
     def counted(plan: Any, terms: Any, data: SiteData) -> Any:
         made.append(len(data.targets))

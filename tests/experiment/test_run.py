@@ -33,37 +33,41 @@ def lines(folder: Path) -> list[dict]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """One run of the task, in a folder."""
+    return fedskew.simulate(TASK, out=tmp_path_factory.mktemp("runs"))
+
+
 @pytest.mark.slow
-def test_a_run_leaves_everything_that_replays_and_explains_it(tmp_path):
-    result = fedskew.simulate(TASK, out=tmp_path)
-    assert result.folder == tmp_path / f"small-{result.config.hash}"
-    assert sorted(path.name for path in result.folder.iterdir()) == [
+def test_a_run_leaves_everything_that_replays_and_explains_it(small, tmp_path):
+    assert small.folder.name == f"small-{small.config.hash}"
+    assert sorted(path.name for path in small.folder.iterdir()) == [
         "checkpoint", "config.toml", "identity.json", "inputs.json", "model.safetensors", "partition.npz",
         "report.html", "rounds.jsonl", "summary.json", "task.json",
     ]  # fmt: skip
-    assert [record["round"] for record in lines(result.folder)] == [0, 1, 2, 3, 4]
-    stored = load_file(result.folder / "model.safetensors")
-    for name, value in result.model.state_dict().items():
+    assert [record["round"] for record in lines(small.folder)] == [0, 1, 2, 3, 4]
+    stored = load_file(small.folder / "model.safetensors")
+    for name, value in small.model.state_dict().items():
         assert torch.equal(stored[name], value)
-    summary = json.loads((result.folder / "summary.json").read_text())
-    assert summary["final"]["accuracy"] == result.rounds[-1]["evaluation"]["accuracy"]
+    summary = json.loads((small.folder / "summary.json").read_text())
+    assert summary["final"]["accuracy"] == small.rounds[-1]["evaluation"]["accuracy"]
     assert {"versions", "machine", "revision"} <= set(summary)
     assert summary["objective"] == "fedvls_calibration + 0.1 vacant_distillation + 0.005 suppression"
-    replay = fedskew.simulate(result.folder / "config.toml", out=tmp_path / "again")
-    assert lines(replay.folder) == lines(result.folder)
+    replay = fedskew.simulate(small.folder / "config.toml", out=tmp_path / "again")
+    assert lines(replay.folder) == lines(small.folder)
     for file in ("model.safetensors", "partition.npz", "config.toml"):
-        assert (replay.folder / file).read_bytes() == (result.folder / file).read_bytes()
+        assert (replay.folder / file).read_bytes() == (small.folder / file).read_bytes()
 
 
 @pytest.mark.slow
-def test_from_memory_nothing_touches_the_disk_and_the_numbers_are_the_same(tmp_path, monkeypatch):
+def test_from_memory_nothing_touches_the_disk_and_the_numbers_are_the_same(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = fedskew.simulate(TASK)
     assert list(tmp_path.iterdir()) == []
     assert result.folder is None
-    written = fedskew.simulate(TASK, out=tmp_path / "runs")
     assert [{**record, "seconds": 0} for record in result.rounds] == [
-        {**record, "seconds": 0} for record in written.rounds
+        {**record, "seconds": 0} for record in small.rounds
     ]
     assert result.to_frame()["evaluation.accuracy"].tolist() == [
         record["evaluation"]["accuracy"] for record in result.rounds
@@ -72,10 +76,9 @@ def test_from_memory_nothing_touches_the_disk_and_the_numbers_are_the_same(tmp_p
 
 
 @pytest.mark.slow
-def test_the_records_say_what_was_trained(tmp_path):
-    result = fedskew.simulate(TASK)
-    assert result.rounds[0]["cohort"] == []
-    for record in result.rounds[1:]:
+def test_the_records_say_what_was_trained(small):
+    assert small.rounds[0]["cohort"] == []
+    for record in small.rounds[1:]:
         assert len(record["cohort"]) == 4
         assert sum(record["weights"]) == pytest.approx(1.0)
         assert record["target_distance"] is not None
@@ -86,27 +89,25 @@ def test_the_records_say_what_was_trained(tmp_path):
 
 
 @pytest.mark.slow
-def test_several_seeds_are_one_folder_each_and_a_mean_with_spread(tmp_path):
-    result = fedskew.simulate({**TASK, "seeds": [0, 3]}, out=tmp_path)
-    alone = fedskew.simulate({**TASK, "seeds": [3]}, out=tmp_path)
-    assert lines(result.folder / "seed-3") == lines(alone.folder)
+def test_several_seeds_are_one_folder_each_and_a_mean_with_spread(small, tmp_path):
+    result = fedskew.simulate({**TASK, "seeds": [3, 0]}, out=tmp_path)
+    assert lines(result.folder / "seed-0") == lines(small.folder)
     accuracies = [run.summary["final"]["accuracy"] for run in result.runs]
     assert result.summary["final"]["accuracy"]["mean"] == pytest.approx(np.mean(accuracies))
     assert result.summary["final"]["accuracy"]["std"] == pytest.approx(np.std(accuracies, ddof=1))
-    assert [run.seed for run in RunFolder.read_runs(result.folder)] == [0, 3]
+    assert [run.seed for run in RunFolder.read_runs(result.folder)] == [3, 0]
     assert RunFolder.read_runs(result.folder)[1].rounds == result.runs[1].rounds
 
 
 @pytest.mark.slow
-def test_a_run_that_is_there_is_not_written_over(tmp_path):
-    result = fedskew.simulate(TASK, out=tmp_path)
-    before = (result.folder / "rounds.jsonl").read_bytes()
+def test_a_run_that_is_there_is_not_written_over(small):
+    out, before = small.folder.parent, (small.folder / "rounds.jsonl").read_bytes()
     with pytest.raises(RunError, match="--resume"):
-        fedskew.simulate(TASK, out=tmp_path)
-    assert (result.folder / "rounds.jsonl").read_bytes() == before
-    again = fedskew.simulate(TASK, out=tmp_path, resume=True)
-    assert (result.folder / "rounds.jsonl").read_bytes() == before
-    assert torch.equal(again.model.state_dict()["head.weight"], result.model.state_dict()["head.weight"])
+        fedskew.simulate(TASK, out=out)
+    assert (small.folder / "rounds.jsonl").read_bytes() == before
+    again = fedskew.simulate(TASK, out=out, resume=True)
+    assert (small.folder / "rounds.jsonl").read_bytes() == before
+    assert torch.equal(again.model.state_dict()["head.weight"], small.model.state_dict()["head.weight"])
 
 
 DIES = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of, bytes_needed, check_size, limit
 from fedskew.deploy._sites import Sites
 from fedskew.deploy._watch import Watch
-from fedskew.engine import ClientStates, RoundRecord, ServerState
+from fedskew.engine import ClientStates, ServerState
 from fedskew.engine.finish import FinishedModel, finish_model
 from fedskew.engine.target import EstimatedMix
 from fedskew.errors import FedskewError, FinishError, RunError, in_one_line
@@ -98,25 +98,15 @@ class SiteFinisher:
 
 @dataclass
 class TrainedModel:
-    """Leaves the model of the last round at the sites, who evaluate it for themselves (see `experiment.Sites`), with
-    what `calibrate` finds by the server's last state. Where sites add up what their models are worth to them, that is
-    written to `folder`."""
+    """Leaves the model of the last round at the sites, who evaluate it for themselves (an `experiment.SiteEvaluator`),
+    with what `calibrate` finds by the server's last state. Where sites add up what their models are worth to them, that
+    is written to `folder`."""
 
     sites: Sites
     clients: ClientStates
     server: Callable[[], ServerState]
     calibrate: SiteFinisher | None
     folder: Path
-    states: ClientStates = field(default_factory=ClientStates)
-
-    def advance(self, round: int, sent: ModelState, answered: list[int]) -> None:
-        """Do nothing: sites train own models."""
-
-    def complete(self, records: Sequence[RoundRecord]) -> None:
-        """Do nothing, likewise."""
-
-    def close(self) -> None:
-        """Do nothing, likewise."""
 
     def __call__(self, common: ModelState, round: int) -> tuple[SiteRow, ...]:
         """Leave the model at the sites; of what they make of it only sums are known, if anything."""

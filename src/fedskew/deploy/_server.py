@@ -165,7 +165,7 @@ def make_deployed_loop(
         clients=clients,
         folder=RunFolder(folder),
         watch=runner,
-        sites=TrainedModel(sites, clients, lambda: loop.server, None if has_own else finisher, folder),
+        at_sites=TrainedModel(sites, clients, lambda: loop.server, None if has_own else finisher, folder),
         finisher=finisher if has_own else None,
     )
     return loop

@@ -395,7 +395,7 @@ def _check_sites(config: Config, method: methods.Method) -> None:
         raise ConfigError("evaluation.baselines: clients have no test samples of their own; set data.client_test = 0.3")
     if config.evaluation.baselines and method.pipeline is not None:
         raise ConfigError("evaluation.baselines: not possible with a pipeline, which trains several networks")
-    if getattr(method.personal, "head_epochs", 0) and config.training.keep_optimizer:
+    if method.personal is not None and method.personal.head_epochs and config.training.keep_optimizer:
         raise ConfigError("method.personal.head_epochs: not possible with training.keep_optimizer")
 
 

@@ -19,11 +19,10 @@ from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.finish import FinishedModel
 from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
-from fedskew.experiment._final import FinalLook, Scoring
 from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._progress import TRACKERS, Tracker
-from fedskew.experiment._summary import summarise, surroundings
+from fedskew.experiment._summary import FinalLook, Scoring, summarise, surroundings
 from fedskew.metrics import SiteRow
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
@@ -55,8 +54,8 @@ class Watch(Protocol):
         """Raise RunError where the run must not go on from a state, which is saved."""
 
 
-class Sites(Protocol):
-    """The models that there are at each client."""
+class Beside(Protocol):
+    """Trains models of clients' own beside the rounds."""
 
     states: engine.ClientStates
 
@@ -66,11 +65,12 @@ class Sites(Protocol):
     def complete(self, records: Sequence[engine.RoundRecord], /) -> None:
         """Train own models of the clients that never took part."""
 
-    def __call__(self, common: ModelState, round: int, /) -> tuple[SiteRow, ...]:
-        """Evaluate all models of a round on the clients' own test samples."""
-
     def close(self) -> None:
         """Release what trains own models."""
+
+
+SiteEvaluator = Callable[[ModelState, int], tuple[SiteRow, ...]]
+"""Evaluates all models of a round on the clients' own test samples, by the common one and the round."""
 
 
 @dataclass(eq=False)
@@ -88,7 +88,8 @@ class TrainingLoop:
         clients: What clients keep between their participations.
         folder: Where the run is written; None: it stays in memory.
         watch: Judges each round; None: none is undone.
-        sites: The models at each client; None where clients have no test samples.
+        beside: Trains models of clients' own; None where there are none, or clients train them for themselves.
+        at_sites: Evaluates models at each client, after the last round and where the config asks for it; None: nobody.
         finisher: Finishes the last round's model; None: it stays as it is.
         profile: Called for what the training samples look like, which is written beside the model; None: it is not.
         scores: Returns a model's logits of the test set, or of the validation set; None where they are not here.
@@ -105,7 +106,8 @@ class TrainingLoop:
     clients: engine.ClientStates
     folder: RunFolder | None = None
     watch: Watch | None = None
-    sites: Sites | None = None
+    beside: Beside | None = None
+    at_sites: SiteEvaluator | None = None
     finisher: Finisher | None = None
     profile: Callable[[], Profile] | None = None
     scores: Scoring | None = None
@@ -154,8 +156,8 @@ class TrainingLoop:
         else:
             self._state, self.records = found
             self.clients.restore(self._state.clients)
-            if self.sites is not None:
-                self.sites.states.restore(self._state.own)
+            if self.beside is not None:
+                self.beside.states.restore(self._state.own)
         if progress is not None:
             for record in self.records:
                 progress(record.to_dict())
@@ -167,8 +169,8 @@ class TrainingLoop:
 
     def advance(self, server: Any, record: engine.RoundRecord) -> None:
         """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due."""
-        if self.sites is not None:
-            self.sites.advance(record.round, self.server.model, record.answered)
+        if self.beside is not None:
+            self.beside.advance(record.round, self.server.model, record.answered)
         self._state = self._evaluated(replace(self._state, server=server), record)
         if server.round % self.config.output.checkpoint_every == 0 or self.is_over:
             self.save()
@@ -183,7 +185,7 @@ class TrainingLoop:
 
         Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
         """
-        own = None if self.sites is None else self.sites.states
+        own = None if self.beside is None else self.beside.states
         kept = [states for states in (self.clients, own) if states is not None]
         if self.folder is not None and all(states.newest <= self.server.round for states in kept):
             rounds = self._state.own if own is None else own.save()
@@ -219,12 +221,13 @@ class TrainingLoop:
 
     def _evaluate_sites(self) -> tuple[SiteRow, ...]:
         """Evaluate the models at each client, the common one as it was finished, and write their figures."""
-        if self.sites is None:
+        if self.at_sites is None:
             return ()
         common = self.model.read_state() if self.finished is None else self.finished
         with self._kept():
-            self.sites.complete(self.records)
-            rows = self.sites(common, self.server.round)
+            if self.beside is not None:
+                self.beside.complete(self.records)
+            rows = self.at_sites(common, self.server.round)
         if self.folder is not None and rows:
             self.folder.write_sites(rows)
         return rows
@@ -315,8 +318,8 @@ class TrainingLoop:
         model = self.runner.evaluated_model(state.server) if due else None
         if model is not None:
             record.evaluation, record.validation = self.evaluate(record.round, model)
-            if self.sites is not None and self.config.evaluation.sites:
-                record.sites = SiteRow.over_clients(self.sites(model, record.round))
+            if self.at_sites is not None and self.config.evaluation.sites:
+                record.sites = SiteRow.over_clients(self.at_sites(model, record.round))
             measure = self.config.evaluation.measure
             if record.validation is not None and (score := record.validation.judged(measure)) > state.best_score:
                 state = replace(state, best=model, best_score=score, best_round=record.round, stale=0)
@@ -368,8 +371,8 @@ def run_in_step(
     with compute_threads(loops[0].config.engine.threads), ExitStack() as stack:
         for loop in loops:
             stack.enter_context(closing(loop.runner)).open()
-            if loop.sites is not None:
-                stack.enter_context(closing(loop.sites))
+            if loop.beside is not None:
+                stack.enter_context(closing(loop.beside))
         for loop in loops:
             loop.begin(resume, progress)
         try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
 from fedskew import engine, methods
 from fedskew.engine.contracts import checked_moved, checked_trainings
@@ -20,7 +20,6 @@ from fedskew.engine.own import OwnModels
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
-from fedskew.experiment._sites import ClientTests
 from fedskew.experiment._task import Task, held_out_rows
 from fedskew.metrics import SiteRow, finding_figures
 from fedskew.models import FlatModel, ModelState, with_added_head
@@ -28,6 +27,41 @@ from fedskew.personal import HeldOut, Names, OwnTraining, Personal
 
 FloatArray = NDArray[np.float64]
 Named = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ClientTests:
+    """The test samples of all clients, `task.client_test`, and the network that a model is written into."""
+
+    task: Task
+    model: FlatModel
+
+    def rows(self, row: str, logits: Callable[[int], ArrayLike | Tensor]) -> tuple[SiteRow, ...]:
+        """Make a row of the table for every client that has test samples.
+
+        `logits(client)` returns those of `task.client_test[client]`, `(samples, classes)`, in this order.
+        """
+        dataset, targets = self.task.dataset, self.task.dataset.targets.numpy()
+        if dataset.multi_label:
+            own = {client: rows for client, rows in enumerate(self.task.client_test) if len(rows)}
+            found = {client: finding_figures(logits(client), targets[rows]) for client, rows in own.items()}
+            return tuple(
+                SiteRow(client, row, len(rows), **{name: found[client].get(name, np.nan) for name in SiteRow.FIGURES})
+                for client, rows in own.items()
+            )
+        return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits)
+
+    def logits(self, network: nn.Module, client: int) -> FloatArray:
+        """Compute the logits of one client's test samples; the network is left in its evaluation mode."""
+        return logits_of(network, self.task.dataset.inputs, self.task.client_test[client], finite=False)
+
+    def of_one(self, row: str, state: ModelState) -> tuple[SiteRow, ...]:
+        """Make a row of the table for one model at all clients, whose samples go through the network together."""
+        self.model.write_state(state)
+        own = self.task.client_test
+        together = logits_of(self.model.network, self.task.dataset.inputs, np.concatenate(own), finite=False)
+        apart = np.split(together, np.cumsum([len(rows) for rows in own])[:-1])
+        return self.rows(row, apart.__getitem__)
 
 
 @dataclass(eq=False)
@@ -229,10 +263,10 @@ def make_own(
 ) -> OwnModels:
     """Make what trains models of clients' own, by the network and local training of the common one; two `samples` show
     its last layer."""
-    network, trained = model, None
-    private = engine.Private.of(model, frozenset((*model.names, *Names.of(model.module, model.names).buffers)))
+    network, trained, names = model, None, Names.of(model.module, model.names)
+    private = engine.Private.of(model, frozenset((*names.trained, *names.buffers)))
     if wanted.layers != "all":
-        trained = engine.Private.of(model, Names.of(model.module, model.names).head).parameters
+        trained = engine.Private.of(model, names.head).parameters
         if wanted.layers == "added" or not trained.any():  # beside one that is frozen it is the same
             network = FlatModel(with_added_head(model.module, samples), channels_last=model.channels_last)
             trained = torch.arange(len(network.vector)) >= len(model.vector)

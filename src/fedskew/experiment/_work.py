@@ -131,7 +131,7 @@ def _private(personal: Personal, model: FlatModel) -> Private | None:
         names = checked_private(personal, personal.private(known), known)
     except ArgumentError as error:
         raise ConfigError(f"method.personal.{error}") from None
-    return Private.of(model, names, getattr(personal, "head_epochs", 0)) if names else None
+    return Private.of(model, names, personal.head_epochs) if names else None
 
 
 def make_protection(config: Config, model: FlatModel, clients: int) -> Protection | None:

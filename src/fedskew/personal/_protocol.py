@@ -77,10 +77,12 @@ class Personal:
     Attributes:
         refuses: The components that no personal one goes with; see `fedskew.components`.
         reads_held_out: Whether it needs labelled samples that no client trains on (`data.held_out`).
+        head_epochs: So many of a round's epochs train what is private alone, and those after them the rest.
     """
 
     refuses: ClassVar[Mapping[str, str]] = {}
     reads_held_out: ClassVar[bool] = False
+    head_epochs: int = 0
 
     def private(self, names: Names) -> frozenset[str]:
         """Return the names of what never leaves a client; ArgumentError where the network has none of them.
