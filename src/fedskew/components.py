@@ -20,6 +20,7 @@ import inspect
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,51 @@ def covers(component: Any, short: str, plain: str) -> bool:
     kind = component if isinstance(component, type) else type(component)
     defined = [[name in vars(part) for part in kind.__mro__] for name in (short, plain)]
     return any(defined[0]) and (not any(defined[1]) or defined[0].index(True) <= defined[1].index(True))
+
+
+SEEN: Mapping[str, tuple[str, ...]] = {
+    "select": ("kept", "losses", "log"),
+    "value": ("log",),
+    "step": ("layout", "log"),
+    "end_local": ("layout", "log"),
+    "weigh": ("sent", "updates", "layout", "log"),
+    "combine": ("sent", "layout", "kept", "log"),
+    "combine_buffers": ("kept", "log"),
+    "move": ("layout", "network", "samples", "log"),
+    "next_model": ("layout", "network", "samples", "log"),
+    "end_round": ("layout", "network", "samples", "log"),
+}
+"""What a function of a component is given beside its arguments, where it has a parameter of that name.
+
+    layout      names of the model's parameters, and where each stands in the vector (`models.Layout`)
+    sent        the model that was sent, (parameters,)
+    updates     the updates of the clients that replied, (answered, parameters)
+    kept        what the component keeps at the server, by name (`hooks.Hooks`)
+    losses      a function from client ids to the mean objective of the present model over each one's samples
+    network     the network with the next model (`models.FlatModel`)
+    samples     the samples that the server holds itself ([data] validation): inputs, targets
+    log         a function of a name and a number that stands in the round's record
+"""
+
+
+def seen_by(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of `known` a function has parameters for, by name."""
+    names = _named(getattr(function, "__func__", function))
+    return {name: value for name, value in known.items() if names is None or name in names}
+
+
+def takes(component: Any, function: str, name: str) -> bool:
+    """Return whether a component, or its class, has a function with a parameter of this name."""
+    own = getattr(component, function, None)
+    return own is not None and bool(seen_by(own, {name: None}))
+
+
+@cache
+def _named(function: Any) -> frozenset[str] | None:
+    """Return the names of a function's parameters; None where it takes any."""
+    found = inspect.signature(function).parameters
+    is_open = any(one.kind is one.VAR_KEYWORD for one in found.values())
+    return None if is_open else frozenset(found)
 
 
 def with_clients(component: Any, clients: int) -> Any:

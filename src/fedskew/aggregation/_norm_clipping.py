@@ -15,7 +15,7 @@ norms of their own changes; by the median if no quantile is given.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class NormClipping(Robust):
         """Return the clipped updates, and the weights as they are; see `Aggregation.combine`."""
         return self._clipped(updates, self.bound), weights
 
-    def combine_buffers(self, changes: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
+    def combine_buffers(self, changes: Tensor, weights: FloatArray, **seen: Any) -> tuple[Tensor, FloatArray]:
         """Return the changes clipped by their own quantile, and the weights as they are."""
         return self._clipped(changes, None), weights
 

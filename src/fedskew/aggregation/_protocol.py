@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fedskew.components import seen_by, takes
 
 FloatArray = NDArray[np.float64]
 
@@ -45,7 +47,7 @@ class Aggregation:
         return 1
 
     def combine(self, updates: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
-        """Combine the updates of a round.
+        """Combine the updates of a round; by name it may also take `sent`, `layout`, `kept` and `log`.
 
         Args:
             updates: Client model minus sent model, shape `(answered, parameters)`, finite.
@@ -56,13 +58,15 @@ class Aggregation:
         """
         raise NotImplementedError
 
-    def combine_buffers(self, changes: Tensor, weights: FloatArray) -> tuple[Tensor, FloatArray]:
-        """Combine the changes of the buffers; as `combine`, unless overridden.
+    def combine_buffers(self, changes: Tensor, weights: FloatArray, **seen: Any) -> tuple[Tensor, FloatArray]:
+        """Combine the changes of the buffers; as `combine`, unless overridden; where that sees parameters, their mean.
 
         Args:
             changes: Client buffers minus sent buffers, shape `(answered, buffers)`, finite.
         """
-        return self.combine(changes, weights)
+        if takes(self, "combine", "layout") or takes(self, "combine", "sent"):
+            return changes, weights
+        return self.combine(changes, weights, **seen_by(self.combine, seen))
 
 
 class Robust(Aggregation):

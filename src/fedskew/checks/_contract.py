@@ -15,12 +15,13 @@ from torch import Tensor
 
 from fedskew import methods
 from fedskew.checks._trial import CLASSES, COUNTS, FEATURES, MOMENTUM, FoundComponent, train
-from fedskew.components import covers, has, make_component, with_clients
-from fedskew.engine import LocalTraining
+from fedskew.components import SEEN, covers, has, make_component, seen_by, with_clients
+from fedskew.engine import LocalTraining, OwnSamples
 from fedskew.engine.contracts import (
     checked_aggregate,
     checked_carried,
     checked_choice,
+    checked_figure,
     checked_finished,
     checked_model,
     checked_moved,
@@ -37,7 +38,7 @@ from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
 from fedskew.local_steps import ADAM, SGD, StepSettings, steps_in_place
-from fedskew.models import Outputs
+from fedskew.models import FlatModel, Outputs
 from fedskew.objectives import Context
 from fedskew.personal import HeldOut, Names
 from fedskew.report import SeedRun
@@ -197,15 +198,36 @@ def _case(name: str) -> Iterator[None]:
         raise ComponentError(f"{name}: {said}") from error
 
 
+def _seen(component: Any, function: str, clients: int = 1) -> dict[str, Any]:
+    """Return what a function takes by name, for a network of seven parameters."""
+    if not seen_by(getattr(component, function), dict.fromkeys(SEEN[function])):
+        return {}
+    network = FlatModel(torch.nn.Linear(6, 1))
+    hooks = component if isinstance(component, Hooks) else Hooks()
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(12, 6, generator=draw)
+    known = {
+        "layout": network.layout,
+        "network": network,
+        "samples": OwnSamples(inputs, torch.zeros(12, dtype=torch.int64)),
+        "sent": torch.linspace(-1, 1, 7),
+        "updates": torch.randn(clients, 7, generator=draw),
+        "kept": hooks.init_server(torch.linspace(-1, 1, 7), len(COUNTS)),
+        "losses": lambda ids: 1.0 + np.arange(len(ids)),
+        "log": checked_figure,
+    }
+    return seen_by(getattr(component, function), {name: known[name] for name in SEEN[function]})
+
+
 def _distinct_clients(component: Any) -> None:
     for counts in (COUNTS, np.ones((1, 3)), np.ones((20, 2)), np.diag([3.0, 1.0, 7.0])):
         held = LabelCounts(counts.astype(float))
         for size in {1, max(1, len(counts) // 2), len(counts)}:
             if not _can_choose(component, held, size):
                 continue
-            state, rng = component.init(held), np.random.default_rng(0)
+            state, rng, seen = component.init(held), np.random.default_rng(0), _seen(component, "select")
             for _ in range(4):
-                ids, state = checked_choice(component, component.select(state, held, size, rng), len(counts))
+                ids, state = checked_choice(component, component.select(state, held, size, rng, **seen), len(counts))
             if len(ids) > size and not has(component, "assigns_quotas"):
                 raise ComponentError(f"select() chose {len(ids)} clients where size is {size}")
 
@@ -230,7 +252,7 @@ def _weights_sum_to_one(component: Any) -> None:
             without = " and no target mix (one that needs it declares needs_target)" if mix is None else ""
             with _case(f"with samples {sizes[ids].astype(int).tolist()}{without}"):
                 answered = Answered(COUNTS[ids].astype(float), sizes[ids], mix, ids, kept)
-                checked_weights(component, component.weigh(answered), ids)
+                checked_weights(component, component.weigh(answered, **_seen(component, "weigh", len(ids))), ids)
 
 
 _BATCHES = {
@@ -278,7 +300,7 @@ def _losses(component: Any, scale: float, padding: int = 0) -> Iterator[tuple[st
             Outputs(others[2], others[3]) if "previous" in reads else None,
             component.broadcast(component.init_server(torch.zeros(3), 6)) if "broadcast" in reads else {},
         )
-        value = component.value(Batch(features, logits, targets, mask), context)
+        value = component.value(Batch(features, logits, targets, mask), context, **_seen(component, "value"))
         if not isinstance(value, Tensor) or value.dim():
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ComponentError(f"{case}: value() must return one number, a 0-d tensor; got {got}")
@@ -342,9 +364,11 @@ def _steps(component: Any) -> None:
         for slope in (torch.ones(7), torch.zeros(7)):
             parameters, carried = start + 0.5, checked_carried(component, component.init(settings))
             before = parameters.clone()
-            given = slope.clone()
+            given, seen = slope.clone(), _seen(component, "step")
             after, _ = checked_step(
-                component, component.step(parameters, lambda at, given=given: given, carried, settings), parameters
+                component,
+                component.step(parameters, lambda at, given=given: given, carried, settings, **seen),
+                parameters,
             )
             if not after.isfinite().all():
                 raise ComponentError(f"a gradient of {slope[0]:g}, {said}: the parameters are NaN or infinite")
@@ -359,7 +383,7 @@ def _gradient(at: Tensor) -> Tensor:
 def _two_steps(component: Any, start: Tensor, settings: StepSettings) -> Tensor:
     parameters, carried = start, checked_carried(component, component.init(settings))
     for _ in range(2):
-        stepped = component.step(parameters, _gradient, carried, settings)
+        stepped = component.step(parameters, _gradient, carried, settings, **_seen(component, "step"))
         parameters, carried = checked_step(component, stepped, parameters)
     return parameters
 
@@ -412,12 +436,13 @@ def _aggregates(component: Any) -> None:
         given, clients = updates.clone(), len(updates)
         if clients < component.least:
             continue
-        for combine in (component.combine, component.combine_buffers):
-            rows, _ = checked_aggregate(component, combine(given, np.full(clients, 1 / clients)), given)
+        for combine in ("combine", "combine_buffers"):
+            made = getattr(component, combine)(given, np.full(clients, 1 / clients), **_seen(component, combine))
+            rows, _ = checked_aggregate(component, made, given)
             if not rows.isfinite().all():
-                raise ComponentError(f"{case}: what {combine.__name__}() returned is NaN or infinite")
+                raise ComponentError(f"{case}: what {combine}() returned is NaN or infinite")
             if not torch.equal(given, updates):
-                raise ComponentError(f"{case}: {combine.__name__}() writes to the updates; return new ones")
+                raise ComponentError(f"{case}: {combine}() writes to the updates; return new ones")
 
 
 def _updates(component: Any) -> None:
@@ -428,7 +453,7 @@ def _updates(component: Any) -> None:
         state = checked_state(made, made.init(sent))
         for _ in range(2):
             change, extras = summed(made, given, np.full(clients, 1 / clients), [3] * clients)
-            following, state = checked_model(made, made.move(state, sent, change, extras), sent)
+            following, state = checked_model(made, made.move(state, sent, change, extras, **_seen(made, "move")), sent)
             if not following.isfinite().all():
                 raise ComponentError(f"{case}: the next model is NaN or infinite")
             if not torch.equal(sent, parameters) or not torch.equal(given, updates):

@@ -28,7 +28,7 @@ from fedskew.cli.counts import (
 )
 from fedskew.cli.options import DataRoot
 from fedskew.cli.page import BARE, AsJson, Console, NoPicture, picture_path, print_json, shares, table_of, write_csv
-from fedskew.components import covers, has, make_component
+from fedskew.components import SEEN, covers, has, make_component, seen_by
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.labels import LabelCounts, SkewReport, effective_sample_size
 from fedskew.labels import describe as describe_labels
@@ -285,6 +285,8 @@ def _weigh(
             f"--method: {method} learns its weights during training, from what clients return in each round, so label "
             "counts alone don't give them"
         )
+    if seen_by(chosen.weigh, dict.fromkeys(SEEN["weigh"])):
+        raise ArgumentError(f"--method: {method} looks at models and updates, of which label counts tell nothing")
     if has(chosen, "needs_target") and target is None:
         raise ArgumentError(f"--target: {method} weighs clients towards a target label mix; give one as TARGET.CSV")
     unread = ""

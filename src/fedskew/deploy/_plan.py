@@ -290,6 +290,7 @@ class Plan:
                 weight_limit=training.weight_limit,
                 aim=self.estimation,
                 codec=codec,
+                network=self.model,
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None

@@ -26,6 +26,7 @@ from fedskew.engine._records import (
     predict_findings,
 )
 from fedskew.engine._sequential import SequentialBackend
+from fedskew.engine._sight import OwnSamples
 from fedskew.engine._states import ClientStates, ServerState
 from fedskew.engine._training import LocalTraining
 from fedskew.engine.round import Federation
@@ -45,6 +46,7 @@ __all__ = [
     "LocalTraining",
     "LocalWork",
     "Observer",
+    "OwnSamples",
     "PartitionedData",
     "Private",
     "ProcessBackend",

@@ -104,6 +104,7 @@ class Update(NamedTuple):
         reply: Tensors that components return beside the update, by name.
         state: The state that the client keeps until its next participation; it is not sent to the server.
         observed: What the `Observer` returned for its model; None without one.
+        logged: Figures that components logged at the client, by name; real sites don't send them.
     """
 
     client: int
@@ -116,6 +117,7 @@ class Update(NamedTuple):
     reply: Mapping[str, Tensor] = {}
     state: Mapping[str, Tensor] = {}
     observed: Any = None
+    logged: Mapping[str, float] = {}
 
 
 def cohort_size(participation: float, clients: int) -> int:

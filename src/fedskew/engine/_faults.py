@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedskew.components import seen_by
 from fedskew.engine._backend import Assignment, LocalWork, Sent, Update
 from fedskew.engine.contracts import is_own, name_in
 from fedskew.errors import ComponentError, RunError
@@ -146,7 +147,7 @@ class _Objective(Objective):
         cure = "guard logarithms, roots and quotients (classes that the client lacks, rows that mask leaves out)"
         places = {"objective": self.loss, **{f"objective.terms[{at}]": loss for at, (_, loss) in enumerate(self.terms)}}
         for place, loss in places.items():
-            name, value = _own_name(place, loss), loss.value(self.weighed(batch), context)
+            name, value = _own_name(place, loss), self.valued(loss, self.weighed(batch), context)
             said = f"returns {float(value.detach()):g}"
             _check([value.detach()], name, seen, said, cure)
             leaves = [part for part in (batch.features, batch.logits) if part.requires_grad]
@@ -167,7 +168,7 @@ class _Step:
         return self.inner.init(settings)
 
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings, **seen: Any
     ) -> tuple[Tensor, Named | None]:
         given = [parameters, *carried.values()]
 
@@ -178,7 +179,7 @@ class _Step:
             given.append(found)
             return found
 
-        after, carries = self.inner.step(parameters, watched, carried, settings)
+        after, carries = self.inner.step(parameters, watched, carried, settings, **seen_by(self.inner.step, seen))
         name, what = _own_name("local_step", self.inner), "returns parameters that are NaN or infinite"
         _check([after, *(carries or {}).values()], name, given, what, "look at its step()")
         return after, carries
@@ -193,8 +194,8 @@ class _Hooks(Hooks):
     def gather(self, gathered: Named, batch: Batch, last_epoch: bool) -> Named:
         return self._inner.gather(gathered, batch, last_epoch)
 
-    def end_local(self, end: LocalEnd) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        kept, replied = self._inner.end_local(end)
+    def end_local(self, end: LocalEnd, **seen: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        kept, replied = self._inner.end_local(end, **seen_by(self._inner.end_local, seen))
         name, given = _own_name(self._place, self._inner), (end.parameters, *end.gathered.values())
         for key, value in [*kept.items(), *replied.items()]:
             _check([value], name, given, f"returns NaN or infinity as {key!r}", "look at its end_local()")

@@ -21,9 +21,29 @@ from torch.nn import functional
 
 from fedskew import metrics
 from fedskew.data import Inputs
+from fedskew.engine.contracts import checked_figure
 from fedskew.models import ModelState
 
 FloatArray = NDArray[np.float64]
+
+
+@dataclass
+class Notes:
+    """What is noted of a round while it is played.
+
+    Attributes:
+        logged: Figures that components logged at the server, by name; the last of each.
+        bytes_up: Bytes that clients sent before the round, when they were asked for something.
+        bytes_down: Bytes that were sent to them then.
+    """
+
+    logged: dict[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def log(self, name: str, value: Any) -> None:
+        """Note a figure."""
+        self.logged[name] = float(checked_figure(name, value))
 
 
 class Cohort(NamedTuple):
@@ -35,6 +55,7 @@ class Cohort(NamedTuple):
         counts: Label counts of the samples that each client trains on, `(cohort, classes)`; the quotas if the selection
             assigns quotas.
         quotas: Whether `counts` are quotas.
+        notes: What is noted of the round.
         samples: Samples of each, `(cohort,)`, where a sample may have several labels, or none; None: as the counts sum.
     """
 
@@ -42,6 +63,7 @@ class Cohort(NamedTuple):
     lost: NDArray[np.bool_]
     counts: FloatArray
     quotas: bool
+    notes: Notes
     samples: FloatArray | None = None
 
     @property
@@ -53,7 +75,7 @@ class Cohort(NamedTuple):
     def take(self, members: NDArray[np.bool_]) -> Cohort:
         """Return the sub-cohort that a mask selects."""
         samples = None if self.samples is None else self.samples[members]
-        return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas, samples)
+        return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas, self.notes, samples)
 
 
 @dataclass
@@ -237,6 +259,8 @@ class RoundRecord:
             budget is spent.
         sites: Figures at the clients, on their own test samples, summarised over the clients (see
             `metrics.SiteRow.over_clients`); only in records of rounds with `evaluation.sites`.
+        logged: Figures that the method's components logged, by name: at the server, or at the clients the mean over
+            those of `answered`; None for what is not finite. Only in records of rounds with such figures.
     """
 
     seed: int
@@ -268,6 +292,7 @@ class RoundRecord:
     steps_summed: int | None = field(default=None, metadata=_SPARSE)
     privacy: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
     sites: dict[str, Any] | None = field(default=None, metadata=_SPARSE)
+    logged: dict[str, float | None] | None = field(default=None, metadata=_SPARSE)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain values, as it is written to `rounds.jsonl`."""

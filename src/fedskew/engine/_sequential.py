@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedskew.components import seen_by
 from fedskew.engine._backend import (
     Assignment,
     Backend,
@@ -24,6 +25,7 @@ from fedskew.engine._backend import (
     training_failed,
 )
 from fedskew.engine._faults import has_own_parts, watched
+from fedskew.engine._sight import ClientLog
 from fedskew.engine.contracts import calling, checked_carried, checked_step, name_in
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
@@ -55,13 +57,17 @@ class ClientSetup(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """The result of a client's local steps; `gathered` is what hooks collected, by place in the method."""
+    """The result of a client's local steps.
+
+    `gathered` is what hooks collected, by place in the method; `logged` the figures that components logged.
+    """
 
     model: ModelState
     carried: Named
     steps: int
     loss: float
     gathered: Mapping[str, Mapping[str, Tensor]]
+    logged: Mapping[str, float]
 
 
 @dataclass
@@ -156,7 +162,8 @@ class SequentialBackend(Backend):
         state: dict[str, Tensor] = {}
         if work.training.keep_optimizer:
             state |= {PERSISTENT + name: part for name, part in result.carried.items()}
-        full = _FullObjective(self, setup)
+        full, log = _FullObjective(self, setup), ClientLog()
+        seen = {"layout": self.model.layout, "log": log}
         for name, hooks in work.hooks.items():
             end = LocalEnd(
                 start=start,
@@ -172,7 +179,7 @@ class SequentialBackend(Backend):
                 full_loss=full.value,
             )
             with calling(name, hooks, "end_local", f"round {setup.round}, client {setup.task.client}: "):
-                own, returned = hooks.end_local(end)
+                own, returned = hooks.end_local(end, **seen_by(hooks.end_local, seen))
             whole = [key for key, part in returned.items() if work.private is not None and part.shape == start.shape]
             if whole:
                 raise ComponentError(
@@ -197,6 +204,7 @@ class SequentialBackend(Backend):
             reply=reply,
             state=state,
             observed=observed,
+            logged={**result.logged, **log.means()},
         )
 
     def _train(self, setup: ClientSetup) -> ClientResult:
@@ -208,13 +216,14 @@ class SequentialBackend(Backend):
         self.model.network.train()
         previous = self._previous_of(setup)
         step, parameters = work.local_step, settings.start
-        carried, in_place = carried_first(work, setup), steps_in_place(step)
+        carried, in_place, log = carried_first(work, setup), steps_in_place(step), ClientLog()
+        seen, context = seen_by(step.step, {"layout": self.model.layout, "log": log}), setup.context._replace(log=log)
         if in_place is not None:
             parameters = self.model.vector
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
-        total, seen, steps = torch.zeros((), device=settings.start.device), 0, 0
+        total, trained, steps = torch.zeros((), device=settings.start.device), 0, 0
         schedule = work.schedule(task, len(samples.rows))
         for rows in islice(self._batches(round, task, samples, schedule), schedule.steps):
             for layer in self._dropouts:
@@ -222,12 +231,12 @@ class SequentialBackend(Backend):
             x, y = samples.inputs.index_select(0, rows), samples.targets.index_select(0, rows)
             if work.augment is not None:
                 x = work.augment(x, mix(torch.arange(len(rows), device=x.device), augmentation_key, steps))
-            objective = _BatchObjective(self, x, y, setup.context, previous)
+            objective = _BatchObjective(self, x, y, context, previous)
             try:
                 if in_place is not None:
                     in_place.step_in_place(parameters, objective.gradient, carried, settings)
                 else:
-                    stepped = step.step(parameters, objective.gradient, carried, settings)
+                    stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
                     parameters, carried = checked_step(step, stepped, parameters)
             except Exception as error:
                 where = f"round {round}, client {client}, step {steps} ({len(rows)} samples)"
@@ -240,13 +249,14 @@ class SequentialBackend(Backend):
             for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], objective.batch, schedule.in_last_epoch(steps))
             total += objective.first * len(rows)
-            seen += len(rows)
+            trained += len(rows)
             steps += 1
         self.model.write(parameters)
         # Without hooks nothing writes to the model before `finish` has read it, so no copy is made: copying a wide
         # model takes milliseconds.
         state = self.model.read_state(copied=bool(work.hooks))
-        return ClientResult(state, carried, steps, float(total) / seen if seen else 0.0, gathered)
+        loss = float(total) / trained if trained else 0.0
+        return ClientResult(state, carried, steps, loss, gathered, log.means())
 
     def _previous_of(self, setup: ClientSetup) -> _FrozenModel | None:
         """Return the client's model at the end of its last participation; None at its first."""

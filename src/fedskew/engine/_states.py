@@ -48,6 +48,10 @@ class ServerState:
         others = {name: part for name, part in self.tensors.items() if not name.startswith(f"{owner}/")}
         return replace(self, tensors=others | {f"{owner}/{name}": part for name, part in tensors.items()})
 
+    def moved_to(self, model: ModelState) -> ServerState:
+        """Return the state with another global model."""
+        return self.having("model", model._asdict())
+
     @property
     def model(self) -> ModelState:
         """The global model, in training."""

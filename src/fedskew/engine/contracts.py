@@ -44,11 +44,12 @@ def name_in(slot: str, component: Any) -> str:
 def hooked(method: Method) -> dict[str, Hooks]:
     """Return the components of a method that have hooks, by their place in it, such as `objective.terms[0]`."""
     places: dict[str, Any] = {
-        "selection": method.selection,
+        "selection.hooks": method.selection,  # beside the state of its own
         "objective": method.objective.loss,
         **{f"objective.terms[{at}]": term for at, (_, term) in enumerate(method.objective.terms)},
         "local_step": method.local_step,
         "weighting": method.weighting,
+        "aggregation": method.aggregation,
         "server_update": method.server_update,
     }
     return {name: component for name, component in places.items() if isinstance(component, Hooks)}
@@ -329,6 +330,17 @@ def checked_moved(component: Any, moved: Any, logits: FloatArray, where: str = "
             f"{where}{name_in('personal', component)}: moved() must return logits of shape {logits.shape}, not {got}"
         )
     return found
+
+
+def checked_figure(name: Any, value: Any) -> Tensor:
+    """Return a figure that a component logs, 0-d; whether it is finite is not looked at."""
+    try:
+        figure = torch.as_tensor(value).detach().double()
+    except (TypeError, ValueError, RuntimeError):
+        figure = torch.zeros(1)
+    if not isinstance(name, str) or figure.dim():
+        raise TypeError(f"log({name!r}, ...): expected a name and one number, not {_what(value)}")
+    return figure
 
 
 def _floats(value: Any) -> FloatArray | None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedskew.engine._backend import Assignment, Backend, Conditions, Sent, Update, cohort_size, tensor_bytes
 from fedskew.engine._faults import find_fault, is_finite, is_moderate
-from fedskew.engine._records import Cohort, FloatArray, RoundRecord
+from fedskew.engine._records import Cohort, FloatArray, Notes, RoundRecord
+from fedskew.engine._sight import OwnSamples, Sight
 from fedskew.engine._states import ClientStates, Named, ServerState, packed, unpacked
 from fedskew.engine.contracts import (
     blame_for_infinity,
@@ -32,7 +33,7 @@ from fedskew.engine.totals import Collected
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts
 from fedskew.methods import Method
-from fedskew.models import ModelState
+from fedskew.models import FlatModel, ModelState
 from fedskew.randomness import Purpose, generator
 
 
@@ -58,6 +59,8 @@ class Federation:
         aim: Gives the mix that clients are weighed towards; None: it is `target`.
         codec: How updates travel and are added up.
         constant_bytes: Bytes of the model that training does not change, and that therefore need not travel.
+        network: The network, for components that look at it; None: there is none here.
+        samples: The samples that the server holds itself; None: none.
     """
 
     method: Method
@@ -77,6 +80,8 @@ class Federation:
     codec: Floats = field(default_factory=Floats)
     constant_bytes: int = 0
     sizes: FloatArray | None = None
+    network: FlatModel | None = None
+    samples: OwnSamples | None = None
 
     def __post_init__(self) -> None:
         self.codec.check(self.method, self.cohort_size)
@@ -135,17 +140,22 @@ class Federation:
         """Select the clients of the next round; return them, and the state during this round."""
         round, selection = state.round + 1, self.method.selection
         where, kept = f"round {round}: ", unpacked(state.of("selection"), self._untouched)
-        with calling("selection", selection, "select", where):
-            rng = generator(self.seed, Purpose.SELECTION, round)
-            chosen = selection.select(kept, self.counts_seen, self.cohort_size, rng)
+        state, notes = replace(state, round=round), Notes()
+        called = kept, self.counts_seen, self.cohort_size, generator(self.seed, Purpose.SELECTION, round)
+        hooks = state.of("selection.hooks")
+        chosen = self.sight(state, notes).call("selection", selection, "select", *called, kept=hooks)
         ids, kept = checked_choice(selection, chosen, len(self.counts), where)
         lost = self.conditions.dropped(len(ids), self.seed, round) | self.codec.declines(state.of("codec"), ids)
         counts, quotas = self.counts[ids], getattr(kept, "quotas", None)
         if quotas is not None:
             counts = checked_quotas(selection, quotas, ids, self.counts.shape[1], where)
-        following = replace(state, round=round).having("selection", packed(kept))
+        following = state.having("selection", packed(kept))
         samples = None if self.sizes is None else self.sizes[ids]
-        return Cohort(ids, lost, counts, quotas is not None, samples), following
+        return Cohort(ids, lost, counts, quotas is not None, notes, samples), following
+
+    def sight(self, state: ServerState, notes: Notes) -> Sight:
+        """Return what components may see at the server beside their arguments."""
+        return Sight(state, notes, self.network, self.samples)
 
     def train(self, state: ServerState, cohort: Cohort) -> tuple[ServerState, Collected]:
         """Train a cohort and move the model; return the state after the round, and what is recorded of it."""
@@ -186,7 +196,7 @@ class Federation:
         self, state: ServerState, cohort: Cohort, sent: Sent, collected: Collected
     ) -> tuple[ServerState, Collected]:
         """Move the model by what was collected; return the state after the round, and what is recorded of it."""
-        moved = state if collected.total is None else self._moved(state, collected)
+        moved = state if collected.total is None else self._moved(state, collected, cohort.notes)
         if moved is None:  # all that was sent is finite but the next model is not: all count as diverged
             collected = collected.without_members()
         for client, own in collected.states.items():
@@ -196,13 +206,13 @@ class Federation:
         down = (self.model_bytes(state.model) + tensor_bytes(sent.broadcast)) * len(cohort.ids)
         return (moved or state).having("codec", kept), collected._replace(bytes_down=down, privacy=privacy)
 
-    def _moved(self, state: ServerState, collected: Collected) -> ServerState | None:
+    def _moved(self, state: ServerState, collected: Collected, notes: Notes) -> ServerState | None:
         """Return the state with the next model; None if that would have a NaN or infinite value."""
         update, sent, total = self.method.server_update, state.model.parameters, collected.total
         components, where = hooked(self.method), f"round {state.round}: "
         assert total is not None, "by the caller"
-        with calling("server_update", update, "move", where):
-            found = update.move(state.of("server_update"), sent, total.change, total.extras)
+        called = state.of("server_update"), sent, total.change, total.extras
+        found = self.sight(state, notes).call("server_update", update, "move", *called)
         parameters, kept = checked_model(update, found, sent, where)
         if not is_finite(parameters):
             if self.codec.sees_each and is_moderate(sent, total.changes):
@@ -212,14 +222,13 @@ class Federation:
         end = RoundEnd(*shown, clients=len(self.counts), weight_limit=self.weight_limit)
         for name, hooks in components.items():
             if type(hooks).next_model is not Hooks.next_model:
-                with calling(name, hooks, "next_model", where):
-                    made = hooks.next_model(end)
+                made = self.sight(state.moved_to(total.model(end.new)), notes).call(name, hooks, "next_model", end)
                 end = end._replace(new=checked_parameters(name, hooks, made, sent, where))
-        following = state.having("server_update", kept)
+        following = state.having("server_update", kept).moved_to(total.model(end.new))
         for name, hooks in components.items():
-            with calling(name, hooks, "end_round", where):
-                following = following.having(name, hooks.end_round(following.of(name), end))
-        return following.having("model", ModelState(end.new, total.buffers, total.integers)._asdict())
+            ended = self.sight(following, notes).call(name, hooks, "end_round", following.of(name), end)
+            following = following.having(name, ended)
+        return following
 
     def evaluated_model(self, state: ServerState) -> ModelState:
         """Return the global model, or the model that a component's hook `evaluated` makes of it."""

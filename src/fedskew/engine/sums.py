@@ -69,9 +69,11 @@ class Floats:
         """Return a mask of the clients that take part in no further round."""
         return np.zeros(len(ids), dtype=np.bool_)
 
-    def weigh(self, federation: Federation, state: ServerState, members: Cohort) -> Weights:
-        """Weigh the clients of a sum."""
-        return weigh(federation, state, members)
+    def weigh(
+        self, federation: Federation, state: ServerState, members: Cohort, updates: Sequence[Update] = ()
+    ) -> Weights:
+        """Weigh the clients of a sum, whose updates are given where the server has them."""
+        return weigh(federation, state, members, updates)
 
     def collect(
         self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
@@ -94,12 +96,12 @@ class Floats:
         arrived, updates = _in_order(cohort, replies)
         updates = finite(updates)
         members = cohort.take(np.isin(cohort.ids, [update.client for update in updates]))
-        weights = self.weigh(federation, state, members)
+        weights = self.weigh(federation, state, members, updates)
         unmoved = total = None
         if 0 < len(weights.values) < federation.method.aggregation.least:
             unmoved = shortage(federation.method.aggregation, len(updates))
         elif len(weights.values):
-            total = total_of(federation.method, state, updates, weights.values)
+            total = total_of(federation, state, members, updates, weights.values)
             weights = weights._replace(values=total.weights)
         collected = Collected.of(members, arrived, weights, total, updates)
         up = sum(federation.model_bytes(state.model) + tensor_bytes(update.reply) for update in replies)
@@ -147,7 +149,9 @@ class FixedPoint(Floats):
         spent: NDArray[np.bool_] = kept["rounds"].numpy()[ids] >= self.protection.most_rounds
         return spent
 
-    def weigh(self, federation: Federation, state: ServerState, members: Cohort) -> Weights:
+    def weigh(
+        self, federation: Federation, state: ServerState, members: Cohort, updates: Sequence[Update] = ()
+    ) -> Weights:
         """See `Floats.weigh`; where one of them is lost, the others are weighed anew."""
         if self.announced is None:
             return weigh(federation, state, members)

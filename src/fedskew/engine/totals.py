@@ -15,11 +15,13 @@ from fedskew.aggregation import Mean
 from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
 from fedskew.engine._faults import finite
 from fedskew.engine._records import Cohort, FloatArray, RoundRecord
+from fedskew.engine._sight import Sight
 from fedskew.engine._states import Named, ServerState
 from fedskew.engine.contracts import calling, checked_aggregate, checked_share, checked_weights, hooked
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
 from fedskew.mixing import limited
+from fedskew.models import ModelState
 from fedskew.server_updates import weighted_sum
 from fedskew.weighting import Answered, FedAvg
 
@@ -49,6 +51,10 @@ class Total(NamedTuple):
     steps: int | None = None
     drift: float | None = None
 
+    def model(self, parameters: Tensor) -> ModelState:
+        """Return the next model, with these parameters."""
+        return ModelState(parameters, self.buffers, self.integers)
+
 
 class Weights(NamedTuple):
     """The weights of some clients.
@@ -76,6 +82,7 @@ class Collected(NamedTuple):
         unmoved: Why the aggregation leaves the model as it was.
         steps: Local steps of `members`, and mean objectives over their local training, where each is known.
         observed: What the `Observer` returned of each member.
+        logged: Figures that components logged at each member, by name.
         states: What each client keeps; without those that are staged already.
         charged: Clients whose privacy budget the round is charged to.
         privacy: See `RoundRecord.privacy`.
@@ -92,6 +99,7 @@ class Collected(NamedTuple):
     losses: Sequence[float] = ()
     drift: float | None = None
     observed: Sequence[Any] = ()
+    logged: Sequence[Mapping[str, float]] = ()
     states: Mapping[int, Named] = {}
     charged: Collection[int] = ()
     privacy: dict[str, Any] | None = None
@@ -110,13 +118,14 @@ class Collected(NamedTuple):
             losses=[update.loss for update in updates],
             drift=None if total is None else total.drift,
             observed=[update.observed for update in updates],
+            logged=[update.logged for update in updates],
         )
 
     def without_members(self) -> Collected:
         """Return the same if all clients count as diverged."""
         nobody = self.members.take(np.zeros(len(self.members.ids), dtype=np.bool_))
-        weights = self.weights._replace(values=np.zeros(0))
-        return self._replace(members=nobody, weights=weights, total=None, steps=(), losses=(), drift=None, observed=())
+        nothing = self._replace(weights=self.weights._replace(values=np.zeros(0)), total=None, drift=None)
+        return nothing._replace(members=nobody, steps=(), losses=(), observed=(), logged=())
 
     def record(self, seed: int, round: int, cohort: Cohort, target: FloatArray | None) -> RoundRecord:
         """Make the record of the round, without evaluations and duration."""
@@ -145,14 +154,21 @@ class Collected(NamedTuple):
             ess_share=None if ess is None else ess / float(samples.sum()),
             target_distance=distance,
             drift=self.drift,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
+            bytes_up=self.bytes_up + cohort.notes.bytes_up,
+            bytes_down=self.bytes_down + cohort.notes.bytes_down,
             clients=[one for one in self.observed if one is not None] or None,
             limited=list(self.weights.limited) or None,
             unmoved=self.unmoved,
             fallback=self.weights.fallback,
             privacy=self.privacy,
+            logged=self._figures(cohort.notes.logged) or None,
         )
+
+    def _figures(self, noted: Mapping[str, float]) -> dict[str, float | None]:
+        """Return what components logged at the server, and the means of what they logged at clients."""
+        names = dict.fromkeys(name for own in self.logged for name in own)
+        means = {name: float(np.mean([own[name] for own in self.logged if name in own])) for name in names}
+        return {name: value if math.isfinite(value) else None for name, value in (means | dict(noted)).items()}
 
 
 def shown(federation: Federation, members: Cohort) -> FloatArray:
@@ -161,7 +177,7 @@ def shown(federation: Federation, members: Cohort) -> FloatArray:
     return members.counts if members.quotas or seen is None else seen[members.ids]
 
 
-def weigh(federation: Federation, state: ServerState, members: Cohort) -> Weights:
+def weigh(federation: Federation, state: ServerState, members: Cohort, updates: Sequence[Update] = ()) -> Weights:
     """Weigh clients; by FedAvg where the method's weighting needs a target mix that there is not yet."""
     weighting, limit, fallback, mix = federation.method.weighting, federation.weight_limit, None, federation.target
     sizes, counts = members.sizes, shown(federation, members)
@@ -175,13 +191,19 @@ def weigh(federation: Federation, state: ServerState, members: Cohort) -> Weight
         weighting, fallback = FedAvg(), "none of these clients' samples has a label"
     where, kept = f"round {state.round}: ", state.of("weighting")
     given = Answered(counts, sizes, mix, members.ids, kept, limit)
-    with calling("weighting", weighting, "weigh", where):
-        free = weights = checked_weights(weighting, weighting.weigh(given), members.ids, where)
-        if limit is None:
-            return Weights(weights, fallback=fallback)
-        weights = limited(weights, limit, sizes)
-        if components.has(weighting, "keeps_limit") and weights.max() >= limit * (1 - 1e-9):
-            free = checked_weights(weighting, weighting.weigh(given._replace(limit=None)), members.ids, where)
+    reads = components.takes(weighting, "weigh", "updates")
+    changes = as_matrix([update.change for update in updates]) if reads else None
+
+    def weighed(given: Answered) -> FloatArray:
+        found = federation.sight(state, members.notes).call("weighting", weighting, "weigh", given, updates=changes)
+        return checked_weights(weighting, found, members.ids, where)
+
+    free = weights = weighed(given)
+    if limit is None:
+        return Weights(weights, fallback=fallback)
+    weights = limited(weights, limit, sizes)
+    if components.has(weighting, "keeps_limit") and weights.max() >= limit * (1 - 1e-9):
+        free = weighed(given._replace(limit=None))
     return Weights(weights, members.ids[free * (1 - 1e-9) > np.maximum(weights, limit)].tolist(), fallback)
 
 
@@ -263,16 +285,21 @@ def collect_each(
     return collected._replace(bytes_up=bytes_up), list(replies.values())
 
 
-def total_of(method: Method, state: ServerState, updates: Sequence[Update], weights: FloatArray) -> Total:
+def total_of(
+    federation: Federation, state: ServerState, members: Cohort, updates: Sequence[Update], weights: FloatArray
+) -> Total:
     """Add up the updates of a round by the method's aggregation."""
+    method, sight, kept = federation.method, federation.sight(state, members.notes), state.of("aggregation")
     changes, where = as_matrix([update.change for update in updates]), f"round {state.round}: "
     steps = [update.steps for update in updates]
-    rows, shares = _combined(method.aggregation, "combine", changes, weights, where)
+    rows, shares = _combined(method.aggregation, "combine", changes, weights, sight, kept)
     sent, buffers = state.model.buffers, torch.stack([update.buffers for update in updates])
     if type(method.aggregation) is Mean or not sent.numel():
         mean = weighted_sum(buffers, weights).to(sent.dtype)
     else:
-        moved = _combined(method.aggregation, "combine_buffers", buffers - sent, weights, where)
+        moved = _combined(
+            method.aggregation, "combine_buffers", buffers - sent, weights, sight, state.of("aggregation")
+        )
         mean = sent + weighted_sum(*moved).to(sent.dtype)
     if len(rows) == len(changes):
         weights = shares
@@ -333,11 +360,11 @@ def as_matrix(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _combined(
-    aggregation: Any, function: str, changes: Tensor, weights: FloatArray, where: str
+    aggregation: Any, function: str, changes: Tensor, weights: FloatArray, sight: Sight, kept: Named
 ) -> tuple[Tensor, FloatArray]:
-    with calling("aggregation", aggregation, function, where):
-        combined = getattr(aggregation, function)(changes, weights)
-    return checked_aggregate(aggregation, combined, changes, where)
+    unlogged = {"log": lambda name, value: None} if function == "combine_buffers" else {}
+    combined = sight.call("aggregation", aggregation, function, changes, weights, kept=kept, **unlogged)
+    return checked_aggregate(aggregation, combined, changes, f"round {sight.state.round}: ")
 
 
 def _drift(updates: Tensor, norms: Sequence[Tensor]) -> float | None:

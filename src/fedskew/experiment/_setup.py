@@ -78,7 +78,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     )
     clients = engine.ClientStates(None if folder is None else folder / "checkpoint" / "clients")
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
-    runner, untrained, model, sites = _make_runner(config, seed, task, device, clients, observe, folder)
+    runner, untrained, model, sites = _make_runner(config, seed, task, device, clients, observe, folder, validation)
     if refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0]))):
         check_batches(config, task.client_names, task.sizes)
     if config.evaluation.measure == "target_accuracy" and task.target is None:
@@ -146,6 +146,7 @@ def _make_runner(
     clients: engine.ClientStates,
     observe: engine.Observer | None,
     folder: Path | None,
+    validation: LabelledData | None,
 ) -> tuple[engine.RoundRunner, ModelState, FlatModel, SiteModels | None]:
     """Return the runner of a method's rounds, the untrained model, the network for evaluated models, and own models."""
     training, dataset = config.training, task.dataset
@@ -195,6 +196,8 @@ def _make_runner(
         aim=config.target.estimation(dataset.num_classes),
         codec=Floats() if config.engine.updates == "plain" else FixedPoint(protection, announced),
         constant_bytes=model.constant_bytes(some.to(device)) + private_bytes,
+        network=model,
+        samples=None if validation is None else engine.OwnSamples(validation.inputs, validation.targets),
     )
     runner: engine.RoundRunner = federation
     untrained, whole = model.read_state(), model
@@ -245,6 +248,7 @@ def _fedconcat(
         epochs=pipeline.batches,  # even a client with a single batch can take all its steps
         steps=pipeline.batches,
         conditions=replace(federation.conditions, stragglers=0.0),
+        network=whole_model,
         constant_bytes=0,  # its encoders' buffers are no part of the state
     )
     return FedConcatRunner(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from fedskew.components import covers
+from fedskew.components import SEEN, covers, takes
 
 Named = Mapping[str, Tensor]
 Gradient = Callable[[Tensor], Tensor]
@@ -87,4 +87,5 @@ class InPlace(Protocol):
 
 def steps_in_place(step: Any) -> InPlace | None:
     """Return a local step as one that updates the model in place; None if it can't, or overrides `step` alone."""
-    return cast(InPlace, step) if covers(step, "step_in_place", "step") else None
+    fits = covers(step, "step_in_place", "step") and not any(takes(step, "step", name) for name in SEEN["step"])
+    return cast(InPlace, step) if fits else None

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 from fedskew import components
-from fedskew.components import Cost, covers, default_weight, has, needs_label_counts
+from fedskew.components import SEEN, Cost, covers, default_weight, has, needs_label_counts, takes
 from fedskew.errors import CombinationError, ConfigError
 from fedskew.hooks import Hooks
 from fedskew.methods._slots import PLACES, SLOTS, Method, key_of, name_of_key, named
@@ -141,10 +141,11 @@ def check_functions(method: Method) -> None:
             if not callable(getattr(component, function, None)):
                 raise ConfigError(f"method.{slot}: {name} has no {called}")
             own = getattr(component, function)
-            plain = getattr(own, "__func__", None)  # of a bound method
-            if not (_takes(own, arguments) if plain is None else _function_takes(plain, ("self", *arguments))):
-                takes = inspect.signature(own)
-                raise ConfigError(f"method.{slot}: {name}.{function}{takes} is called as {called}, after self")
+            plain, more = getattr(own, "__func__", None), SEEN.get(function, ())  # of a bound method
+            in_full = ("self", *arguments)
+            if not (_takes(own, arguments, more) if plain is None else _function_takes(plain, in_full, more)):
+                has, too = inspect.signature(own), f"; it may also take {', '.join(more)}" if more else ""
+                raise ConfigError(f"method.{slot}: {name}.{function}{has} is called as {called}, after self{too}")
         if slot == "objective" and not isinstance(getattr(component, "reads", None), frozenset | set):
             raise ConfigError(
                 f"method.objective: {name}.reads is missing; write reads: ClassVar[frozenset[str]] = frozenset(), or "
@@ -157,10 +158,11 @@ def check_functions(method: Method) -> None:
             )
 
 
-def _takes(function: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
-    """Return whether a function can be called with these arguments, by position."""
+def _takes(function: Callable[..., Any], arguments: tuple[str, ...], more: tuple[str, ...]) -> bool:
+    """Return whether a function can be called with these arguments, by position, and with those of `more` it names."""
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(*arguments)
+        signature.bind(*arguments, **{name: name for name in more if name in signature.parameters})
     except TypeError:
         return False
     return True
@@ -288,6 +290,8 @@ def _suffices(component: Any) -> bool:
 
     What it declares by `adds_up` is of the functions that it has, not of those that a class below it overrides.
     """
+    if takes(component, "weigh", "updates"):
+        return False
     if not (hasattr(component, "combine") or _reads_replies(component)):
         return True
     functions = ("combine", "end_round", "next_model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,31 @@ class _Slice:
             outs, ins, height, width = self.shape
             return part.view(outs, height, width, ins).permute(0, 3, 1, 2)
         return part.view(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the named parameters of a network stand in its vector."""
+
+    parts: tuple[_Slice, ...]
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """The part of the vector of each parameter, by its name."""
+        return {part.name: slice(part.start, part.start + part.shape.numel()) for part in self.parts}
+
+    @cached_property
+    def layers(self) -> dict[str, slice]:
+        """The part of each layer, which has the parameters of one module, by the module's name."""
+        layers: dict[str, slice] = {}
+        for name, part in self.slices.items():
+            layer = name.rpartition(".")[0]
+            layers[layer] = slice(layers.get(layer, part).start, part.stop)
+        return layers
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Split a vector, `(parameters,)`, into views of the parameters' shapes by name."""
+        return {part.name: part.of(vector) for part in self.parts}
 
 
 class _Place(NamedTuple):
@@ -211,6 +236,11 @@ class FlatModel:
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Split a vector of parameters into views, one for each, in the order of `names`."""
         return [part.of(vector) for part in self._slices]
+
+    @property
+    def layout(self) -> Layout:
+        """Where the parameters stand in the vector."""
+        return Layout(tuple(self._slices))
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Split a vector of parameters into views by name, as `torch.func.functional_call` takes them."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from fedskew.components import covers
+from fedskew.components import covers, seen_by
 from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
@@ -24,12 +24,14 @@ class Context(NamedTuple):
             them.
         previous: The same of the model with which this client's last participation ended.
         broadcast: What the server sent beside the model.
+        log: Notes a figure; for a `value` with a parameter `log`.
     """
 
     counts: Tensor
     teacher: Outputs | None = None
     previous: Outputs | None = None
     broadcast: Mapping[str, Tensor] = {}
+    log: Callable[[str, Any], None] = lambda name, value: None
 
     @property
     def sent(self) -> Outputs:
@@ -129,10 +131,23 @@ class Objective:
         Raises:
             ComponentError: One of them returns something else than a number, 0-d.
         """
-        total = _number(self.loss, self.loss.value(self.weighed(batch), context))
+        total = self.valued(self.loss, self.weighed(batch), context)
         for weight, term in self.terms:
-            total = total + weight * _number(term, term.value(batch, context))
+            total = total + weight * self.valued(term, batch, context)
         return total
+
+    @staticmethod
+    def valued(loss: Loss, batch: Batch, context: Context) -> Tensor:
+        """Return the value of a loss, of which the shape is looked at, not its content."""
+        value = loss.value(batch, context, **seen_by(loss.value, {"log": context.log}))
+        if isinstance(value, Tensor) and value.dim() == 0:
+            return value
+        kind = type(loss)
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ComponentError(
+            f"objective {kind.__module__}:{kind.__qualname__}: value() must return one number, a 0-d tensor, the mean "
+            f"over the real rows; got {got}"
+        )
 
     def weighed(self, batch: Batch) -> Batch:
         """Return a batch with the weights of classes, if there are any."""
@@ -150,15 +165,3 @@ class _WeighedSlope(NamedTuple):
 
     def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.loss.slope(self.objective.weighed(batch))
-
-
-def _number(loss: Loss, value: Tensor) -> Tensor:
-    """Return a loss's value, whose shape is looked at, not its content."""
-    if isinstance(value, Tensor) and value.dim() == 0:
-        return value
-    kind = type(loss)
-    got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise ComponentError(
-        f"objective {kind.__module__}:{kind.__qualname__}: value() must return one number, a 0-d tensor, the mean over "
-        f"the real rows; got {got}"
-    )

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedskew.components import seen_by
 from fedskew.errors import ArgumentError
 from fedskew.local_steps import Gradient, LocalStep, StepSettings
 from fedskew.parameters import Size, component
@@ -92,16 +93,16 @@ class Alternating:
         return {**(self.inner.init(settings) or {}), "alternating.taken": settings.start.new_zeros(())}
 
     def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings, **seen: Any
     ) -> tuple[Tensor, Named]:
         """Take a step of some layers; what is not trained has no gradient, and stays as it is."""
         taken = carried["alternating.taken"]
         kept = settings.client["private.mask"]
-        first = settings.client["private.first"]
+        first, seen = settings.client["private.first"], seen_by(self.inner.step, seen)
         trained = torch.where(taken < first, kept, ~kept)
         if inner := self.inner.init(settings):  # the others' first step begins as a round does
             carried = {name: torch.where(taken == first, inner.get(name, part), part) for name, part in carried.items()}
-        moved, following = self.inner.step(parameters, lambda at: gradient(at) * trained, carried, settings)
+        moved, following = self.inner.step(parameters, lambda at: gradient(at) * trained, carried, settings, **seen)
         return torch.where(trained, moved, parameters), {**(following or {}), "alternating.taken": taken + 1}
 
 

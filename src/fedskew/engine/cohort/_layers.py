@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fedskew.models import Dropout, FlatModel, Outputs, with_features
+from fedskew.models import Dropout, FlatModel, Layout, Outputs, with_features
 
 _INSIDE = "inside.model."
 
@@ -74,6 +74,11 @@ class MappedNetwork:
     def views(self, parameters: Tensor) -> dict[str, Tensor]:
         """Split a parameter vector, or a stack of them, `(clients, parameters)`, into named views, `(clients, ...)`."""
         return self._model.views(parameters) if parameters.dim() == 1 else vmap(self._model.views)(parameters)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the parameters stand in the vector."""
+        return self._model.layout
 
     @property
     def has_dropout(self) -> bool:

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from fedskew.components import seen_by
 from fedskew.data import Inputs
 from fedskew.engine._backend import LocalWork, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
-from fedskew.engine.contracts import checked_step
+from fedskew.engine.contracts import checked_figure, checked_step
 from fedskew.hooks import Hooks, Named
 from fedskew.local_steps import steps_in_place
 from fedskew.models import ModelState, Outputs
@@ -87,6 +88,27 @@ class Own(NamedTuple):
     previous: Outputs | None = None
 
 
+class StackLog:
+    """Figures that the `active` clients of a stack log, all in one call; see `ClientLog`."""
+
+    def __init__(self, clients: int) -> None:
+        self.active = self._clients = clients
+        self._sums: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, value: Any) -> None:
+        on_stacks(partial(self._add, name), checked_figure(name, value))
+
+    def _add(self, name: str, figures: Tensor) -> Tensor:
+        sums = self._sums.setdefault(name, figures.new_zeros(2, self._clients))
+        sums[:, : self.active] += torch.stack([figures, torch.ones_like(figures)])
+        return figures
+
+    def means(self, client: int) -> dict[str, float]:
+        """Return the means of one client, by name."""
+        found = {name: sums[:, client].tolist() for name, sums in self._sums.items()}
+        return {name: total / times for name, (total, times) in found.items() if times}
+
+
 class Stack:
     """Clients of one kind, those with most steps first; `sizes` are the real rows of each batch, `(steps, clients)`."""
 
@@ -120,7 +142,7 @@ class Stack:
         finished = _split(model, carried, slice(self._active[0] if self._active else 0, len(clients)))
         gathering = {name: hooks for name, hooks in work.hooks.items() if type(hooks).gather is not Hooks.gather}
         gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
-        totals = torch.zeros(len(clients), device=self._device)
+        totals, self.log = torch.zeros(len(clients), device=self._device), StackLog(len(clients))
         for number, active in enumerate(self._active):
             model, carried = tree_map(partial(_first, active), (model, carried))
             try:
@@ -139,8 +161,10 @@ class Stack:
             finished = _split(model, carried, slice(following, active)) + finished
         losses = (totals / self._lengths.sum(0).clamp(min=1)).tolist()
         return [
-            ClientResult(model, carried, client.steps, loss, own)
-            for client, (model, carried), loss, own in zip(clients, finished, losses, gathered, strict=True)
+            ClientResult(model, carried, client.steps, loss, own, self.log.means(at))
+            for at, (client, (model, carried), loss, own) in enumerate(
+                zip(clients, finished, losses, gathered, strict=True)
+            )
         ]
 
     def _start(self) -> tuple[ModelState, Named]:
@@ -159,17 +183,20 @@ class Stack:
         """Take one step of the active clients. Operations depend on shapes only: it never waits for the device."""
         settings = self.clients[0].setup.settings
         own, dims, smallest = self._batches(number, active, model)
+        self.log.active, step = active, self.work.local_step
         objective = _StackObjective(self, own, dims, smallest, model)
 
-        in_place = steps_in_place(self.work.local_step)
+        in_place, seen = (
+            steps_in_place(step),
+            seen_by(step.step, {"layout": self.networks.train.layout, "log": self.log}),
+        )
         if in_place is not None and not isinstance(own.lr, Tensor):
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             return objective, ModelState(model.parameters, objective.buffers, objective.integers), carried
 
         def one(parameters: Tensor, carried: Named, own: Own) -> tuple[Tensor, Named]:
             mine = settings._replace(start=own.sent.parameters, lr=own.lr, broadcast=own.broadcast, client=own.client)
-            stepped = self.work.local_step.step(parameters, objective.gradient, carried, mine)
-            return checked_step(self.work.local_step, stepped, parameters)
+            return checked_step(step, step.step(parameters, objective.gradient, carried, mine, **seen), parameters)
 
         parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
         return objective, ModelState(parameters, objective.buffers, objective.integers), carried
@@ -233,7 +260,7 @@ class _StackObjective:
     batch: Batch
 
     def __init__(self, stack: Stack, own: Own, dims: Any, smallest: int, model: ModelState) -> None:
-        self._work, self._network, self._smallest = stack.work, stack.networks.train, smallest
+        self._work, self._network, self._smallest, self._log = stack.work, stack.networks.train, smallest, stack.log
         self._own, self._dims, self.buffers, self.integers = own, dims, model.buffers, model.integers
         self._evaluated = False
 
@@ -268,7 +295,7 @@ class _StackObjective:
         leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
 
         def value(features: Tensor, logits: Tensor, own: Own) -> Tensor:
-            context = Context(own.counts, own.teacher, own.previous, own.broadcast)
+            context = Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
             return self._work.objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), context)
 
         by_features = None
@@ -291,7 +318,7 @@ class _StackObjective:
         outputs, buffers, integers = self._network(
             parameters, buffers, integers, own.x, own.key, own.mask, self._smallest
         )
-        context = Context(own.counts, own.teacher, own.previous, own.broadcast)
+        context = Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
         value = self._work.objective.value(Batch(*outputs, own.y, own.mask), context)
         return value, outputs, buffers, integers
 

@@ -1,0 +1,85 @@
+"""What a component's functions see beside their arguments (`components.SEEN`), and the figures that they log."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fedskew.components import SEEN, seen_by
+from fedskew.data import Inputs
+from fedskew.engine._records import Notes
+from fedskew.engine._states import ServerState
+from fedskew.engine.contracts import calling, checked_figure, name_in
+from fedskew.errors import ComponentError
+from fedskew.models import FlatModel
+
+
+class OwnSamples(NamedTuple):
+    """Samples that the server holds itself, on the training device: `inputs`, `(samples, ...)`, and class ids."""
+
+    inputs: Inputs
+    targets: Tensor
+
+
+class Sight(NamedTuple):
+    """What can be seen in a round at the server, where the `state` has the sent model, or the next one."""
+
+    state: ServerState
+    notes: Notes
+    network: FlatModel | None = None
+    samples: OwnSamples | None = None
+
+    def call(self, slot: str, component: Any, function: str, *arguments: Any, **more: Any) -> Any:
+        """Call a component's function, with what it takes by name; `more` is what it alone may see."""
+        where = f"round {self.state.round}: "
+        with calling(slot, component, function, where):
+            seen = self._seen(f"{where}{name_in(slot, component)}", component, function, more)
+            return getattr(component, function)(*arguments, **seen)
+
+    def _seen(self, name: str, component: Any, function: str, more: dict[str, Any]) -> dict[str, Any]:
+        network = self.network
+        seen = seen_by(getattr(component, function), dict.fromkeys(SEEN.get(function, ())))
+        if not seen:
+            return seen
+        known = {
+            "sent": self.state.model.parameters,
+            "layout": None if network is None else network.layout,
+            "network": network,
+            "samples": self.samples,
+            "log": self.notes.log,
+            **more,
+        }
+        seen = {key: known.get(key) for key in seen}
+        for key, value in seen.items():
+            if value is None:
+                raise ComponentError(f"{name}: {function}() takes {key}: {_MISSING[key]}")
+        if network is not None and "network" in seen:
+            network.write_state(self.state.model)
+        return seen
+
+
+_MISSING = {
+    "samples": "the server holds none; set data.validation = 0.1, in a simulation",
+    "losses": "real sites don't tell losses of a model before a round; take another selection there",
+    "updates": "they are not seen one by one here",
+    **dict.fromkeys(("layout", "network"), "here is no network, only arrays"),
+}
+
+
+class ClientLog:
+    """Figures logged at a client, or at each client of a stack: the mean of each name's values."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._times: dict[str, int] = {}
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Note a figure; nothing waits for the device."""
+        figure = checked_figure(name, value)
+        self._sums[name] = self._sums[name] + figure if name in self._sums else figure
+        self._times[name] = self._times.get(name, 0) + 1
+
+    def means(self) -> dict[str, float]:
+        """Return the means by name."""
+        return {name: float(total) / self._times[name] for name, total in self._sums.items()}
