@@ -389,7 +389,7 @@ def _two_steps(component: Any, start: Tensor, settings: StepSettings) -> Tensor:
 
 
 def _by_optimizer(component: Any) -> None:
-    start = torch.linspace(-1, 1, 8)
+    start = torch.linspace(-1, 1, 7)
     (_, plain), *_, (said, settings) = _settings(component, start)
     if settings.adam is None:
         return

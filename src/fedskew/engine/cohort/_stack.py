@@ -186,10 +186,8 @@ class Stack:
         self.log.active, step = active, self.work.local_step
         objective = _StackObjective(self, own, dims, smallest, model)
 
-        in_place, seen = (
-            steps_in_place(step),
-            seen_by(step.step, {"layout": self.networks.train.layout, "log": self.log}),
-        )
+        seen = seen_by(step.step, {"layout": self.networks.train.layout, "log": self.log})
+        in_place = steps_in_place(step)
         if in_place is not None and not isinstance(own.lr, Tensor):
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             return objective, ModelState(model.parameters, objective.buffers, objective.integers), carried
