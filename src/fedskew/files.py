@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -80,6 +81,12 @@ def private_folder(path: Path) -> None:
     with writing(path):
         for folder in (*reversed([place for place in path.parents if not place.exists()]), path):
             folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append(path: Path, content: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import shutil
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -316,6 +317,8 @@ def federate(folder: Path, config: Mapping[str, Any], names: tuple[str, ...] = N
         np.savez(site / "own.npz", x=pixels[own], y=labels[own], x_test=test_pixels[test], y_test=test_labels[test])
         table = {"state": "state", "data": {"name": "npz", "root": "own.npz"}}
         (site / "data.toml").write_text(tomli_w.dumps(table))
+        if (weights := resolved.model.weights) is not None:
+            shutil.copy(weights, site)
     if agreed.get("updates") == "masked":
         keys = {name: Key.generate() for name in names}
         agreed = {"keys": {name: key_line(key.public) for name, key in keys.items()}, **agreed}

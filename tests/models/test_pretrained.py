@@ -9,8 +9,9 @@ import safetensors.torch
 import torch
 
 from fedskew.errors import ArgumentError, DataError
-from fedskew.models import build, note
+from fedskew.models import build, load_weights, note
 
+X = torch.zeros(1, 3, 64, 64)
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -62,7 +63,8 @@ def test_a_file_for_other_classes_gives_all_but_the_head_and_one_of_the_same_the
     safetensors.torch.save_file(of_seven, tmp_path / "r50.safetensors")
     drawn = build("resnet50", 7, (3, 64, 64)).head.state_dict()
     for file, head in (("r50.pth", drawn), ("r50.safetensors", {"weight": torch.ones(7, 2048)})):
-        model = build("resnet50", 7, (3, 64, 64), weights=str(tmp_path / file))
+        model = build("resnet50", 7, (3, 64, 64))
+        load_weights(model, tmp_path / file, X)
         state = model.state_dict()
         assert all(torch.equal(state[name], value) for name, value in published.items() if not name.startswith("fc."))
         assert all(torch.equal(state[f"head.{name}"], value) for name, value in head.items())
@@ -83,14 +85,14 @@ def test_files_of_another_network_and_those_that_can_not_be_read_are_one_line(tm
     for name in ("damaged.pth", "damaged.safetensors"):
         (tmp_path / name).write_bytes(b"not weights at all")
     for file, error, message in (
-        ("small.pth", ArgumentError, "weights: .*small.pth holds weights of another network .*conv1.weight"),
+        ("small.pth", ArgumentError, "weights: .*small.pth is of another network: it lacks 'bn1.bias' and 99 more"),
         ("none.safetensors", DataError, "no such weights file"),
         ("damaged.pth", DataError, "damaged.pth: is not a readable weights file"),
         ("damaged.safetensors", DataError, "damaged.safetensors: is not a readable weights file"),
         ("list.pth", DataError, "list.pth: does not hold a state dict"),
     ):
         with pytest.raises(error, match=message):
-            build("resnet50", 10, (3, 64, 64), weights=str(tmp_path / file))
+            load_weights(build("resnet18", 10, (3, 16, 16)), tmp_path / file, X)
 
 
 class _Writes:
@@ -108,5 +110,5 @@ def test_a_file_that_brings_code_is_refused_and_not_executed(tmp_path):
     path, trace = tmp_path / "evil.pth", tmp_path / "trace"
     path.write_bytes(pickle.dumps({"conv1.weight": _Writes(str(trace))}))
     with pytest.raises(DataError, match="evil.pth: is not a readable weights file"):
-        build("resnet50", 10, (3, 64, 64), weights=str(path))
+        load_weights(build("resnet18", 10, (3, 16, 16)), path, X)
     assert not trace.exists()

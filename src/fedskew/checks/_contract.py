@@ -81,6 +81,8 @@ def check(found: FoundComponent, parameters: Mapping[str, Any]) -> list[Finding]
         findings.append(_tried(test, partial(_again, method, whole)))
         test = "a run that is stopped and resumed ends with the same bits"
         findings.append(_tried(test, partial(_resumed, method, whole)))
+        test = "it trains a network whose first layer is frozen, and no part of the parameters"
+        findings.append(_tried(test, partial(train, method, freeze=("fc1.*",))))
         if found.slot in ("objective", "local_step"):
             test = "a cohort trained at once (backend 'cohort') agrees with one client after another"
             findings.append(_tried(test, partial(_together, method, whole, found.slot)))
@@ -486,7 +488,8 @@ def _personal(component: Any) -> None:
     module = torch.nn.Sequential(
         torch.nn.Linear(FEATURES, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, CLASSES)
     )
-    names = Names.of(module, tuple(name for name, _ in module.named_parameters()))
+    held = tuple(name for name, _ in module.named_buffers())
+    names = Names.of(module, tuple(name for name, _ in module.named_parameters()), held)
     checked_private(component, component.private(names), names)
     if not methods.fills("local_step", component.local_step(SGD())):
         raise ComponentError("local_step() must return a local step: the one that it is given, or one around it")

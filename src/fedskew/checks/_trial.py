@@ -93,14 +93,19 @@ def tiny_data() -> Dataset:
 
 
 def train(
-    method: dict[str, Any], backend: str = "sequential", stop: bool = False, **training: Any
+    method: dict[str, Any],
+    backend: str = "sequential",
+    stop: bool = False,
+    freeze: tuple[str, ...] = (),
+    **training: Any,
 ) -> tuple[SeedRun, Tensor]:
-    """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume."""
+    """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume; `freeze`:
+    what of the network stays as it is."""
     config = resolve(
         {
             "data": {"name": tiny_data(), **({"client_test": 0.3, "held_out": 0.2} if "personal" in method else {})},
             "partition": {"rule": "natural"},
-            "model": {"name": "mlp3", "width": 6},
+            "model": {"name": "mlp3", "width": 6, **({"freeze": [*freeze]} if freeze else {})},
             "method": method,
             "training": {
                 "rounds": ROUNDS,

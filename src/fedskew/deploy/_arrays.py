@@ -5,7 +5,6 @@ Messages hold arrays in numpy's own format, without pickle. An array is read onl
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import math
@@ -180,23 +179,24 @@ def short(value: object) -> str:
 
 
 class ModelLayout:
-    """Layout of a network's state dict: trainable parameters, buffers, and frozen parameters.
+    """Layout of what training changes of a network's state dict: parameters and buffers, without frozen ones.
 
-    Frozen parameters are sent, since a state dict contains them, but the frozen parameters in replies are not used.
+    Args:
+        whole: In a Flower project of a user's own a message holds the whole state dict, whose other arrays nobody
+            reads.
     """
 
-    def __init__(self, model: FlatModel) -> None:
-        self._model = FlatModel(copy.deepcopy(model.module).cpu())
-        state = self._model.state_dict()
-        self.specs: Specs = specs_of(state)
-        buffers = {name: buffer for name, buffer in self._model.module.named_buffers() if name in state}
-        self._buffers = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
+    def __init__(self, model: FlatModel, whole: bool = False) -> None:
+        self._model = model.copy(torch.device("cpu"))
+        kept = {} if whole else self._model.frozen()
+        self.specs: Specs = specs_of({name: one for name, one in self._model.state_dict().items() if name not in kept})
         self._integers = list(self._model.integer_buffers)
+        self._buffers = [name for name in self._model.buffer_names if name not in self._integers]
 
     def to_record(self, state: ModelState) -> ArrayRecord:
         """Convert a model to a record of its arrays, to be sent."""
         self._model.write_state(ModelState(*(part.cpu() for part in state)))
-        return encode(self._model.state_dict())
+        return encode({name: one for name, one in self._model.state_dict().items() if name in self.specs})
 
     def to_state(self, arrays: Mapping[str, AnyArray], out: Tensor | None = None) -> ModelState:
         """Convert a model's arrays to flat vectors."""

@@ -92,7 +92,7 @@ class OwnClient:
             raise ConfigError("method: it returns arrays beside the model; use fedskew.deploy.strategy")
         tells = instruction is None or self.request.label_counts != "noisy"
         samples = {wire.SAMPLES: len(self.worker.data.targets)} if tells else {}
-        return trained_reply(self.worker.model, trained, instruction, samples)
+        return trained_reply(self.worker.layout, trained, instruction, samples)
 
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Evaluate the model that a message contains: loss and accuracy."""
@@ -187,7 +187,8 @@ def site_app(folder: str | Path) -> ClientApp:
             raise ConfigError("data: the node's config names no data; start it with --node-config 'data=\"data.toml\"'")
         terms = Terms.read(terms_path(Path(path)))
         terms.check_app(folder)
-        agreement, config = Agreement.read(folder / "deploy.toml").told(config_of_message), read(folder / "run.toml")
+        agreement = Agreement.read(folder / "deploy.toml").told(config_of_message)
+        config = read(folder / "run.toml").weights_in(Path(path).parent)
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
     queries = (wire.FINISH, wire.SUM_COUNTS, wire.SUM_MOMENTS, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES)

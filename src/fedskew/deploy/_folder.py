@@ -10,6 +10,7 @@ server/                    stays with the server: ca.crt, server.crt, server.key
 sites/NAME/                goes to that site and to nobody else: ca.crt, key, key.pub, mask.key if updates are masked,
                            data.toml, supernode.sh, fedskew-site.service, Dockerfile, README.md and wheel once more,
                            and app/, a copy that the site looks at before it agrees; later agreed.toml and state/
+weights.safetensors        in server/ and each site's folder, where the config names a file of first weights
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ FOLDER_NAME = re.compile(r"(?!\.)[^/\\<>:\"|?*]{0,60}[^/\\<>:\"|?*. ]")
 HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*")
 WHEEL = re.compile(rf"fedskew-{re.escape(__version__)}-[a-z0-9_.]+-[a-z0-9_.]+-[a-z0-9_.]+\.whl")
 EXTRAS = "[flower,dp]"
-TARGET = "target.csv"
+TARGET, WEIGHTS = "target.csv", "weights"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names and addresses for which the server's certificate is valid in addition to its own."""
 
@@ -134,7 +135,7 @@ def write_federation(
     Raises:
         ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed.
     """
-    played = rehearse(config, agreement, target)
+    played, weights = rehearse(config, agreement, target), _Weights.of(config)
     if wheel is not None:
         _check_wheel(wheel)
     for name in agreement.members:
@@ -156,13 +157,16 @@ def write_federation(
         "MAX_REPLY": str(played.plan.pushed_bytes),
         "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
+        "WEIGHTS": "" if weights is None else f' weights=\\"$PWD/{weights.name}\\"',
     }
     app, server = folder / APP, folder / "server"
-    _write_app(app, config, agreement)
+    _write_app(app, config, agreement, weights)
     _private(server)
     write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
     if target is not None:
         shutil.copyfile(target, server / TARGET)
+    if weights is not None:
+        shutil.copyfile(weights.file, server / weights.name)
     for script in ("superlink.sh", "register.sh", "run.sh", "fedskew-server.service"):
         _fill(script, server / script, fields)
     for name in agreement.members:
@@ -173,6 +177,8 @@ def write_federation(
             write_mask_key(site, mask_keys[name])
         shutil.copyfile(server / "ca.crt", site / "ca.crt")
         shutil.copytree(app, site / APP)
+        if weights is not None:
+            shutil.copyfile(weights.file, site / weights.name)
         described: dict[str, object] = {"server": str(address), "state": "state"}
         if name == agreement.target_site:
             described["unlabelled"] = "unlabelled"
@@ -251,11 +257,24 @@ def _private(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def _write_app(app: Path, config: Config, agreement: Agreement) -> None:
+class _Weights(NamedTuple):
+    """The file of the first weights, and its name in the server's folder and in each site's."""
+
+    file: Path
+    name: str
+
+    @classmethod
+    def of(cls, config: Config) -> _Weights | None:
+        place = config.model.weights
+        return None if place is None else cls(Path(config.place(place)), f"{WEIGHTS}{Path(place).suffix}")
+
+
+def _write_app(app: Path, config: Config, agreement: Agreement, weights: _Weights | None) -> None:
     package = app / "federation"
     package.mkdir(parents=True)
     without_root = config.data.model_copy(update={"root": None})  # the simulation's path is not for the sites
-    config.model_copy(update={"data": without_root}).write(app / "run.toml")
+    model = config.model if weights is None else config.model.model_copy(update={"weights": weights.name})
+    config.model_copy(update={"data": without_root, "model": model}).write(app / "run.toml")
     agreement.write(app / "deploy.toml")
     (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
     for name, text in app_code().items():
@@ -288,12 +307,14 @@ def other_code(app: AppFiles) -> list[str]:
 def asked_of_site(tree: Mapping[str, Any]) -> dict[str, str]:
     """Find what a config would have imported or opened at a site, so that it waits until the site has agreed.
 
-    Returns each `module:name` outside fedskew, and the file that the network's weights are read from, by dotted key.
+    Returns each `module:name` outside fedskew, by dotted key; and a file that the network's weights are read from, but
+    that in the site's own folder, whose content is known.
     """
     names = {key: name for key, name in names_in(tree).items() if not is_ours(name)}
     model = tree.get("model")
     weights = model.get("weights") if isinstance(model, Mapping) else None
-    return names if weights is None else names | {"model.weights": str(weights)}
+    is_known = isinstance(model, Mapping) and model.get("weights_hash") and Path(str(weights)).stem == str(WEIGHTS)
+    return names if weights is None or is_known else names | {"model.weights": str(weights)}
 
 
 def _check_wheel(path: Path) -> None:
@@ -350,7 +371,7 @@ def _flower_app(name: str) -> dict[str, object]:
                 "app": {
                     "publisher": "fedskew",
                     "components": {"serverapp": "federation.server:server", "clientapp": "federation.site:site"},
-                    "config": {"out": "runs", "target": "", "ended": ""},
+                    "config": {"out": "runs", "target": "", "ended": "", "weights": ""},
                 }
             }
         },

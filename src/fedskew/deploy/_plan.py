@@ -5,6 +5,7 @@ Server, sites and `deploy check` make the same plan, so that what one of them le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -311,4 +312,8 @@ def returned_by(model: FlatModel, work: LocalWork, clients: int) -> dict[str, Ar
 
 
 def _network(config: Config, agreement: Agreement, method: Method) -> FlatModel:
-    return FlatModel(make_network(config, config.seeds[0], method, len(agreement.classes), tuple(agreement.shape)))
+    shape, classes = tuple(agreement.shape), len(agreement.classes)
+    some = torch.arange(2 * math.prod(shape)).view(2, *shape) % 2  # as token ids, which any vocabulary has
+    if not agreement.tokens:
+        some = torch.randn(some.shape, generator=torch.Generator().manual_seed(0))
+    return FlatModel.of(make_network(config, config.seeds[0], method, classes, shape, some), some)

@@ -286,7 +286,7 @@ class Look:
         before = Terms.read(path) if path.exists() else None
         may_build = not asked_of_site(config.model_dump())
         with refused(NOT_YET):
-            config = read(app / "run.toml") if may_build else config
+            config = read(app / "run.toml").weights_in(place.parent) if may_build else config
             terms = _terms(app_hash(files), config, agreement, data, before)
             leaves = Disclosure.all_of(config, agreement, data, may_build)
         if read_app(app) != files:
@@ -355,7 +355,12 @@ class Look:
     def run_code(self) -> Look:
         """Run the app's own code, after the site agreed to it, to find out all that will leave."""
         with running(self.files) as folder:
-            return replace(self, leaves=Disclosure.all_of(read(folder / "run.toml"), self.agreement, self.data))
+            return replace(
+                self,
+                leaves=Disclosure.all_of(
+                    read(folder / "run.toml").weights_in(self.place.parent), self.agreement, self.data
+                ),
+            )
 
     def accept(self) -> Terms:
         """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an app that was offered.

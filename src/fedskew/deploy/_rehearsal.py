@@ -214,7 +214,8 @@ def check_folder(folder: Path) -> list[str]:
     Raises:
         ConfigError: The run would be refused.
     """
-    config, agreement = read(folder / "app" / "run.toml"), Agreement.read(folder / "app" / "deploy.toml")
+    config = read(folder / "app" / "run.toml").weights_in(folder / "server")
+    agreement = Agreement.read(folder / "app" / "deploy.toml")
     target = folder / "server" / "target.csv"
     place = target if target.exists() else None
     runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)

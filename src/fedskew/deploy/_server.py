@@ -40,20 +40,23 @@ def server_app(folder: str | Path) -> ServerApp:
 
     The app writes the same run folder as a simulation, with an additional file `deployment.json`, which lists the sites
     and their reports. If it is started again with the same config, for example by another `flwr run`, it resumes after
-    the last finished round in that folder. Three keys of the app's config for Flower (`[tool.flwr.app.config]`) are
+    the last finished round in that folder. Four keys of the app's config for Flower (`[tool.flwr.app.config]`) are
     read: `out`, the folder for run folders ("runs" by default), `target`, a file with the target mix (see
-    `labels.read_target`), and `ended`, a file in which `fedskew deploy run` reads how the run ended.
+    `labels.read_target`), `weights`, the file that the first weights are from, and `ended`, a file in which `fedskew
+    deploy run` reads how the run ended.
     """
     folder = Path(folder)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        out, target, ended = (str(context.run_config.get(key) or "") for key in ("out", "target", "ended"))
+        keys = ("out", "target", "ended", "weights")
+        out, target, ended, weights = (str(context.run_config.get(key) or "") for key in keys)
         say_errors_in_one_line()
         with recording_ending(Path(ended) if ended else None) as still:
             config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
             place = Path(target) if target else None
+            config = config.weights_in(Path(weights).parent) if weights else config
             still += SiteActivity.still_rounds(serve(grid, config, agreement, Path(out or "runs"), place))
 
     return app
@@ -163,7 +166,7 @@ def make_deployed_loop(
         evaluate=runner.evaluate,
         task=task,
         clients=clients,
-        folder=RunFolder(folder),
+        folder=RunFolder(folder, frozen=plan.model.frozen() if config.model.freezes else None),
         watch=runner,
         at_sites=TrainedModel(sites, clients, lambda: loop.server, None if has_own else finisher, folder),
         finisher=finisher if has_own else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,10 +67,15 @@ class Worker:
     data: SiteData
     home: Home | None = None
 
+    @cached_property
+    def layout(self) -> ModelLayout:
+        """The arrays of the model in messages; whole, where it is the client of a user's own Flower project."""
+        return ModelLayout(self.model, whole=self.home is None)
+
     def train(self, content: RecordDict, task: wire.TrainInstruction, states: SiteStates | None) -> Trained:
         """Train the model that a message contains, from the state after the last round that counted."""
         received, _ = received_with(content)
-        sent = Sent(model_of(content, ModelLayout(self.model)), received)
+        sent = Sent(model_of(content, self.layout), received)
         before = {} if states is None else states.load(task.counted)
         for hooks in self.work.hooks.values():
             before = dict(hooks.init_client(sent.model.parameters)) | before
@@ -80,7 +86,7 @@ class Worker:
 
     def read(self, content: RecordDict) -> None:
         """Take the model that a message contains."""
-        self.model.write_state(model_of(content, ModelLayout(self.model)))
+        self.model.write_state(model_of(content, self.layout))
 
     def predict(self) -> Evaluation:
         """Return the confusion matrix of the test samples, and their mean loss."""
@@ -123,7 +129,7 @@ class Site:
             raise NotAgreedError("message", "this is no trained model of fedskew's server")
         self._check_round(task.round, first=0)
         self._check_means()
-        model = model_of(content, ModelLayout(self.worker.model))
+        model = model_of(content, self.worker.layout)
         home.keep_common(model, broadcast_of(content), task, self.plan.agreement.means)
         LOG.info("the trained model is here; look at it: fedskew deploy site --report data.toml")
         return RecordDict({wire.METRICS: MetricRecord({wire.ROUND: task.round})})
@@ -158,7 +164,7 @@ class Site:
             states.keep(instruction.round, state)
             for name in sorted(update.reply.keys() - self.plan.returned.keys()):
                 raise NotAgreedError("returns", f"the method returns {name}; this site did not agree to it")
-            return self._within(trained_reply(self.worker.model, trained, instruction, {}))
+            return self._within(trained_reply(self.worker.layout, trained, instruction, {}))
         if masks.protection is not None:  # its loss and norm are not sent
             if stilled(update) is not update:
                 LOG.warning("this site's update is NaN or infinite; it takes part with noise alone, which tells nobody")
@@ -442,13 +448,13 @@ def _own_ways(plan: Plan, work: LocalWork) -> tuple[OwnModels, ...]:
 
 
 def trained_reply(
-    model: FlatModel, trained: Trained, instruction: wire.TrainInstruction | None, more: Figures
+    layout: ModelLayout, trained: Trained, instruction: wire.TrainInstruction | None, more: Figures
 ) -> RecordDict:
     """Make the reply to a training: the model, figures, and what the method returns beside them."""
     update, figures = trained.update, {wire.LOSS: trained.update.loss, **more}
     if instruction is not None:
         figures |= {wire.CLIENT: instruction.client, wire.ROUND: instruction.round, wire.STEPS: update.steps}
-    reply = RecordDict({wire.ARRAYS: ModelLayout(model).to_record(trained.model), wire.METRICS: MetricRecord(figures)})
+    reply = RecordDict({wire.ARRAYS: layout.to_record(trained.model), wire.METRICS: MetricRecord(figures)})
     if update.reply:
         reply[wire.REPLY] = encode(update.reply)
     return reply

@@ -77,7 +77,10 @@ class SiteReport:
         terms, app = Terms.read(terms_path(data)), data.parent / APP if app is None else app
         terms.check_app(app)
         with running(read_app(app)) as folder:  # as it was agreed to
-            config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
+            config, agreement = (
+                read(folder / "run.toml").weights_in(data.parent),
+                Agreement.read(folder / "deploy.toml"),
+            )
             samples = SiteData.load(data, agreement)
             if agreement.sums_moments and samples.state is not None:
                 _, _, told = Home(terms.folder(samples.state) / HOME).common()

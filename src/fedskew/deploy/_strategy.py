@@ -216,7 +216,7 @@ class MethodStrategy(Strategy):
         nodes = self._matching(grid)
         self._nodes = tuple(node for _, node in nodes)
         network = None if self.model is None else FlatModel(copy.deepcopy(self.model))
-        self._layout = ArraysLayout(arrays) if network is None else ModelLayout(network)
+        self._layout = ArraysLayout(arrays) if network is None else ModelLayout(network, whole=True)
         returned: Specs = {} if network is None else self._returned(network)
         self._validator = ReplyValidator(
             [name for name, _ in nodes],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,7 +29,7 @@ from fedskew.engine.contracts import calling, checked_carried, checked_step, nam
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
 from fedskew.local_steps import ADAM, StepSettings, steps_in_place
-from fedskew.models import Dropout, FlatModel, ModelState, Outputs
+from fedskew.models import Dropout, FlatModel, ModelState, Outputs, hold_still
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
 
@@ -295,11 +294,12 @@ class _FrozenModel:
     """
 
     def __init__(self, model: FlatModel, batch_statistics: bool = False) -> None:
-        self._model = FlatModel(copy.deepcopy(model.module))
+        self._model = model.copy()
         self._model.network.eval()
         for layer in self._model.module.modules():
             if batch_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
+        hold_still(self._model.module)
 
     def load(self, state: ModelState) -> None:
         self._model.write_state(state)

@@ -58,7 +58,7 @@ class Federation:
         weight_limit: Upper limit on a client's weight (see `mixing.limited`); None: no limit.
         aim: Gives the mix that clients are weighed towards; None: it is `target`.
         codec: How updates travel and are added up.
-        constant_bytes: Bytes of the model that training does not change, and that therefore need not travel.
+        constant_bytes: Bytes of the model that need not travel, as every client keeps its own.
         network: The network, for components that look at it; None: there is none here.
         samples: The samples that the server holds itself; None: none.
     """

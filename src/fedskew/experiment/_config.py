@@ -25,7 +25,7 @@ from fedskew.data import TableSchema
 from fedskew.errors import ArgumentError, ConfigError, FedskewError
 from fedskew.experiment import _sections as sections
 from fedskew.experiment._own import with_names
-from fedskew.files import write_text
+from fedskew.files import file_hash, write_text
 from fedskew.parameters import first_mistake
 from fedskew.privacy import most_rounds, noise_for
 from fedskew.tables import filled
@@ -101,6 +101,12 @@ class Config(sections.Section):
         made = None if self.origin is None else self.origin.directory / Path(path).expanduser()
         return str(made) if made is not None and made.exists() else path
 
+    def weights_in(self, folder: Path | None) -> Config:
+        """Return this config with the file of the first weights in a folder; None: without it."""
+        name = self.model.weights
+        place = None if folder is None or name is None else str(folder.absolute() / Path(name).name)
+        return self.model_copy(update={"model": self.model.model_copy(update={"weights": place})})
+
     def tree(self) -> dict[str, Any]:
         """Return the config in plain values, with every default; keys that are None are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -121,6 +127,7 @@ class Config(sections.Section):
                 del training[key]
         if isinstance(schema := tree["data"].get("schema"), dict) and "columns" in schema:
             schema["columns"] = list(schema["columns"].items())  # whose order is that of the inputs
+        tree["model"].pop("weights", None)  # their hash stands for them
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"
@@ -130,6 +137,8 @@ class Config(sections.Section):
         """Return this config with one dotted key changed; ConfigError if it is not valid then."""
         tree = self.tree()
         put(tree, key, value)
+        if key == "model.weights":
+            tree["model"].pop("weights_hash", None)
         return resolve(tree).of(self.origin)
 
     def tuned(self, value: Any) -> Config:
@@ -236,7 +245,7 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
     origin = Origin.of_folder(path.parent) if path.name == "config.toml" and "data.root" not in changed else None
     try:
         with own_code.of_run(path.parent, trust_code) if own_code.is_run(path) else nullcontext():
-            return resolve(_with_schema(tree, path.parent)).of(origin)
+            return resolve(_with_weights(_with_schema(tree, path.parent), path.parent)).of(origin)
     except ConfigError as error:
         key = str(error).split(":", 1)[0]
         line = None if key in changed else line_of(text, key)
@@ -249,7 +258,7 @@ def resolve(tree: Mapping[str, Any]) -> Config:
 
     ConfigError where it is not valid; the message begins with the dotted key.
     """
-    config = _validated(_with_schema(with_names(tree)))
+    config = _validated(_with_weights(_with_schema(with_names(tree))))
     config = config.model_copy(
         update={"method": methods.expand(config.method), "partition": _with_rule_defaults(config.partition)}
     )
@@ -273,6 +282,20 @@ def _with_schema(tree: dict[str, Any], beside: Path = Path()) -> dict[str, Any]:
     except (FedskewError, TypeError) as error:
         raise ConfigError(f"data.schema: {error}") from None
     return tree | {"data": table | {"schema": made.plain()}}
+
+
+def _with_weights(tree: dict[str, Any], beside: Path = Path()) -> dict[str, Any]:
+    """Return a tree with the place of the network's weights, here or else beside its config, and their hash."""
+    table = tree.get("model")
+    weights = table.get("weights") if isinstance(table, dict) else None
+    if not isinstance(table, dict) or not isinstance(weights, str | Path) or "weights_hash" in table:
+        return tree
+    place = Path(weights).expanduser()
+    place = place if place.exists() else beside / place
+    try:
+        return tree | {"model": table | {"weights": str(place), "weights_hash": file_hash(place)}}
+    except OSError as error:
+        raise ConfigError(f"model.weights: {place}: {error.strerror}") from None
 
 
 def _validated(tree: Mapping[str, Any]) -> Config:

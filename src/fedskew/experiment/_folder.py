@@ -7,6 +7,7 @@
     checkpoint/         the server's state
     model.safetensors   the final model; best.safetensors where a validation set exists, finished.safetensors where the
                         method has a finish
+    frozen.safetensors  what of the network is frozen, where the config freezes some; checkpoints are without it
     sites.csv           figures of the models at each client, where clients have test samples
     task.json           names of clients and classes, the target, what the labels say about the run
     summary.json        final figures, versions, machine, seconds
@@ -51,7 +52,7 @@ from fedskew.tables import csv_text, flatten, json_text
 
 FINISHED = "finished.safetensors"
 CHECKPOINT = "checkpoint/state.safetensors"
-SITES, INPUTS = "sites.csv", "inputs.json"
+SITES, INPUTS, FROZEN = "sites.csv", "inputs.json", "frozen.safetensors"
 _ALIKE = ("name", "seeds", "output.", "data.root")  # keys that make no other run
 
 
@@ -132,10 +133,17 @@ class RunFolder:
         path: The folder; `open` makes it.
         partition: The simulation's partition, to be kept in the folder; None where clients are real sites.
         identity: What the simulation is made of, likewise.
+        frozen: What of the network no round changes, where the config freezes some.
     """
 
-    def __init__(self, path: Path, partition: Partition | None = None, identity: Identity | None = None) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        partition: Partition | None = None,
+        identity: Identity | None = None,
+        frozen: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.path, self._frozen = path, frozen
         self._partition = partition
         self._identity = identity
         self._rounds = path / "rounds.jsonl"
@@ -164,6 +172,21 @@ class RunFolder:
             write_text(path / "task.json", json.dumps(described | notes, indent=1))
         if self._identity is not None:
             self._identity.write(path)
+        if self._frozen:
+            self._keep({name: one.cpu().contiguous() for name, one in self._frozen.items()})
+
+    def _keep(self, frozen: Mapping[str, Tensor]) -> None:
+        """Write what no round changes, once; RunError where there is another already."""
+        path = self.path / FROZEN
+        if not path.exists():
+            save_tensors(path, frozen)
+            return
+        try:
+            held, _ = load_tensors(path)
+        except RunError as error:
+            raise RunError(f"{path}: {error}; {ANEW}") from None
+        if held.keys() != frozen.keys() or not all(torch.equal(held[name], one) for name, one in frozen.items()):
+            raise RunError(f"{path}: what the network has frozen now is not what this run began with; {ANEW}")
 
     def append(self, record: RoundRecord) -> None:
         """Add a line to `rounds.jsonl`; it is on the disk when this returns. RunError where it can't be written."""

@@ -87,6 +87,28 @@ class ModelSection(Named):
 
     name: str
     """Name of a network, or `module:function` for one of your own."""
+    weights: str | None = None
+    """File that the first model's weights and running statistics are from, `.safetensors` or a state dict as `.pth`.
+    Names and shapes have to be the network's; a last layer of other classes starts as it was drawn. Without it: all
+    weights are drawn."""
+    weights_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of that file, as fedskew fills it in: another file is refused."""
+    freeze: Annotated[list[str], Field(min_length=1)] | None = None
+    """Parameters that stay as they are, by patterns of names as `fedskew models NAME` lists them, such as ["layer1.*"]:
+    they travel nowhere, and batch norm among them is in eval mode. Without it: all are trained."""
+    train: Annotated[list[str], Field(min_length=1)] | None = None
+    """Parameters that are trained, by such patterns, in place of `freeze`: all others stay as they are."""
+
+    @property
+    def freezes(self) -> bool:
+        """Whether some parameters stay as they are."""
+        return self.freeze is not None or self.train is not None
+
+    @pydantic.model_validator(mode="after")
+    def _one_of_both(self) -> ModelSection:
+        if self.freeze is not None and self.train is not None:
+            raise ValueError("freeze and train say the same in two ways; give one of them")
+        return self
 
 
 class TrainingSection(Section):

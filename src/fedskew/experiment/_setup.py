@@ -44,7 +44,7 @@ from fedskew.experiment._work import (
 )
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
-from fedskew.models import FlatModel, ModelState
+from fedskew.models import FlatModel, ModelState, hold_still
 from fedskew.pipelines import FedConcat
 from fedskew.randomness import Purpose, generator, stream_key
 from fedskew.server_updates import Plain
@@ -88,7 +88,8 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes, task.sizes)
     files = None
     if folder is not None:
-        files = RunFolder(folder, task.partition, Identity.of(config, task.loaded.content(config)))
+        kept = model.frozen() if config.model.freezes and method.pipeline is None else {}
+        files = RunFolder(folder, task.partition, Identity.of(config, task.loaded.content(config)), kept)
     targets, backend = (task.target, task.server_target), getattr(runner, "backend", None)
     evaluator = LocalEvaluator(model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label)
     return TrainingLoop(
@@ -153,7 +154,7 @@ def _make_runner(
     method = make_method(config, dataset)
     some = dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
     network = make_network(config, seed, method, dataset.num_classes, dataset.in_shape, some.cpu())
-    model = FlatModel(network.to(device))
+    model = FlatModel.of(network.to(device), some.to(device))
     model.network.train().chain(some.to(device))  # what is done to the network stands in the run's record
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
@@ -195,7 +196,7 @@ def _make_runner(
         weight_limit=training.weight_limit,
         aim=config.target.estimation(dataset.num_classes),
         codec=Floats() if config.engine.updates == "plain" else FixedPoint(protection, announced),
-        constant_bytes=model.constant_bytes(some.to(device)) + private_bytes,
+        constant_bytes=private_bytes,
         network=model,
         samples=None if validation is None else engine.OwnSamples(validation.inputs, validation.targets),
     )
@@ -240,7 +241,7 @@ def _fedconcat(
         whole = models.Concatenated(network.module, pipeline.clusters, drawn)
     except ArgumentError as error:
         raise ConfigError(f"model.name: FedConcat can't use {config.model.name}: {error}") from None
-    whole_model = FlatModel(whole, buffers=False)
+    whole_model = FlatModel(whole)
     head = replace(
         federation,
         method=replace(federation.method, weighting=Uniform(), server_update=Plain(), pipeline=None),
@@ -327,6 +328,7 @@ def refuses_one(module: nn.Module, sample: Tensor) -> bool:
     for layer in tried.modules():
         if isinstance(layer, _BatchNorm):
             layer.train()
+    hold_still(tried)
     try:
         with torch.no_grad():
             tried(sample.cpu())
@@ -378,6 +380,7 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module) ->
     )
     mix, of = (tested.astype(np.float64), "test part") if task.target is None else (task.target, "target")
     relying = [_name(slot, one) for slot, one in method.components() if components.has(one, "needs_colocation")]
+    trained = [one for one in network.parameters() if one.requires_grad]
     told = config.engine.label_counts == "summed" and config.conditions.count_epsilon is None
     said = filled(
         "fedskew.experiment",
@@ -389,6 +392,9 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module) ->
         untested=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0) & (tested == 0))],
         relying=relying[0] if relying else None,
         pairs=ClassPairs.of(counts).in_words(dataset.classes) if relying and len(counts) > 1 else None,
+        weights=[one for layer in network.modules() if (one := getattr(layer, "fedskew_note", None))],
+        parameters=[sum(one.numel() for one in some) for some in (trained, [*network.parameters()])],
+        freezes=config.model.freezes,
         idle=[] if method.pipeline is not None else _idle_terms(method, network),
         network=type(network).__name__,
         weighting=_name("weighting", weighting),

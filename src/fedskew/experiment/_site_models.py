@@ -263,12 +263,14 @@ def make_own(
 ) -> OwnModels:
     """Make what trains models of clients' own, by the network and local training of the common one; two `samples` show
     its last layer."""
-    network, trained, names = model, None, Names.of(model.module, model.names)
+    network, trained, names = model, None, Names.of(model.module, model.names, model.buffer_names)
     private = engine.Private.of(model, frozenset((*names.trained, *names.buffers)))
     if wanted.layers != "all":
         trained = engine.Private.of(model, names.head).parameters
         if wanted.layers == "added" or not trained.any():  # beside one that is frozen it is the same
-            network = FlatModel(with_added_head(model.module, samples), channels_last=model.channels_last)
+            constant = [f"network.{name}" for name in model.constant]
+            beside = with_added_head(model.module, samples)
+            network = FlatModel(beside, channels_last=model.channels_last, constant=constant)
             trained = torch.arange(len(network.vector)) >= len(model.vector)
         private = engine.Private(trained, torch.zeros_like(private.buffers))
     own = OwnModels.work(work, private, wanted.pull, trained is not None)

@@ -218,7 +218,7 @@ class SweepResult:
     @staticmethod
     def model_notes(configs: Iterable[Config]) -> list[str]:
         """Return the notes on the networks of some configs, each once."""
-        found = [models.note(config.model.name, config.model.parameters) for config in configs]
+        found = [models.note(config.model.name, {"weights": config.model.weights}) for config in configs]
         return [f"Network: {note}." for note in dict.fromkeys(found) if note]
 
 

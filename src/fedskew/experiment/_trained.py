@@ -352,7 +352,7 @@ def _command(folder: Path) -> str:
 def _network(config: Config, info: ModelInfo) -> nn.Module:
     """Return the network of a config before its weights are read."""
     method = methods.build(config.method, config.training.momentum)
-    network = make_network(config, config.seeds[0], method, len(info.classes), info.in_shape)
+    network = make_network(config.weights_in(None), config.seeds[0], method, len(info.classes), info.in_shape)
     return network if method.pipeline is None else models.Concatenated(network, method.pipeline.clusters)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,9 @@ from fedskew.engine import (
     predict_findings,
 )
 from fedskew.engine.contracts import adapting, checked_private, hooked
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config
+from fedskew.files import file_hash
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 from fedskew.personal import Names, Personal
@@ -62,7 +64,7 @@ def make_network(
     generator is left as it was. A network of the user's own is checked by `samples`, `(batch, *in_shape)`, if there are
     any. ConfigError where it can't be built, or does not go with the data or the method.
     """
-    module = _network(config, seed, num_classes, in_shape, samples)
+    module = _prepared(config, _network(config, seed, num_classes, in_shape, samples), in_shape, samples)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
     for component in adapting(method):
         try:
@@ -126,7 +128,7 @@ def _class_weights(config: Config, classes: int, counts: NDArray[np.float64] | N
 
 def _private(personal: Personal, model: FlatModel) -> Private | None:
     """Mark what never leaves a client; None where that is nothing."""
-    known = Names.of(model.module, model.names)
+    known = Names.of(model.module, model.names, model.buffer_names)
     try:
         names = checked_private(personal, personal.private(known), known)
     except ArgumentError as error:
@@ -202,6 +204,26 @@ def _network(
             except ArgumentError as error:
                 raise ConfigError(f"model.name: {config.model.name} does not fit: {error}") from None
     return models.Dropout.swap(module)
+
+
+def _prepared(config: Config, module: nn.Module, in_shape: tuple[int, ...], samples: Tensor | None) -> nn.Module:
+    """Give a network the weights of a config's file, and freeze what the config names."""
+    section, weights = config.model, config.model.weights
+    try:
+        if weights is not None:
+            path = Path(config.place(weights))
+            if file_hash(path) != section.weights_hash:
+                raise ArgumentError(f"weights: {path} is another file than that of weights_hash; put that one there")
+            some = torch.zeros(1, *in_shape) if samples is None else samples
+            vars(module)["fedskew_note"] = models.load_weights(module, path, some)
+        if section.freezes:
+            models.freeze(module, section.freeze, section.train)
+    except ArgumentError as error:
+        raise ConfigError(f"model.{error}") from None
+    except (DataError, OSError) as error:
+        said = f"{weights}: {error.strerror}" if isinstance(error, OSError) else error
+        raise ConfigError(f"model.weights: {said}") from None
+    return module
 
 
 @dataclass(frozen=True)

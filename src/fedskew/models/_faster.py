@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from fedskew.errors import in_one_line
 from fedskew.models._added import has_global_hooks, is_plain
 from fedskew.models._chain import Chain, Flatten
+from fedskew.models._frozen import still_layers
 from fedskew.models._graph import UnreadableError, chain_of, layers_of, read_graph
 from fedskew.models._network import Outputs
 from fedskew.models._wrappers import with_features
@@ -35,7 +36,7 @@ class Faster(nn.Module):
         super().__init__()
         self.module = module
         self.rules: Mapping[str, int | str] = {}
-        self._layers = list(module.modules())
+        self._layers, self._still = list(module.modules()), still_layers(module)
         self._featured = (with_features(module),)  # in a tuple, as it is no layer of its own
         self._graphs: dict[tuple[bool, ...], fx.GraphModule | UnreadableError] = {}
         self._chains: dict[tuple[Any, ...], Chain | None] = {}
@@ -46,10 +47,13 @@ class Faster(nn.Module):
         return vars(self) | {"_graphs": {}, "_chains": {}}
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the layers; from then on the network is a chain if they have no hooks, with their tensors."""
+        """Set the mode of the layers but for frozen ones with buffers; see if it is a chain then."""
         self._is_plain = not has_global_hooks() and all(map(is_plain, self._layers))
         self._chains = {key: one for key, one in self._chains.items() if one is None or one.is_current()}
-        return super().train(mode)
+        super().train(mode)
+        for layer in self._still:
+            layer.training = False
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of a batch, `(batch, classes)`; without a gradient by the chain, if there is one."""

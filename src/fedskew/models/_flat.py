@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from fedskew.errors import ArgumentError
 from fedskew.models._added import check_added, parameter_hooks
 from fedskew.models._faster import Faster
+from fedskew.models._frozen import constant_buffers, frozen_buffers
 from fedskew.models._network import Outputs
 
 
@@ -86,7 +87,8 @@ class ModelState(NamedTuple):
 class FlatModel:
     """A model whose trainable parameters are views of one vector.
 
-    Frozen parameters, and buffers outside the state dict, are not changed. With `channels_last`, the values of
+    Frozen parameters, the buffers of frozen layers (see `_frozen`), and buffers outside the state dict, are not changed
+    and no part of the model's state. With `channels_last`, the values of
     convolution weights are not in the order of `parameters_to_vector`; `views` and `state_dict` have the usual names
     and shapes with either layout. On CPUs a step of MobileNetV2 takes two thirds of the time then; but a network can't
     `view` what comes out of such a convolution.
@@ -98,7 +100,7 @@ class FlatModel:
         module: The network.
         channels_last: Whether convolution weights are stored with channels innermost. None: unless the network calls
             `view`, or its graph can't be read.
-        buffers: False for a model whose layers with running statistics are frozen.
+        constant: Names of further buffers that training does not change (see `of`).
 
     Attributes:
         network: `module`, computed without autograd where it is a chain of known layers.
@@ -108,6 +110,7 @@ class FlatModel:
         buffers: The floating-point buffers of the state dict, `(buffers,)`, float32, of which the module's are views.
         channels_last: Whether convolution weights are stored so.
         integer_buffers: The state dict's other buffers, by name.
+        buffer_names: The names of both, without those that training does not change.
 
     Raises:
         ArgumentError: There is no trainable parameter; or a trainable parameter or floating-point buffer is not
@@ -115,11 +118,11 @@ class FlatModel:
             gradients.
     """
 
-    def __init__(self, module: nn.Module, *, channels_last: bool | None = None, buffers: bool = True) -> None:
+    def __init__(self, module: nn.Module, *, channels_last: bool | None = None, constant: Collection[str] = ()) -> None:
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ArgumentError("module: has no trainable parameter")
-        state = set(module.state_dict(keep_vars=True)) if buffers else set()
+        state = set(module.state_dict(keep_vars=True)) - frozen_buffers(module) - set(constant)
         held = {name: b for name, b in module.named_buffers() if name in state}
         floating = {name: b for name, b in held.items() if b.is_floating_point() or b.is_complex()}
         _check({**parameters, **floating})
@@ -129,9 +132,10 @@ class FlatModel:
         if channels_last is None:
             convolves = any(parameter.dim() == 4 for parameter in parameters.values())
             channels_last = convolves and not self.network.takes_views()
-        self.channels_last = channels_last
-        self._options: dict[str, Any] = {"channels_last": channels_last, "buffers": buffers}
+        self.channels_last, self.constant = channels_last, constant
+        self._options: dict[str, Any] = {"channels_last": channels_last, "constant": constant}
         self.integer_buffers = {name: b for name, b in held.items() if name not in floating}
+        self.buffer_names = tuple(held)
         self._slices = _lay_out(parameters, channels_last)
         self.names = tuple(parameters)
         device = next(iter(parameters.values())).device
@@ -146,6 +150,11 @@ class FlatModel:
         self._places = [_place(module, name) for name in (*parameters, *floating)]
         self._addresses = [place.addresses() for place in self._places]
 
+    @classmethod
+    def of(cls, module: nn.Module, samples: Tensor) -> FlatModel:
+        """Make a model whose state is without the buffers that a pass of some samples in training does not write to."""
+        return cls(module, constant=constant_buffers(module, samples))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the module, the options of the layout, and the hooks of parameters, which PyTorch leaves out."""
         return partial(FlatModel, **self._options), (self.module,), [parameter_hooks(own) for own in self._parameters]
@@ -155,6 +164,10 @@ class FlatModel:
         for parameter, own in zip(self._parameters, hooks, strict=True):
             for hook in own:
                 parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def copy(self, device: torch.device | None = None) -> FlatModel:
+        """Return a model of a copy of the network, with the same layout; None: on the same device."""
+        return FlatModel(copy.deepcopy(self.module).to(device), **self._options)
 
     def read(self) -> Tensor:
         """Return a copy of `vector`; raise ArgumentError if the module is detached from it."""
@@ -253,24 +266,12 @@ class FlatModel:
             part.name: part.of(integers) for part in whole
         }
 
-    def constant_bytes(self, samples: Tensor) -> int:
-        """Return the bytes of buffers that a pass in training mode leaves as they are, such as a table of positions.
-
-        Every client has them with the network, so they need not travel.
-        """
-        held = {part.name: 4 * part.shape.numel() for part in self._buffer_slices}
-        held |= {name: 8 * buffer.numel() for name, buffer in self.integer_buffers.items()}
-        if not held:
-            return 0
-        try:
-            tried = copy.deepcopy(self.module).train()
-            before = {name: buffer.clone() for name, buffer in tried.named_buffers() if name in held}
-            with torch.no_grad():
-                tried(samples)
-        except Exception:  # what can't be tried may change
-            return 0
-        after = dict(tried.named_buffers())
-        return sum(held[name] for name, buffer in before.items() if torch.equal(buffer, after[name]))
+    def frozen(self) -> dict[str, Tensor]:
+        """Return what of the state dict training does not change, by name."""
+        trained = {*self.names, *self.buffer_names}
+        tied = {id(one) for name, one in self.module.named_parameters() if name in trained}
+        whole = self.module.state_dict(keep_vars=True)
+        return {name: one.detach() for name, one in whole.items() if name not in trained and id(one) not in tied}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a contiguous copy of the module's state dict, with frozen parameters and integer buffers."""

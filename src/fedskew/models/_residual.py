@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, pad, relu
 
-from fedskew.errors import ArgumentError, DataError
 from fedskew.models._network import Network, draw_he_normal, image_size
 
 # Expansion, channels, blocks, stride of the first block: Sandler et al., 2018, table 2, except the second row's stride.
@@ -119,24 +116,11 @@ class ResNet18(_ResNet):
 
 
 class ResNet50(_ResNet):
-    """ResNet-50: sixteen bottleneck blocks, 256 to 2048 channels; 23,522,375 parameters for 7 classes.
+    """ResNet-50: sixteen bottleneck blocks, 256 to 2048 channels; 23,522,375 parameters for 7 classes."""
 
-    Args:
-        weights: A local file with torchvision's state dict, `.safetensors` or `.pth` (read without executing code in
-            it). If its head has another number of classes, the head is drawn at random. Without a file all weights are
-            random, and a run says so.
-    """
-
-    def __init__(self, num_classes: int, in_shape: tuple[int, ...], weights: str | Path | None = None) -> None:
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
         channels, _, _ = image_size("resnet50", in_shape, 32)
         super().__init__(_Bottleneck, (3, 4, 6, 3), num_classes, channels, "imagenet")
-        self._weights = weights
-
-    def draw(self, generator: torch.Generator) -> None:
-        """Draw all weights as torchvision does, then read the weights file, if there is one."""
-        super().draw(generator)
-        if self._weights is not None:
-            _read_pretrained(self, self._weights)
 
     @classmethod
     def note(cls, options: Mapping[str, Any]) -> str:
@@ -247,36 +231,3 @@ def _projection(channels: int, out: int, stride: int) -> nn.Module:
     if stride == 1 and channels == out:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
-
-
-def _read_pretrained(network: Network, path: str | Path) -> None:
-    """Set weights and running statistics, in place; the file's last layer "fc" is the head, if its classes fit."""
-    state = {
-        ("head." + name.removeprefix("fc.") if name.startswith("fc.") else name): value
-        for name, value in _read(Path(path)).items()
-    }
-    held = state.get("head.weight")
-    if held is not None and len(held) != network.head.out_features:
-        state["head.weight"], state["head.bias"] = network.head.weight.data, network.head.bias.data
-    try:
-        network.load_state_dict(state)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ArgumentError(f"weights: {path} holds weights of another network ({reason[:200]})") from None
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return dict(safetensors.torch.load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such weights file (model.weights)") from None
-    except Exception as error:  # a damaged file can raise almost anything
-        raise DataError(
-            f"{path}: is not a readable weights file ({type(error).__name__}); expected a state dict as .pth or "
-            ".safetensors"
-        ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise DataError(f"{path}: does not hold a state dict of tensors by name; save model.state_dict()")
-    return dict(state)

@@ -29,10 +29,9 @@ class Names(NamedTuple):
     norm: frozenset[str]
 
     @staticmethod
-    def of(module: nn.Module, trained: tuple[str, ...]) -> Names:
-        """Read the names from a network."""
-        kept = set(module.state_dict())
-        buffers = tuple(name for name, buffer in module.named_buffers() if name in kept and buffer.is_floating_point())
+    def of(module: nn.Module, trained: tuple[str, ...], held: tuple[str, ...]) -> Names:
+        """Read the names from a network, of whose tensors these are trained, and these buffers part of its state."""
+        buffers = tuple(name for name, buffer in module.named_buffers() if name in held and buffer.is_floating_point())
         layers = dict(module.named_modules())
         linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]
         last = [layers["head"]] if "head" in layers else linear[-1:]

@@ -4,4 +4,4 @@
 # a step, 130 Ctrl-C.
 cd "$$(dirname "$$0")" || exit
 export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-exec fedskew deploy run ../app $CONNECTION --run-config "out=\"$$PWD/runs\"$TARGET"
+exec fedskew deploy run ../app $CONNECTION --run-config "out=\"$$PWD/runs\"$TARGET$WEIGHTS"

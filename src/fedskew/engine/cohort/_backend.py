@@ -94,9 +94,8 @@ class CohortBackend(Backend):
 
     @cached_property
     def untrained(self) -> list[Tensor]:
-        """The values of the network that no round changes: frozen parameters, and buffers outside the state dict."""
-        module = self.model.module
-        kept = module.state_dict().keys()
+        """The values of the network that no round changes: frozen parameters, and buffers outside the model's state."""
+        module, kept = self.model.module, self.model.buffer_names
         return [
             *(parameter.detach() for parameter in module.parameters() if not parameter.requires_grad),
             *(buffer for name, buffer in module.named_buffers() if name not in kept),

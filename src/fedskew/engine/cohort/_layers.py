@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fedskew.models import Dropout, FlatModel, Layout, Outputs, with_features
+from fedskew.models import Dropout, FlatModel, Layout, Outputs, hold_still, with_features
 
 _INSIDE = "inside.model."
 
@@ -39,6 +39,7 @@ class MappedNetwork:
             for layer in self._network.modules():
                 if isinstance(layer, _BatchNorm):
                     layer.train()
+        hold_still(self._network)
 
     def __call__(
         self,

@@ -1,0 +1,84 @@
+"""What is frozen never travels: a site has it from its own file of weights, and refuses another file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federated import federate, tree
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from fedskew.deploy import Address, asked_of_site, check_folder, write_federation
+from fedskew.errors import ConfigError
+from fedskew.experiment import make_training_loop, read
+from fedskew.models import build
+
+
+def weights(folder: Path, seed: int = 5) -> str:
+    module = build("mlp3", 10, (1, 8, 8), generator=torch.Generator().manual_seed(seed), width=24)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(module.state_dict(), folder / "weights.safetensors")
+    return str(folder / "weights.safetensors")
+
+
+@pytest.mark.parametrize("updates", ["plain", "masked"])
+def test_sites_train_what_was_simulated_and_get_nothing_frozen(tmp_path: Path, updates: str) -> None:
+    config = tree("fedavg", rounds=1, **({"weight_limit": 0.4} if updates == "masked" else {}))
+    config["model"] |= {"weights": weights(tmp_path / "given"), "freeze": ["fc1"]}
+    config["engine"] = {"updates": updates}
+    federation = federate(tmp_path, config, updates=updates)
+    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
+    grid = federation.grid()
+    deployed = federation.run(grid).run(resume=True)
+    assert set(grid.last("train").content["arrays"]) == {"fc2.weight", "fc2.bias", "head.weight", "head.bias"}
+    assert deployed.rounds[1].bytes_up == simulated.rounds[1].bytes_up or updates == "masked"
+    ours, theirs = (load_file(at / "model.safetensors") for at in (tmp_path / "simulated", federation.run_folder))
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        np.testing.assert_allclose(theirs[name], values, rtol=1e-4, atol=1e-5)
+    assert set(load_file(federation.run_folder / "frozen.safetensors")) == {"fc1.weight", "fc1.bias"}
+
+
+def test_a_site_refuses_weights_that_were_not_agreed_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tree("fedavg", rounds=1)
+    config["model"] |= {"weights": weights(tmp_path / "given"), "freeze": ["fc1"]}
+    federation = federate(tmp_path, config)
+    weights(tmp_path / "birch", seed=6)
+    (tmp_path / "cedar" / "weights.safetensors").unlink()
+    question = {"config": {"server-round": 0}}
+    answers: dict[str, Any] = {name: federation.ask("query", _query(question), name) for name in federation.names}
+    assert answers["ash"].has_content()
+    assert str(answers["birch"].error.reason) == "failed: ConfigError in its own log"
+    assert "birch/weights.safetensors is another file than that of weights_hash" in caplog.text
+    assert "cedar/weights.safetensors: No such file" in caplog.text
+
+
+def _query(content: dict[str, Any]) -> dict[str, Any]:
+    from flwr.app import ConfigRecord
+
+    return {name: ConfigRecord(entries) for name, entries in content.items()}
+
+
+def test_the_server_and_each_site_get_the_file_once_with_their_folders(tmp_path: Path) -> None:
+    config = tree("fedavg", rounds=1)
+    path = Path(weights(tmp_path / "given"))
+    config["model"] |= {"weights": str(path), "train": ["head"]}
+    federation = federate(tmp_path, config)
+    folder = tmp_path / "federation"
+    write_federation(folder, federation.config, federation.agreement, Address("localhost", 9092), {"name": "npz"})
+    for place in ("server", *(f"sites/{name}" for name in federation.names)):
+        assert (folder / place / "weights.safetensors").read_bytes() == path.read_bytes()
+    written, config_hash = read(folder / "app" / "run.toml"), federation.config.model.weights_hash
+    assert (written.model.weights, written.model.weights_hash) == ("weights.safetensors", config_hash)
+    assert 'weights=\\"$PWD/weights.safetensors\\"' in (folder / "server" / "run.sh").read_text()
+    path.unlink()
+    assert check_folder(folder)
+    assert asked_of_site(written.model_dump()) == {}
+    assert asked_of_site({"model": {"weights": "/etc/passwd", "weights_hash": "0" * 64}}) != {}
+    (folder / "server" / "weights.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model.weights: .*server/weights.safetensors: No such file"):
+        check_folder(folder)

@@ -1,0 +1,175 @@
+"""Runs whose network has weights of a file and frozen parts: what travels and is stored, what a run is named by."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fedskew
+from common import task
+from fedskew.errors import ConfigError, RunError
+from fedskew.experiment import make_training_loop, read, resolve
+from fedskew.files import save_tensors
+
+
+class Normed(nn.Module):
+    """Batch norm in the frozen part and in the other."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.neck = nn.BatchNorm1d(8)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.neck(self.body(x.flatten(1))))
+
+
+TRAINED = 8 + 8 + 8 * 10 + 10
+STATE = 4 * (TRAINED + 8 + 8) + 8
+"""Bytes of what travels: the trained parameters, statistics of one batch norm, and its counter."""
+
+
+def config(method: Any = "fedavg", backend: str = "sequential", **model: Any) -> dict[str, Any]:
+    made = task(4, rounds=2, batch_size=200, smallest_batch=2, lr=0.1, steps=2)
+    return made | {"model": {"name": Normed, **model}, "method": method, "engine": {"backend": backend}}
+
+
+def weights(folder: Path, classes: int = 10, seed: int = 5) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = Normed(classes)
+    module.body[1].running_mean += 0.5
+    path = folder / f"weights-{seed}.safetensors"
+    save_file(module.state_dict(), path)
+    return path
+
+
+def test_only_what_trains_travels_and_a_run_s_files_say_so(tmp_path):
+    path = weights(tmp_path, 7)
+    made = resolve(config(weights=str(path), freeze=["body.*"]))
+    run = made.folder(tmp_path)
+    result = fedskew.simulate(made, out=tmp_path)
+    record = result.rounds[1]
+    assert (record["bytes_up"], record["bytes_down"]) == (4 * STATE, 4 * STATE)
+    held, model = load_file(path), load_file(run / "model.safetensors")
+    assert model.keys() == held.keys()  # whole
+    assert all(torch.equal(model[name], value) for name, value in held.items() if name.startswith("body."))
+    assert not torch.equal(model["neck.weight"], held["neck.weight"])
+    assert set(load_file(run / "frozen.safetensors")) == {name for name in held if name.startswith("body.")}
+    stored = load_file(run / "checkpoint" / "state.safetensors")
+    assert max(part.numel() for part in stored.values()) == TRAINED
+    notes = " ".join(fedskew.experiment.RunFolder.notes(run, 0))
+    assert "fc starts as it was drawn: weights-5.safetensors has no such layer of these classes." in notes
+    assert f"Of 642 parameters {TRAINED} are trained, {4 * TRAINED} bytes of a model that travels." in notes
+    path.unlink()  # a trained model, and its config, do without
+    loaded = fedskew.load(run).network
+    assert torch.equal(loaded.fc.weight, model["fc.weight"])
+
+
+@pytest.mark.parametrize("backend", [pytest.param("processes", marks=pytest.mark.slow), "cohort"])
+def test_every_backend_trains_the_same_and_moves_nothing_frozen(tmp_path, backend):
+    path = weights(tmp_path)
+    runs = [
+        fedskew.simulate(config(backend=one, weights=str(path), train=["fc.*", "neck"])).model.state_dict()
+        for one in ("sequential", backend)
+    ]
+    for name, value in runs[0].items():
+        torch.testing.assert_close(runs[1][name], value, rtol=1e-4, atol=1e-5)
+        if name.startswith("body.") or backend == "processes":
+            assert torch.equal(runs[1][name], value)
+    assert torch.equal(runs[0]["body.1.running_mean"], load_file(path)["body.1.running_mean"])
+
+
+def test_a_chain_of_known_layers_keeps_its_frozen_first_layer(tmp_path):
+    made = task(3, width=6, rounds=2, lr=0.1)
+    made["model"]["freeze"] = ["fc1.*"]
+    loop = make_training_loop(resolve(made), 0)
+    before = {name: value.clone() for name, value in loop.model.frozen().items()}
+    loop.run()
+    assert "chain" in loop.model.network.rules
+    assert all(torch.equal(loop.model.frozen()[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("personal", [{"name": "partial", "keep": "norm"}, {"name": "ditto", "strengths": [0.1]}])
+def test_personal_models_go_with_a_frozen_part(tmp_path, personal):
+    made = config({"preset": "fedavg", "personal": personal}, freeze=["body"])
+    made["data"] |= {"client_test": 0.3}
+    result = fedskew.simulate(made)
+    kept = 4 * (8 + 8 + 8 + 8) if personal["name"] == "partial" else 0  # the other batch norm stays at clients
+    assert result.rounds[1]["bytes_up"] == 4 * (STATE - kept)
+    assert {row["row"] for row in result.sites()} >= {"common", "personal"}
+
+
+def test_a_run_goes_on_bit_for_bit_and_not_with_another_frozen_part(tmp_path):
+    made = resolve(config(weights=str(weights(tmp_path)), freeze=["body"]))
+    whole = make_training_loop(made, 0)
+    whole.run()
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        make_training_loop(made, 0, folder).run(progress=stop)
+    shutil.copytree(folder, tmp_path / "other")
+    again = make_training_loop(made, 0, folder)
+    again.run(resume=True)
+    assert torch.equal(again.model.vector, whole.model.vector)
+    held = load_file(tmp_path / "other" / "frozen.safetensors")
+    save_tensors(tmp_path / "other" / "frozen.safetensors", {name: value + 1 for name, value in held.items()})
+    with pytest.raises(RunError, match="frozen.safetensors: what the network has frozen now is not what this run"):
+        make_training_loop(made, 0, tmp_path / "other").run(resume=True)
+
+
+def test_a_run_is_named_by_the_weights_content_and_not_by_their_place(tmp_path):
+    path = weights(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    moved = Path(shutil.copy(path, tmp_path / "elsewhere" / "w.safetensors"))
+    first, second, other = (
+        resolve(config(weights=str(one), freeze=["body"])) for one in (path, moved, weights(tmp_path, seed=6))
+    )
+    assert first.hash == second.hash != other.hash
+    assert "weights" not in resolve(config()).tree()["model"]
+    assert first.with_value("model.weights", str(moved)).hash == first.hash
+    shutil.copy(weights(tmp_path, seed=6), path)
+    with pytest.raises(ConfigError, match="model.weights: .*weights-5.safetensors is another file than that of"):
+        make_training_loop(first, 0)
+
+
+def test_weights_lie_beside_the_config_that_names_them(tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    weights(tmp_path / "configs")
+    text = """
+        data.name = "digits"
+        partition = {rule = "iid", clients = 3}
+        model = {name = "logistic", weights = "weights-5.safetensors"}
+        training.rounds = 1
+    """
+    (tmp_path / "configs" / "a.toml").write_text(text)
+    assert read(tmp_path / "configs" / "a.toml").model.weights_hash is not None
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"a.toml.*: model.weights: .*weights-5.safetensors: No such file"):
+        read(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"freeze": ["bodi"]}, r"model.freeze: no parameter of the network is called 'bodi' \(did you mean 'body'\?\)"),
+        ({"freeze": ["*"]}, "model.freeze: nothing is left to train"),
+        ({"freeze": ["body"], "train": ["fc"]}, "model: freeze and train say the same in two ways"),
+        ({"train": []}, "model.train"),
+        ({"weights": "none.safetensors"}, "model.weights: none.safetensors: No such file"),
+    ],
+)
+def test_what_can_not_be_frozen_is_one_line(model, message):
+    with pytest.raises(ConfigError, match=message):
+        make_training_loop(resolve(config(**model)), 0)
