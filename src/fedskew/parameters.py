@@ -99,17 +99,25 @@ def _place(loc: tuple[int | str, ...], table: type[pydantic.BaseModel] | None) -
     """Return where a mistake is, down to a table's key (pydantic goes on into unions), and the keys of that table."""
     path: list[str] = []
     known: list[str] = []
-    for part in map(str, loc):
-        path.append(part)
-        if table is None:
+    for part in loc:
+        if isinstance(part, int) and table is not None:  # the place in a list of tables
+            path[-1] += f"[{part}]"
+            continue
+        path.append(str(part))
+        if table is None or isinstance(part, int):
             continue
         fields = {field.alias or name: field for name, field in table.model_fields.items()}
         known = list(fields)
-        kinds = [fields[part].annotation, *get_args(fields[part].annotation)] if part in fields else []
+        kinds = _kinds(fields[part].annotation) if part in fields else []
         table = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)), None)
         if table is None:
             break
     return path, known
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """Return an annotation, and what it is made of."""
+    return [annotation, *(kind for part in get_args(annotation) for kind in _kinds(part))]
 
 
 def checked_options(

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import fedskew
 from common import built, same, task
-from fedskew.engine import Assignment
+from fedskew.engine import Assignment, Group
 from fedskew.errors import ComponentError
 from fedskew.local_steps import SGD
 from fedskew.models import Network
@@ -85,6 +85,46 @@ def test_a_client_may_keep_it_for_its_next_participation(backend):
     assert all(part.shape in ((), expected.shape) for part in state.values())
     fresh = backends(built(), network(Straight), **settings("adamw")).alone
     assert not fresh.train(1, [Assignment(2, 1)], sent)[0].state
+
+
+GROUPS = ({"match": "*.bias", "weight_decay": 0.0}, {"match": "head.*", "lr": 0.02})
+
+
+@every
+@pytest.mark.parametrize("kind", [Straight, Wound], ids=["chain", "as written"])
+@pytest.mark.parametrize("backend", ["alone", "together"])
+def test_groups_clipping_and_a_schedule_are_torch_s(name, kind, backend):
+    module, limit = network(kind), 0.3
+    plan = {"schedule": "cosine", "warmup": 2, "rounds": 6, "keep_optimizer": True}
+    groups = tuple(Group(**group) for group in GROUPS)
+    both = backends(built(), copy.deepcopy(module), **settings(name, clip_norm=limit, groups=groups, **plan))
+    one, sent = getattr(both, backend), both.sent
+    optimiser, options = OPTIMISERS[name]
+    own = {"fc.bias": {"weight_decay": 0.0}, "head.bias": {"weight_decay": 0.0}, "head.weight": {"lr": 0.02}}
+    named = [{"params": [part]} | own.get(name, {}) for name, part in module.named_parameters()]
+    optimiser = optimiser(named, lr=0.01, **options)
+    rates = torch.optim.lr_scheduler.SequentialLR(
+        optimiser,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimiser, 1 / 3, total_iters=2),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 4),
+        ],
+        milestones=[2],
+    )
+    state, rows, clipped = {}, DATA.rows[0], []
+    for round in range(1, 7):
+        (update,) = one.train(round, [Assignment(0, 10, state)], sent)
+        state, parameters = update.state, sent.model.parameters + update.change
+        sent = sent._replace(model=sent.model._replace(parameters=parameters))
+        for _ in range(10):
+            optimiser.zero_grad()
+            functional.cross_entropy(module(DATA.inputs[rows]), DATA.targets[rows]).backward()
+            clipped.append(float(nn.utils.clip_grad_norm_(module.parameters(), limit)) > limit)
+            optimiser.step()
+        rates.step()
+        expected = nn.utils.parameters_to_vector(module.parameters()).detach()
+        torch.testing.assert_close(parameters, expected, rtol=1e-6, atol=3e-6)
+    assert any(clipped)
 
 
 TASK = task(6, beta=0.3, width=8, rounds=4, participation=0.5, batch_size=32, lr=0.01, optimizer="adamw")

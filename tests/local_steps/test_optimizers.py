@@ -90,6 +90,44 @@ def test_two_steps_worked_out_by_hand():
         assert parameters.item() == pytest.approx(expected, abs=1e-7)
 
 
+RATES, DECAYS = torch.linspace(0.5, 2, 37), torch.linspace(0, 0.2, 37)
+
+
+@pytest.mark.parametrize("adam", [None, ADAM, ADAMW], ids=["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_clipping_and_parameters_of_their_own_are_torch_s(adam, grouped):
+    parts = [part.requires_grad_() for part in START.clone().split(1 if grouped else 37)]
+    groups = [{"params": [part]} for part in parts]
+    for at, group in enumerate(groups if grouped else ()):
+        group |= {"lr": 0.03 * float(RATES[at]), "weight_decay": float(DECAYS[at])}
+    kind = torch.optim.SGD if adam is None else torch.optim.AdamW if adam.decoupled else torch.optim.Adam
+    more = {"momentum": 0.9} if adam is None else {"betas": adam.betas, "eps": adam.eps}
+    optimiser, clipped, limit = kind(groups, lr=0.03, weight_decay=0.1, **more), 0, 2.0 if adam is None else 7.0
+    for _ in range(STEPS):
+        slope = gradient(torch.cat(parts).detach())
+        for part, own in zip(parts, slope.split(len(parts[0])), strict=True):
+            part.grad = own.clone()
+        clipped += float(torch.nn.utils.clip_grad_norm_(parts, limit)) > limit
+        optimiser.step()
+    assert 0 < clipped < STEPS
+    settings = StepSettings(START, 0.03, 0.0 if adam else 0.9, 0.1, adam=adam, clip_norm=limit)
+    settings = settings._replace(rates=RATES, decays=DECAYS) if grouped else settings
+    expected, (pure, _) = torch.cat(parts).detach(), ours(SGD(), settings)
+    torch.testing.assert_close(pure, expected, rtol=1e-6, atol=2e-6)
+    stacked, carried = torch.stack([START, START]), SGD().init(settings)
+    carried = {name: torch.stack([part, part]) for name, part in carried.items()}
+    for _ in range(STEPS):
+        SGD().step_in_place(stacked, gradient, carried, settings)
+    torch.testing.assert_close(stacked, torch.stack([expected] * 2), rtol=1e-6, atol=2e-6)
+
+
+def test_a_short_gradient_is_not_clipped_and_one_of_zeros_stays():
+    settings = StepSettings(torch.zeros(2), 1.0, clip_norm=5.0)
+    for slope, expected in (([3.0, 4.0], [3.0, 4.0]), ([6.0, 8.0], [3.0, 4.0]), ([0.0, 0.0], [0.0, 0.0])):
+        after, _ = SGD().step(torch.zeros(2), lambda _, slope=slope: torch.tensor(slope), {}, settings)
+        torch.testing.assert_close(-after, torch.tensor(expected), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", ["fedprox", "fedsam", "feddyn", "fedgf", "fedbabu"])
 @every
 def test_steps_of_methods_give_it_their_own_gradient(name, adam):

@@ -37,7 +37,7 @@ from fedskew.errors import ArgumentError, BackendWarning, ComponentError, Fedske
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
-from fedskew.local_steps import ADAM, SGD, StepSettings, steps_in_place
+from fedskew.local_steps import SGD, StepSettings, steps_in_place
 from fedskew.models import FlatModel, Outputs
 from fedskew.objectives import Context
 from fedskew.personal import HeldOut, Names
@@ -338,7 +338,7 @@ def _masked_losses(component: Any) -> None:
 
 
 ADAMW: Mapping[str, Any] = {"optimizer": "adamw"}
-OPTIMISERS: tuple[Mapping[str, Any], ...] = ({}, {"momentum": 0.9}, ADAMW)
+OPTIMISERS: tuple[Mapping[str, Any], ...] = ({}, {"momentum": 0.9}, {"clip_norm": 0.5}, ADAMW)
 """Settings of local training that steps are tried with."""
 
 
@@ -357,7 +357,7 @@ def _settings(component: Any, start: Tensor) -> Iterator[tuple[str, StepSettings
 def _takes_adam(component: Any, settings: StepSettings) -> bool:
     """Return whether a step does not refuse Adam, nor a run the step with it."""
     refused = "training.adapts_rates" in getattr(component, "refuses", {})
-    return not refused and checked_carried(component, component.init(settings)).keys() >= {*ADAM}
+    return not refused and checked_carried(component, component.init(settings)).keys() >= SGD().init(settings).keys()
 
 
 def _steps(component: Any) -> None:

@@ -162,9 +162,11 @@ def client_app(
         work = LocalWork(
             held, chosen.objective, chosen.local_step, training or LocalTraining(), seed, hooks=hooked(chosen)
         )
+        flat = FlatModel(network)
+        work.training.check_groups(flat.names)
         classes = tuple(map(str, range(held.num_classes)))
         request = CountsRequest(label_counts, classes, epsilon, neighbours)
-        return OwnClient(Worker(FlatModel(network), work, held), request, epochs, context.node_id)
+        return OwnClient(Worker(flat, work, held), request, epochs, context.node_id)
 
     return _app(client)
 

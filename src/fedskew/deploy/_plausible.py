@@ -105,7 +105,7 @@ def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None
     if training is None:
         return Measured(norm, max(likely, math.sqrt(sent.numel())), 0.0)
     taken = min(max(steps, 1), MOST_STEPS)
-    lr = training.lr_of(round)
+    lr = training.lr_of(round) * max([1.0, *(group.lr / training.lr for group in training.groups if group.lr)])
     if training.adapts_rates:
         flow = lr * taken * math.sqrt(sent.numel())
     else:

@@ -28,7 +28,7 @@ from fedskew.engine._records import (
 from fedskew.engine._sequential import SequentialBackend
 from fedskew.engine._sight import OwnSamples
 from fedskew.engine._states import ClientStates, ServerState
-from fedskew.engine._training import LocalTraining
+from fedskew.engine._training import Group, LocalTraining
 from fedskew.engine.round import Federation
 from fedskew.engine.workers import ProcessBackend, RankBackend
 
@@ -43,6 +43,7 @@ __all__ = [
     "Conditions",
     "Evaluation",
     "Federation",
+    "Group",
     "LocalTraining",
     "LocalWork",
     "Observer",

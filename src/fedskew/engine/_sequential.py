@@ -28,7 +28,7 @@ from fedskew.engine._sight import ClientLog
 from fedskew.engine.contracts import calling, checked_carried, checked_step, name_in
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
-from fedskew.local_steps import ADAM, StepSettings, steps_in_place
+from fedskew.local_steps import SGD, StepSettings, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs, hold_still
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
@@ -83,6 +83,7 @@ class SequentialBackend(Backend):
         self.sloped = self.work.objective.sloped
         reads = self.work.objective.reads
         batch_statistics = self.work.training.teacher_train_mode
+        self._of_parameters = self.work.training.of_parameters(self.model)
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _FrozenModel(self.model) if "previous" in reads else None
 
@@ -146,7 +147,8 @@ class SequentialBackend(Backend):
             sent = sent._replace(model=private.start(common, state))
             state |= private.steps(self.work.training.batches_of_epoch(len(samples.rows)))
         counts = torch.as_tensor(samples.counts, dtype=common.parameters.dtype, device=device)
-        settings = self.work.settings(round, sent, state)
+        rates, decays = self._of_parameters
+        settings = self.work.settings(round, sent, state)._replace(rates=rates, decays=decays)
         context = Context(counts, broadcast=sent.broadcast)
         return ClientSetup(round, task, sent, common, state, samples, settings, context)
 
@@ -277,7 +279,7 @@ def carried_first(work: LocalWork, setup: ClientSetup) -> dict[str, Tensor]:
     step, state = work.local_step, setup.state
     with calling("local_step", step, "init", f"round {setup.round}, client {setup.task.client}: "):
         fresh = checked_carried(step, step.init(setup.settings))
-    if setup.settings.adam is not None and not fresh.keys() >= {*ADAM}:
+    if setup.settings.adam is not None and not fresh.keys() >= SGD().init(setup.settings).keys():
         raise ComponentError(
             f"{name_in('local_step', step)}: init() returns nothing that Adam carries, so its steps would not be those "
             "of training.optimizer; return what SGD().init(settings) returns, and step by SGD().step(...)"

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, nearest
 from fedskew.local_steps import Adam, StepSettings
+from fedskew.models import FlatModel
+
+
+class Group(NamedTuple):
+    """Parameters whose names match a pattern, with their own learning rate in the first round, or weight decay."""
+
+    match: str
+    lr: float | None = None
+    weight_decay: float | None = None
 
 
 @dataclass(frozen=True)
@@ -18,8 +30,11 @@ class LocalTraining:
 
     Attributes:
         batch_size: Samples in a batch.
-        lr: Learning rate of the first round; in round r (from 1) it is `lr * lr_decay ** (r - 1)`.
-        lr_decay: Factor of the learning rate from round to round.
+        lr: Learning rate of the first round; without a schedule, in round r (from 1) it is `lr * lr_decay ** (r - 1)`.
+        lr_decay: Factor of the learning rate from round to round; of schedule "step" every `decay_every` rounds.
+        schedule: "cosine" and "linear" lead from `lr` to `final_lr` (None: 0), that of the round after the last.
+        warmup: In so many rounds before that, the learning rate grows from `lr / (warmup + 1)` by equal steps.
+        rounds: Number of rounds, which "cosine" and "linear" need.
         optimizer: What takes the steps.
         momentum: Momentum of SGD, in [0, 1).
         betas: Adam's and AdamW's decay of the means of gradients and of their squares, each in [0, 1).
@@ -27,6 +42,8 @@ class LocalTraining:
         weight_decay: L2 penalty, added to the gradient; of AdamW the share of lr by which parameters shrink.
         keep_optimizer: Each client keeps what its optimiser carries between participations: SGD's momentum buffer, as
             FedVLS's public code does for its baselines, or Adam's means and number of steps.
+        clip_norm: Longer gradients are scaled down to this norm; None: they are not.
+        groups: Parameters with a learning rate or weight decay of their own; the first that matches a name counts.
         teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
         smallest_batch: The last batch of an epoch is left out if it has fewer samples. 1 leaves out none; `batch_size`
             or more leaves out every short one.
@@ -37,22 +54,45 @@ class LocalTraining:
     batch_size: int = 64
     lr: float = 0.01
     lr_decay: float = 1.0
+    schedule: Literal["cosine", "step", "linear"] | None = None
+    decay_every: int | None = None
+    final_lr: float | None = None
+    warmup: int | None = None
+    rounds: int | None = None
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     betas: tuple[float, float] = Adam().betas
     eps: float = Adam().eps
     weight_decay: float = 0.0
     keep_optimizer: bool = False
+    clip_norm: float | None = None
+    groups: tuple[Group, ...] = ()
     teacher_train_mode: bool = False
     smallest_batch: int = 1
     sampler: Literal["balanced"] | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer == "sgd" and (tuple(self.betas), self.eps) != Adam()[:2]:
-            key = "eps" if tuple(self.betas) == Adam().betas else "betas"
-            raise ArgumentError(f'{key}: is of Adam; set optimizer = "adam" or "adamw", or leave it out')
-        if self.optimizer != "sgd" and self.momentum:
-            raise ArgumentError(f"momentum: is SGD's; of {self.optimizer} set betas, whose first number is like it")
+        plan, adam, ends = f"a {self.schedule} schedule", self.adapts_rates, self.schedule in ("cosine", "linear")
+        stepped, final = self.schedule == "step", self.final_lr or 0.0
+        betas, eps = tuple(self.betas) != Adam().betas, self.eps != Adam().eps
+        short = self.rounds is not None and max(self.rounds, 1) <= (self.warmup or 0)
+        bare = any(group.lr is None and group.weight_decay is None for group in self.groups)
+        reasons = (
+            (not adam and betas, 'betas: are Adam\'s; set optimizer = "adam" or "adamw", or leave them out'),
+            (not adam and eps, 'eps: is Adam\'s; set optimizer = "adam" or "adamw", or leave it out'),
+            (adam and self.momentum, f"momentum: is SGD's; the first of {self.optimizer}'s betas is like it"),
+            (ends and self.rounds is None, f"rounds: {plan} ends with the last one; say how many there are"),
+            (short, f"warmup: {self.warmup} rounds leave none of {self.rounds} for the learning rate itself"),
+            (ends and self.lr_decay != 1, f"lr_decay: {plan} has its own; leave it out"),
+            (ends and final >= self.lr, f"final_lr: {final:g} is not below lr, which is {self.lr:g}"),
+            (not ends and self.final_lr is not None, 'final_lr: is of schedule = "cosine" or "linear"; leave it out'),
+            (stepped and self.decay_every is None, f"decay_every: missing; {plan} multiplies lr every so many rounds"),
+            (stepped and self.lr_decay == 1, f"lr_decay: at 1 {plan} changes nothing; set one such as 0.1"),
+            (not stepped and self.decay_every is not None, 'decay_every: is of schedule = "step"; leave it out'),
+            (bare, "groups: one says neither lr nor weight_decay; give one of them, or leave it out"),
+        )
+        if (reason := next((reason for holds, reason in reasons if holds), None)) is not None:
+            raise ArgumentError(reason)
 
     @property
     def adam(self) -> Adam | None:
@@ -69,13 +109,65 @@ class LocalTraining:
         last = samples % self.batch_size
         return samples - last if last < self.smallest_batch else samples
 
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether gradients are clipped (a property for rules)."""
+        return self.clip_norm is not None
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether a group of parameters has a learning rate of its own (a property for rules)."""
+        return any(group.lr is not None for group in self.groups)
+
     def settings(self, round: int, start: Tensor) -> StepSettings:
-        """Make the settings that all local steps of a client share, but for what it was sent beside the model."""
-        return StepSettings(start, self.lr_of(round), self.momentum, self.weight_decay, adam=self.adam)
+        """Make the settings that all local steps of a client share, but for groups and what came beside the model."""
+        return StepSettings(
+            start, self.lr_of(round), self.momentum, self.weight_decay, adam=self.adam, clip_norm=self.clip_norm
+        )
+
+    def of_parameters(self, model: FlatModel) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Return factors of the learning rate and weight decays, `(parameters,)`; None where all are alike."""
+        if not self.groups:
+            return None, None
+        made = torch.ones_like(model.vector), torch.full_like(model.vector, self.weight_decay)
+        rates, decays = map(model.views, made)
+        for name, at in self._group_of_name(model.names).items():
+            _, lr, decay = self.groups[at]
+            if lr is not None:
+                rates[name].fill_(lr / self.lr)
+            if decay is not None:
+                decays[name].fill_(decay)
+        return made
+
+    def check_groups(self, names: Sequence[str]) -> None:
+        """Raise ArgumentError for a group that none of these names of parameters belongs to."""
+        found, layers = self._group_of_name(names).values(), {f"{name.partition('.')[0]}.*" for name in names}
+        for at, (match, *_) in enumerate(self.groups):
+            if at not in found and any(fnmatchcase(name, match) for name in names):
+                raise ArgumentError(
+                    f"groups[{at}].match: all that {match!r} matches is in groups before it; put it first"
+                )
+            if at not in found:
+                said = f"groups[{at}].match: no parameter that is trained has a name like {match!r}"
+                raise ArgumentError(said + nearest(match, layers))
+
+    def _group_of_name(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the place of the first group that matches each name, of the names that one matches."""
+        places = {name: [at for at, one in enumerate(self.groups) if fnmatchcase(name, one.match)] for name in names}
+        return {name: found[0] for name, found in places.items() if found}
 
     def lr_of(self, round: int) -> float:
-        """Compute the learning rate of a round."""
-        return self.lr * self.lr_decay ** (round - 1)
+        """Compute the learning rate of a round; after the last one a schedule stays where it is."""
+        warmup = self.warmup or 0
+        if round <= warmup:
+            return self.lr * round / (warmup + 1)
+        passed = round - warmup - 1
+        if self.schedule not in ("cosine", "linear"):
+            return self.lr * self.lr_decay ** (passed // (self.decay_every or 1))
+        rounds = max(1, (self.rounds or 0) - warmup)
+        share, final = min(passed, rounds - 1) / rounds, self.final_lr or 0.0
+        left = (1 + math.cos(math.pi * share)) / 2 if self.schedule == "cosine" else 1 - share
+        return final + (self.lr - final) * left
 
     def batches_of_epoch(self, samples: int) -> int:
         """Count the batches in an epoch."""

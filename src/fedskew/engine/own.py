@@ -45,10 +45,13 @@ class OwnStep(SGD):
     ) -> tuple[Tensor, Named]:
         """Take a step along the gradient plus `pull (v - w)`; no argument is written to."""
 
-        def pulled(at: Tensor) -> Tensor:
-            return torch.add(gradient(at), at - settings.broadcast[SENT], alpha=self.pull)
+        def direction(at: Tensor) -> Tensor:
+            found = gradient(at)
+            if self.pull:
+                found = torch.add(found, at - settings.broadcast[SENT], alpha=self.pull)
+            return found * settings.broadcast[TRAINED] if self.some else found
 
-        moved, carried = SGD().step(parameters, pulled if self.pull else gradient, carried, settings)
+        moved, carried = SGD().step(parameters, direction, carried, settings)
         return (torch.where(settings.broadcast[TRAINED], moved, parameters) if self.some else moved), carried
 
 

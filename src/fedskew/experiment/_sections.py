@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-from fedskew.engine import LocalTraining
+from fedskew.engine import Group, LocalTraining
 from fedskew.engine.target import Estimation
 from fedskew.executors import cores
 from fedskew.labels import MixMethod
@@ -111,6 +111,17 @@ class ModelSection(Named):
         return self
 
 
+class GroupSection(Section):
+    """Parameters with a learning rate or weight decay of their own."""
+
+    match: str
+    """Pattern of their names, such as "head.*" (`fedskew models NAME` lists them); the first that matches counts."""
+    lr: Positive | None = None
+    """Their learning rate in the first round; from then on it changes as `training.lr` does."""
+    weight_decay: Annotated[float, Field(ge=0.0)] | None = None
+    """Their weight decay."""
+
+
 class TrainingSection(Section):
     """Rounds, and the local training of each client in a round."""
 
@@ -132,7 +143,16 @@ class TrainingSection(Section):
     lr: Positive = 0.01
     """Learning rate of the first round."""
     lr_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Factor of the learning rate from round to round."""
+    """Factor of the learning rate from round to round; with `schedule = "step"` every `decay_every` rounds."""
+    schedule: Literal["cosine", "step", "linear"] | None = None
+    """How the learning rate goes down over the rounds: from `lr` to `final_lr` by half a cosine or a straight line, or
+    in steps; without it: by `lr_decay`."""
+    decay_every: Annotated[int, Field(ge=1)] | None = None
+    """With `schedule = "step"`: rounds from one factor of `lr_decay` to the next."""
+    final_lr: Annotated[float, Field(ge=0.0)] | None = None
+    """With "cosine" and "linear": the learning rate that the round after the last would have; without it: 0."""
+    warmup: Annotated[int, Field(ge=1)] | None = None
+    """So many rounds at first, in which the learning rate grows to `lr` by equal steps; the schedule comes after."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """What takes the clients' steps. "adamw": Adam with weight decay apart from the gradient."""
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
@@ -146,6 +166,11 @@ class TrainingSection(Section):
     keep_optimizer: bool = Field(False, validation_alias=AliasChoices("keep_optimizer", "persist_momentum"))
     """Each client keeps what its optimiser carries between participations (SGD's momentum buffer, as FedVLS's public
     code does for its baselines; Adam's means and number of steps); without it: it starts at zero in each round."""
+    clip_norm: Positive | None = None
+    """Gradients are scaled down to this Euclidean norm before each step; without it: they are not."""
+    groups: Annotated[list[GroupSection], Field(min_length=1)] | None = None
+    """Parameters with a learning rate or weight decay of their own: tables with `match`, a pattern of names such as
+    "head.*", and `lr`, `weight_decay` or both. The first that matches a name counts."""
     teacher_train_mode: bool = False
     """The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself."""
     class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0.0)]] | None = None
@@ -165,7 +190,8 @@ class TrainingSection(Section):
 
     def local(self) -> LocalTraining:
         """Return the settings of local training."""
-        return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
+        own = {field.name: getattr(self, field.name) for field in fields(LocalTraining)}
+        return LocalTraining(**own | {"groups": tuple(Group(**dict(group)) for group in self.groups or ())})
 
     @property
     def most_epochs(self) -> float:

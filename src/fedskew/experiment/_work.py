@@ -91,7 +91,11 @@ def make_work(
     Samples were normalised by `mean` and `std`, by channel, which augmentation needs. `counts` are the label counts of
     the federation, `(classes,)`, where they are known.
     """
-    training = config.training
+    training, local = config.training, config.training.local()
+    try:
+        local.check_groups(model.names)
+    except ArgumentError as error:
+        raise ConfigError(f"training.{error}") from None
     augment = None
     if training.augmentation is not None:
         augmentation = components.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
@@ -100,7 +104,7 @@ def make_work(
         data=samples,
         objective=replace(method.objective, class_weights=_class_weights(config, classes, counts)),
         local_step=method.local_step if method.personal is None else method.personal.local_step(method.local_step),
-        training=config.training.local(),
+        training=local,
         seed=seed,
         augment=augment,
         hooks=hooked(method),

@@ -5,7 +5,8 @@
                                   w <- w - lr m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps)
     AdamW    d = g                the same, after w <- (1 - lr decay) w
 
-No dampening, Nesterov or AMSGrad. What is carried starts at zero in each round, unless clients keep it
+Before that, g is scaled down to a norm of `clip_norm`, as by `clip_grad_norm_`. With groups of parameters lr and decay
+are vectors. No dampening, Nesterov or AMSGrad. What is carried starts at zero in each round, unless clients keep it
 (`training.keep_optimizer`).
 
 Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015. Loshchilov & Hutter, "Decoupled Weight Decay
@@ -17,9 +18,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedskew.local_steps._protocol import Named, StepSettings
+from fedskew.local_steps._protocol import Adam, Named, StepSettings
 
-MEAN, SQUARE, STEPS = ADAM = ("adam.mean", "adam.square", "adam.steps")
+MEAN, SQUARE, STEPS = "adam.mean", "adam.square", "adam.steps"
 """What Adam carries: m and v, `(parameters,)`, and t, 0-d."""
 
 
@@ -34,38 +35,65 @@ def fresh(settings: StepSettings) -> dict[str, Tensor]:
 
 def descend(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> tuple[Tensor, Named]:
     """Return the parameters, and what the optimiser carries, after one step along a gradient, `(parameters,)`."""
+    lr: float | Tensor = settings.lr
+    decay: float | Tensor = settings.weight_decay
+    direction = _clipped(direction, settings)
+    if settings.rates is not None and settings.decays is not None:
+        lr, decay = lr * settings.rates, settings.decays
     if settings.adam is not None:
-        return _by_adam(parameters, direction, carried, settings)
-    if settings.weight_decay:
-        direction = torch.add(direction, parameters, alpha=settings.weight_decay)
+        return _by_adam(parameters, direction, carried, settings.adam, lr, decay)
+    direction = _decayed(direction, parameters, decay)
     if settings.momentum:
         # Two roundings, as PyTorch has it: the same trajectory to the bit is worth 10 microseconds.
         direction = (carried["momentum"] * settings.momentum).add(direction)
         carried = {"momentum": direction}
-    if isinstance(settings.lr, Tensor):
-        return parameters - settings.lr * direction, carried
-    return torch.sub(parameters, direction, alpha=settings.lr), carried
+    if isinstance(lr, Tensor):
+        return parameters - lr * direction, carried
+    return torch.sub(parameters, direction, alpha=lr), carried
 
 
-def _by_adam(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> tuple[Tensor, Named]:
-    assert settings.adam is not None, "asked only then"
-    (first, second), lr = settings.adam.betas, settings.lr
-    if settings.weight_decay and settings.adam.decoupled:
-        parameters = parameters * (1 - lr * settings.weight_decay)
-    elif settings.weight_decay:
-        direction = torch.add(direction, parameters, alpha=settings.weight_decay)
+def _clipped(direction: Tensor, settings: StepSettings) -> Tensor:
+    """Return a gradient, or one for each client, whose norm is `clip_norm` at most."""
+    if settings.clip_norm is None:
+        return direction
+    norms = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    return torch.mul(direction, (settings.clip_norm / (norms + 1e-6)).clamp(max=1.0))
+
+
+def _decayed(direction: Tensor, parameters: Tensor, decay: float | Tensor) -> Tensor:
+    """Return a gradient with that of the L2 penalty."""
+    if isinstance(decay, Tensor):
+        return torch.addcmul(direction, parameters, decay)
+    return torch.add(direction, parameters, alpha=decay) if decay else direction
+
+
+def _by_adam(
+    parameters: Tensor, direction: Tensor, carried: Named, adam: Adam, lr: float | Tensor, decay: float | Tensor
+) -> tuple[Tensor, Named]:
+    first, second = adam.betas
+    if not adam.decoupled:
+        direction = _decayed(direction, parameters, decay)
+    elif isinstance(decay, Tensor) or decay:
+        parameters = parameters * (1 - lr * decay)
     mean = torch.lerp(carried[MEAN], direction, 1 - first)
     square = torch.addcmul(carried[SQUARE] * second, direction, direction, value=1 - second)
     steps = carried[STEPS] + 1
     # In double precision: of 1 - 0.999^t float32 would keep five digits.
-    of_mean, of_square = ((1 - beta ** steps.double()).to(parameters.dtype) for beta in (first, second))
-    size = torch.sqrt(square) / torch.sqrt(of_square) + settings.adam.eps
+    count = steps.double().unsqueeze(-1)  # of one client, or of each
+    of_mean, of_square = ((1 - beta**count).to(parameters.dtype) for beta in (first, second))
+    size = torch.sqrt(square) / torch.sqrt(of_square) + adam.eps
     return parameters - lr / of_mean * (mean / size), {MEAN: mean, SQUARE: square, STEPS: steps}
 
 
 def descend_in_place(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> None:
     """Take the same step in one pass over memory; of clients that train together, `(clients, parameters)`."""
-    lr = float(settings.lr)
+    if settings.rates is not None:
+        moved, following = descend(parameters, direction, carried, settings)
+        parameters.copy_(moved)
+        for name, part in following.items():
+            carried[name].copy_(part)
+        return
+    direction, lr = _clipped(direction, settings), float(settings.lr)
     if settings.adam is None:
         buffers = [carried["momentum"]] if settings.momentum else []
         torch._fused_sgd_(

@@ -40,6 +40,9 @@ class StepSettings(NamedTuple):
         broadcast: Tensors that the server sent beside the parameters (see `fedskew.hooks`).
         client: Tensors that the client kept (see `fedskew.hooks`).
         adam: The optimiser, if it is Adam or AdamW; None: SGD.
+        clip_norm: Longer gradients are scaled down to this norm before the optimiser gets them; None: they are not.
+        rates: Factors of the learning rate, where parameters have their own, `(parameters,)`; None: all are alike.
+        decays: In place of `weight_decay`, where there are `rates`, `(parameters,)`.
     """
 
     start: Tensor
@@ -49,6 +52,9 @@ class StepSettings(NamedTuple):
     broadcast: Mapping[str, Tensor] = {}
     client: Mapping[str, Tensor] = {}
     adam: Adam | None = None
+    clip_norm: float | None = None
+    rates: Tensor | None = None
+    decays: Tensor | None = None
 
 
 class LocalStep(Protocol):

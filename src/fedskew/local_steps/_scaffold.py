@@ -57,6 +57,10 @@ class Scaffold(SGD, Hooks):
     refuses: ClassVar[Mapping[str, str]] = {
         "training.adapts_rates": "its control variates are mean gradients, which it takes from steps of SGD, and adds "
         "to gradients that nothing rescales; set training.optimizer = 'sgd', or take fedprox or feddyn",
+        "training.clips_gradients": "it takes its control variates from steps, and of clipped gradients these are too "
+        "small; leave out training.clip_norm, or take fedprox or feddyn",
+        "training.has_rates": "it takes its control variates from steps, divided by one learning rate for all "
+        "parameters; leave lr out of training.groups, or take fedprox or feddyn",
     }
     warns: ClassVar[Mapping[str, str]] = {
         "weighting.not weighs_equally": "SCAFFOLD's corrections lead every client along the plain mean of all clients' "
