@@ -24,7 +24,6 @@ from fedskew.cli import (
     predict,
     reference,
     run,
-    schema,
     site,
     sites,
     sweep,
@@ -58,7 +57,7 @@ _add(app, reference.check)
 _add(app, reference.listing, name="list")
 _add(
     app,
-    schema.schema,
+    new.schema,
     new.new,
     run.run,
     sweep.sweep,

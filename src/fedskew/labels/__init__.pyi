@@ -22,11 +22,11 @@ from ._outcomes import NEVER as NEVER
 from ._outcomes import MixMethod as MixMethod
 from ._outcomes import outcome_cells as outcome_cells
 from ._outcomes import outcome_table as outcome_table
+from ._outcomes import site_p_value as site_p_value
 from ._predictions import Outcomes as Outcomes
 from ._release import SENSITIVITY as SENSITIVITY
 from ._release import privatize as privatize
 from ._report import SkewReport as SkewReport
 from ._report import describe as describe
-from ._sites import site_p_value as site_p_value
 from ._target_mix import MixEstimate as MixEstimate
 from ._target_mix import estimate_mix as estimate_mix

@@ -42,8 +42,7 @@ from fedskew.methods._compatibility import (
     summed_counts_refused,
     sums_suffice,
 )
-from fedskew.methods._presets import PRESETS
-from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, key_of
+from fedskew.methods._slots import DEFAULTS, PLACES, PRESETS, SLOTS, Method, key_of
 
 __all__ = [
     "DEFAULTS",

@@ -10,8 +10,7 @@ from typing import Any
 from fedskew.components import default_weight, find, make_component, name_of
 from fedskew.errors import ConfigError, nearest
 from fedskew.methods._compatibility import check, check_functions, fills
-from fedskew.methods._presets import compose
-from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table
+from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table, compose
 from fedskew.objectives import Objective
 
 TERM_LISTS = ("terms", "extra_terms")

@@ -30,7 +30,7 @@ from fedskew.methods import (
     objective_in_words,
 )
 from fedskew.methods._compatibility import exceptions
-from fedskew.methods._presets import COMBINATIONS, brings, compose
+from fedskew.methods._slots import COMBINATIONS, brings, compose
 from fedskew.tables import filled
 
 QUESTIONS = {
