@@ -17,6 +17,8 @@ from fedskew.labels import MixMethod
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedskew import TrainedModel
     from fedskew.experiment import Adaptation
     from fedskew.labels import MixEstimate
@@ -111,19 +113,25 @@ def target(
         return
     console = Console(highlight=False)
     console.sentences(f"Label mix of {counted(samples, 'sample')}", sentences(estimate, outcomes.classes))
-    columns = {
-        "class": outcomes.classes,
-        ">target": shares(estimate.mix),
-        ">95 % interval": ["{:.1%} to {:.1%}".format(*ends) for ends in estimate.interval()],
-        ">held out": shares(held_out),
-    }
-    title = f"Classes ({counted(int(outcomes.tables.sum()), 'held-out sample')})"
-    order = np.argsort(-np.abs(estimate.mix - held_out), kind="stable")
-    console.columns(title, columns, order, "that differ most from the held-out samples; all with --json")
+    print_mix(console, estimate, outcomes.tables.sum(axis=1), outcomes.classes, "target")
     if out is not None:
         console.say(f"\nThe mix: {out}")
     if drawn is not None:
         console.say(f"\nThe mix with its intervals: {drawn}")
+
+
+def print_mix(console: Console, estimate: MixEstimate, held_out: np.ndarray, classes: Sequence[str], of: str) -> None:
+    """Print a mix beside that of the held-out samples, whose number of each class is given."""
+    before = held_out / held_out.sum()
+    columns = {
+        "class": classes,
+        f">{of}": shares(estimate.mix),
+        ">95 % interval": ["{:.1%} to {:.1%}".format(*ends) for ends in estimate.interval()],
+        ">held out": shares(before),
+    }
+    order = np.argsort(-np.abs(estimate.mix - before), kind="stable")
+    title = f"Classes ({counted(int(held_out.sum()), 'held-out sample')})"
+    console.columns(title, columns, order, "that differ most from the held-out samples; all with --json")
 
 
 def mix_method(name: str) -> MixMethod:
@@ -132,6 +140,18 @@ def mix_method(name: str) -> MixMethod:
     if name not in methods:
         raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
     return methods[name]
+
+
+def unlabelled_samples(model: TrainedModel, paths: list[Path]) -> Tensor:
+    """Read samples of the target, and refuse too few."""
+    import torch
+
+    from fedskew import data
+
+    read = data.unlabelled(paths, model.in_shape, model.info.window, encoder=model.encoder)
+    samples = torch.cat([some.inputs for some in read])
+    check_samples(len(samples), paths[0])
+    return samples
 
 
 def check_samples(number: int, path: Path) -> None:
@@ -242,14 +262,10 @@ def moved_by_samples(
     model: TrainedModel, paths: list[Path], held_out: Path | None, method: MixMethod, misfits: bool, option: str
 ) -> Adaptation:
     """Return a model's move to the label mix of unlabelled samples; refuse those that are no mix unless `misfits`."""
-    import torch
-
-    from fedskew import data, experiment
+    from fedskew import experiment
 
     labelled = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
-    unlabelled = data.unlabelled(paths, model.in_shape, model.info.window, encoder=model.encoder)
-    samples = torch.cat([some.inputs for some in unlabelled])
-    check_samples(len(samples), paths[0])
+    samples = unlabelled_samples(model, paths)
     found = experiment.Adaptation.of(model, samples, labelled, method, normalised=(False, held_out is None))
     if found.estimate.misfit and not misfits:
         raise ArgumentError(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from fedskew.cli.options import TrustCode
-from fedskew.cli.page import RULED, AsJson, Console, print_json, shares, table_of, write_csv
-from fedskew.cli.target import HeldOutData, check_samples, mix_values, sentences
+from fedskew.cli.page import RULED, AsJson, Console, print_json, table_of, write_csv
+from fedskew.cli.target import HeldOutData, mix_values, print_mix, sentences, unlabelled_samples
 from fedskew.errors import ArgumentError, FedskewError, RunError
 from fedskew.tables import counted
 
@@ -44,16 +44,11 @@ def watch(
         fedskew watch runs/my-1a2b3c4d new.csv
         fedskew watch runs/my-1a2b3c4d new-images/ --json
     """
-    import torch
-
     from fedskew import data, load
 
     model = load(run, seed=seed, trust_code=trust_code)
     profile = model.profile()
-    samples = torch.cat(
-        [some.inputs for some in data.unlabelled(files, model.in_shape, model.info.window, encoder=model.encoder)]
-    )
-    check_samples(len(samples), files[0])
+    samples = unlabelled_samples(model, files)
     changes = profile.changes(data.Profile.columns(samples, model.schema))
     move, why = _move(model, samples, held_out)
     if csv_path is not None:
@@ -75,16 +70,7 @@ def watch(
         console.sentences("Label mix", [why])
         return
     console.sentences("Label mix", sentences(move.estimate, model.classes))
-    mix = move.estimate
-    before = move.held_out / move.held_out.sum()
-    columns = {
-        "class": model.classes,
-        ">held out": shares(before),
-        ">now": shares(mix.mix),
-        ">95 % interval": ["{:.1%} to {:.1%}".format(*ends) for ends in mix.interval()],
-    }
-    order = abs(mix.mix - before).argsort()[::-1]
-    console.columns("Classes", columns, order, "that differ most from the held-out samples; all with --json")
+    print_mix(console, move.estimate, move.held_out, model.classes, "now")
 
 
 def _verdict(found: list[Change], changes: list[Change]) -> str:
