@@ -34,6 +34,7 @@ WRITTEN = {
     "coordinator.md": ["weights.csv", "predictions.csv"],
     "clinics.md": ["runs/clinics-*/inputs.json", "predictions.csv", "model.pt"],
     "sites.md": ["runs/hospitals-*/report.html", "hospitals/app/run.toml", "hospitals/server/run.sh"],
+    "pretrained.md": ["runs/sites-*/frozen.safetensors", "federation/sites/east/weights.safetensors", "model.pt"],
     "../label-counts.md": [],
     "../data.md": [],
 }

@@ -35,6 +35,9 @@ RUN_FILES = ("identity.json", "rounds.jsonl", "summary.json")
 
 SCRIPT = "__main__"
 
+SOURCES = ("timm", "torchvision", "transformers")
+"""Packages whose networks a config names as `PACKAGE:NAME`, which is no `module:name`."""
+
 Origin = Literal["standard library", "fedskew", "installed", "own"]
 Limit = Callable[[str, Path | None], str | None]
 
@@ -46,7 +49,11 @@ _trusted: set[Path] = set()
 def is_name(text: str) -> bool:
     """Return whether a text has the form `module:name`."""
     module, separator, attribute = text.partition(":")
-    return bool(separator) and all(part.isidentifier() for part in [*module.split("."), attribute])
+    return (
+        bool(separator)
+        and module not in SOURCES
+        and all(part.isidentifier() for part in [*module.split("."), attribute])
+    )
 
 
 def names_in(tree: Any, key: str = "") -> dict[str, str]:

@@ -95,9 +95,17 @@ def test_a_transformer_is_mapped():
     torch.testing.assert_close(dict(result.model.state_dict()), dict(alone.model.state_dict()), rtol=1e-3, atol=1e-4)
 
 
-def test_a_network_that_draws_from_the_global_generator_is_refused():
-    with pytest.raises(ConfigError, match="draws from PyTorch's global generator, as functional.dropout does"):
-        fedskew.simulate(TASK, model={"name": FunctionalDropout})
+def test_a_network_that_draws_by_calls_of_pytorch_s_is_trained_alone_and_its_bits_are_the_seed_s():
+    why = "the network draws by calls such as functional.dropout, which can't be mapped over clients"
+    first = trained_as_alone(why, TASK, model={"name": FunctionalDropout})
+    torch.manual_seed(5)
+    assert same(trained(TASK, "sequential", model={"name": FunctionalDropout}).model, first.model)
+
+
+@pytest.mark.slow
+def test_such_a_network_has_the_same_bits_in_any_number_of_processes():
+    alone, two = (trained(TASK, one, model={"name": FunctionalDropout}) for one in ("sequential", "processes"))
+    assert same(alone.model, two.model)
 
 
 NOTEBOOK = """

@@ -165,7 +165,7 @@ def test_weights_lie_beside_the_config_that_names_them(tmp_path, monkeypatch):
     [
         ({"freeze": ["bodi"]}, r"model.freeze: no parameter of the network is called 'bodi' \(did you mean 'body'\?\)"),
         ({"freeze": ["*"]}, "model.freeze: nothing is left to train"),
-        ({"freeze": ["body"], "train": ["fc"]}, "model: freeze and train say the same in two ways"),
+        ({"freeze": ["body"], "train": ["fc"]}, "model: freeze, train and adapters each say what is trained"),
         ({"train": []}, "model.train"),
         ({"weights": "none.safetensors"}, "model.weights: none.safetensors: No such file"),
     ],

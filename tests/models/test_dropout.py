@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -125,13 +126,50 @@ def test_a_model_that_is_a_dropout_layer_is_returned_replaced_and_one_without_is
     assert not plain._forward_pre_hooks
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [nn.AlphaDropout(), nn.RReLU(), nn.LSTM(3, 3, num_layers=2, dropout=0.1), nn.MultiheadAttention(4, 2, dropout=0.1)],
-)
-def test_layers_that_draw_without_a_key_are_refused_by_name(layer):
-    with pytest.raises(ArgumentError, match=f"layer '1' \\({type(layer).__name__}\\)"):
-        Dropout.swap(nn.Sequential(nn.Linear(3, 3), layer))
+class Called(nn.Module):
+    """Drops by a call of PyTorch's."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+@pytest.mark.parametrize("layer", [nn.AlphaDropout(), nn.RReLU(), Called()])
+def test_what_draws_from_the_global_generator_is_seeded_by_the_key_and_leaves_it_as_it_was(layer):
+    x = torch.linspace(-1, 1, 600).view(2, 300)
+    model = Dropout.swap(nn.Sequential(nn.Identity(), layer), x)
+    (draws,) = (one for one in model.modules() if isinstance(one, Dropout))
+    assert not model.state_dict()
+    before = torch.get_rng_state()
+    made = {}
+    for key in (7, 8, 7):
+        draws.key.fill_(key)
+        out = model.train()(x)
+        assert key not in made or torch.equal(made[key], out)
+        made[key] = out
+    assert not torch.equal(made[7], made[8])
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        torch.testing.assert_close(made[7], layer(x))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(model.eval()(x), model(x))
+    again = pickle.loads(pickle.dumps(copy.deepcopy(model))).train()
+    assert torch.equal(again(x), made[7])
+
+
+def test_layers_of_pytorch_s_that_draw_inside_are_known_without_samples():
+    for layer in (nn.LSTM(3, 3, num_layers=2, dropout=0.1), nn.MultiheadAttention(4, 2, dropout=0.1)):
+        assert Dropout.keys_of(Dropout.swap(nn.Sequential(layer))) == ["fedskew_draws.key"]
+    assert Dropout.keys_of(Dropout.swap(nn.Sequential(nn.MultiheadAttention(4, 2)))) == []
+
+
+def test_a_pass_that_fails_leaves_the_global_generator_as_it_was():
+    model, before = (
+        Dropout.swap(nn.Sequential(nn.Linear(3, 3), Called()), torch.ones(2, 3)).train(),
+        torch.get_rng_state(),
+    )
+    with pytest.raises(RuntimeError, match="shape"):
+        model(torch.ones(2, 4))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_probability_outside_the_unit_interval_and_channels_that_are_not_there_are_refused():

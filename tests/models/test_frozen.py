@@ -8,7 +8,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedskew.errors import ArgumentError, DataError
-from fedskew.models import FlatModel, build, freeze, load_weights
+from fedskew.models import FlatModel, build
+from fedskew.models.frozen import freeze
+from fedskew.models.weights import load_weights
 
 
 class Net(nn.Module):

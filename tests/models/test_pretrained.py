@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 
 from fedskew.errors import ArgumentError, DataError
-from fedskew.models import build, load_weights, note
+from fedskew.models import build, note
+from fedskew.models.weights import load_weights
 
 X = torch.zeros(1, 3, 64, 64)
 NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

@@ -49,7 +49,8 @@ def predict(
     ] = None,
     as_json: AsJson = False,
     export: Annotated[
-        str | None, Option("--export", help="Write the model for other programs: onnx or torchscript.")
+        str | None,
+        Option("--export", help="For other programs: onnx, torchscript, weights or adapters."),
     ] = None,
     out: Annotated[
         Path | None, Option("--out", help="Where to export to.  [default: model.onnx or .pt in the run folder]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedskew.data import tokens as tokens  # its encoder is known by its kind
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
 from fedskew.data._dataset import ByteImages, Dataset, Inputs, Stored, take
 from fedskew.data._folder import unlabelled

@@ -20,7 +20,7 @@ from fedskew.data._images import Picture, Tray, Window, as_floats, opened, read_
 from fedskew.data._own import RawSamples, hold_out, make, read_inputs
 from fedskew.data._schema import Encoder
 from fedskew.data._table import is_saved, table_files
-from fedskew.data._text import TEXT, Vocabulary, read_texts
+from fedskew.data._text import TEXT, Texts, Vocabulary, read_texts
 from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 
@@ -114,7 +114,7 @@ def folder(
         if len(parts) == 1:
             rows = hold_out([file.label for file in parts[0].files], test_share, rng)
             texts, parts = [[texts[0][row] for row in own] for own in rows], [parts[0].take(own) for own in rows]
-        own = encoder if isinstance(encoder, Vocabulary) else Vocabulary.of(texts[0], vocabulary_size, length)
+        own = encoder if isinstance(encoder, Texts) else Vocabulary.of(texts[0], vocabulary_size, length)
         inputs, more = (
             [own.encode(part, root) for part in texts],
             {"encoder": own, "skipped": tuple(tray.broken)},

@@ -19,7 +19,7 @@ from fedskew.data._labels import Label, Missing, of_columns, prepared
 from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
 from fedskew.data._schema import Column, Encoder, TableSchema
 from fedskew.data._table import datasets_package, saved_part, saved_table
-from fedskew.data._text import Vocabulary
+from fedskew.data._text import Texts, Vocabulary
 from fedskew.errors import ArgumentError, DataError, nearest
 
 Table = Any
@@ -113,7 +113,7 @@ def from_huggingface(
     elif kind == "text":
         texts, held_texts = ([value or "" for value in part[columns[0]]] for part in (train, held))
         own = Vocabulary.of(texts, vocabulary_size, length, columns[0])
-        own = encoder if isinstance(encoder, Vocabulary) else own
+        own = encoder if isinstance(encoder, Texts) else own
         values, held_values = own.encode(texts, "table"), own.encode(held_texts, "table: its test part")
         more["encoder"] = own
     else:

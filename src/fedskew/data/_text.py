@@ -63,7 +63,7 @@ def ag_news(
         raise DataError(f"{error}; set subset = true to train on {_SUBSET}")
     texts, labels = _read(source, train)
     test_texts, test_labels = _read(source, _TEST)
-    own = encoder if isinstance(encoder, Vocabulary) else Vocabulary.of(texts, vocabulary_size, length)
+    own = encoder if isinstance(encoder, Texts) else Vocabulary.of(texts, vocabulary_size, length)
     return Dataset(
         "AG News (8.8k-row training subset)" if subset else "ag_news",
         own.encode(texts),
@@ -93,8 +93,47 @@ def _read(source: Source, name: str) -> tuple[list[str], list[int]]:
     return texts, labels
 
 
+class Texts:
+    """What all encoders of texts share: how these are read from files, of a table from `column`."""
+
+    column: str
+
+    def encode(self, rows: Sequence[str], where: object = "texts") -> Tensor:
+        """Return ids, `(texts, length)` int64."""
+        raise NotImplementedError
+
+    def read(self, path: Path, skip_broken: bool = False) -> tuple[list[str], Tensor]:
+        """See `Encoder.read`: of `.txt` files, a text each, of folders of these, and of tables."""
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder; texts themselves are given as a list")
+        names, texts, _ = self._rows(path, None, skip_broken)
+        return names, self.encode(texts, path)
+
+    def labels(self, path: Path) -> list[str]:
+        """See `Encoder.labels`: the folders of files, or the column "label"."""
+        return self._rows(path, "label", False)[2]
+
+    def _rows(self, path: Path, label: str | None, skip_broken: bool) -> tuple[list[str], list[str], list[str]]:
+        """Return the names, texts and labels of samples."""
+        if path.suffix.lower() == TEXT or (path.is_dir() and not is_saved(path)):
+            below = sorted(path.rglob(f"*{TEXT}")) if path.is_dir() else [path]
+            files = [file for file in below if not file.name.startswith(".")]
+            if not files:
+                raise DataError(f"{path}: holds no texts ({TEXT})")
+            texts = read_texts(files, tray := Tray(skip_broken))
+            tray.close(len(texts) + len(tray.broken), "text")
+            return list(map(str, files)), texts, [file.parent.name for file in files]
+        table = Table.read(path)
+        column = self.column if self.column in table.columns or len(table.columns) > 1 else next(iter(table.columns))
+        for name in (column, *([label] if label else [])):
+            if name not in table.columns:
+                table.fail(f"no column {name!r}, as texts that were trained on (columns: {', '.join(table.columns)})")
+        names = [f"{path}[{row}]" for row in range(len(table))]
+        return names, list(table.columns[column]), list(table.columns[label] if label else ())
+
+
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Texts):
     """How texts become token ids: the words of ids 2 and on; 0 pads, and 1 is any other word.
 
     It stands in the model's file, and in a federation's agreement, so that a word has one id everywhere.
@@ -134,35 +173,6 @@ class Vocabulary:
         if not isinstance(words, list | tuple) or not isinstance(length, int) or length < 1:
             raise ArgumentError("words, length: expected the words of ids 2 and on, and how many are kept of a text")
         return cls(**values | {"words": tuple(map(str, words))})
-
-    def read(self, path: Path, skip_broken: bool = False) -> tuple[list[str], Tensor]:
-        """See `Encoder.read`: of `.txt` files, a text each, of folders of these, and of tables."""
-        if not path.exists():
-            raise DataError(f"{path}: there is no such file or folder; texts themselves are given as a list")
-        names, texts, _ = self._rows(path, None, skip_broken)
-        return names, self.encode(texts, path)
-
-    def labels(self, path: Path) -> list[str]:
-        """See `Encoder.labels`: the folders of files, or the column "label"."""
-        return self._rows(path, "label", False)[2]
-
-    def _rows(self, path: Path, label: str | None, skip_broken: bool) -> tuple[list[str], list[str], list[str]]:
-        """Return the names, texts and labels of samples."""
-        if path.suffix.lower() == TEXT or (path.is_dir() and not is_saved(path)):
-            below = sorted(path.rglob(f"*{TEXT}")) if path.is_dir() else [path]
-            files = [file for file in below if not file.name.startswith(".")]
-            if not files:
-                raise DataError(f"{path}: holds no texts ({TEXT})")
-            texts = read_texts(files, tray := Tray(skip_broken))
-            tray.close(len(texts) + len(tray.broken), "text")
-            return list(map(str, files)), texts, [file.parent.name for file in files]
-        table = Table.read(path)
-        column = self.column if self.column in table.columns or len(table.columns) > 1 else next(iter(table.columns))
-        for name in (column, *([label] if label else [])):
-            if name not in table.columns:
-                table.fail(f"no column {name!r}, as texts that were trained on (columns: {', '.join(table.columns)})")
-        names = [f"{path}[{row}]" for row in range(len(table))]
-        return names, list(table.columns[column]), list(table.columns[label] if label else ())
 
     @cached_property
     def _ids(self) -> dict[str, int]:

@@ -29,7 +29,8 @@ from fedskew.engine.contracts import calling, checked_carried, checked_step, nam
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
 from fedskew.local_steps import SGD, StepSettings, steps_in_place
-from fedskew.models import Dropout, FlatModel, ModelState, Outputs, hold_still
+from fedskew.models import Dropout, FlatModel, ModelState, Outputs
+from fedskew.models.frozen import hold_still
 from fedskew.objectives import Batch, Context
 from fedskew.randomness import Purpose, fold, mix, stream_key
 

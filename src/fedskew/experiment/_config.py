@@ -22,7 +22,7 @@ from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
 from fedskew.data import TableSchema
-from fedskew.errors import ArgumentError, ConfigError, FedskewError
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line
 from fedskew.experiment import _sections as sections
 from fedskew.experiment._own import with_names
 from fedskew.files import file_hash, write_text
@@ -33,6 +33,7 @@ from fedskew.trees import line_of, put, read_tree
 
 FloatArray = NDArray[np.float64]
 
+TEXTS = "transformers:"
 IDENTITY = "identity.json"
 """Where a run was made, and from what, as its folder records it: see `_identity.py`."""
 
@@ -128,6 +129,8 @@ class Config(sections.Section):
         if isinstance(schema := tree["data"].get("schema"), dict) and "columns" in schema:
             schema["columns"] = list(schema["columns"].items())  # whose order is that of the inputs
         tree["model"].pop("weights", None)  # their hash stands for them
+        if self.model.architecture is not None:
+            tree["model"].pop("name")
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"
@@ -137,8 +140,9 @@ class Config(sections.Section):
         """Return this config with one dotted key changed; ConfigError if it is not valid then."""
         tree = self.tree()
         put(tree, key, value)
-        if key == "model.weights":
-            tree["model"].pop("weights_hash", None)
+        if key in ("model.weights", "model.name"):
+            for filled_in in ("weights_hash", *(("architecture",) if key == "model.name" else ())):
+                tree["model"].pop(filled_in, None)
         return resolve(tree).of(self.origin)
 
     def tuned(self, value: Any) -> Config:
@@ -284,9 +288,29 @@ def _with_schema(tree: dict[str, Any], beside: Path = Path()) -> dict[str, Any]:
     return tree | {"data": table | {"schema": made.plain()}}
 
 
+def _with_architecture(table: dict[str, Any], beside: Path) -> dict[str, Any]:
+    """Return the table of a network of a local folder with what its config.json says, and the file of its weights."""
+    folder = Path(str(table["name"]).removeprefix(TEXTS)).expanduser()
+    folder = folder if folder.exists() else beside / folder
+    try:
+        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        architecture = {name: value for name, value in said.items() if value is not None}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"model.name: {folder / 'config.json'}: can't be read ({in_one_line(error)}); give a local folder of "
+            "transformers' files, as save_pretrained() writes it"
+        ) from None
+    weights = folder / "model.safetensors"
+    given = {"weights": str(weights)} if weights.exists() else {}
+    return given | table | {"architecture": architecture}
+
+
 def _with_weights(tree: dict[str, Any], beside: Path = Path()) -> dict[str, Any]:
     """Return a tree with the place of the network's weights, here or else beside its config, and their hash."""
     table = tree.get("model")
+    if isinstance(table, dict) and str(table.get("name")).startswith(TEXTS) and "architecture" not in table:
+        table = _with_architecture(table, beside)
+        tree = tree | {"model": table}
     weights = table.get("weights") if isinstance(table, dict) else None
     if not isinstance(table, dict) or not isinstance(weights, str | Path) or "weights_hash" in table:
         return tree
@@ -369,7 +393,8 @@ def _check(config: Config) -> None:
         (data.AUGMENTATIONS, training.augmentation, "training.augmentation"),
     )
     for index, name, key in names:
-        if name is not None and not name.startswith(f"{components.GIVEN}:"):  # an object is asked for where it is used
+        given = (f"{components.GIVEN}:", *(f"{source}:" for source in own_code.SOURCES))
+        if name is not None and not name.startswith(given):  # an object is asked for where it is used
             components.find(index, name, key)
     if engine.seeds_together and (method.pipeline is not None or tune is not None):
         raise ConfigError(

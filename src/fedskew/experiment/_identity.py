@@ -29,8 +29,9 @@ import xxhash
 from torch import Tensor
 
 from fedskew import components, data
-from fedskew.data import OWN, ByteImages, Dataset
-from fedskew.errors import ArgumentError, ConfigError, RunError
+from fedskew.data import OWN, ByteImages, Dataset, Encoder
+from fedskew.data.tokens import Tokens
+from fedskew.errors import ArgumentError, ConfigError, DataError, RunError
 from fedskew.experiment._config import IDENTITY, Config, Origin
 from fedskew.experiment._own import changed_sources, own_sources
 from fedskew.files import write_text, writing
@@ -199,7 +200,7 @@ def _key(config: Config, seed: int) -> str:
     name = config.data.name
     drawn = ":" in name or name not in data.INDEX or "rng" in inspect.signature(data.INDEX[name]).parameters
     places = [config.data.root, str(config.origin), os.environ.get("FEDSKEW_DATA"), os.getcwd()]
-    return json.dumps([name, config.data.parameters, *places, seed if drawn else None])
+    return json.dumps([name, config.data.parameters, config.data.tokenizer, *places, seed if drawn else None])
 
 
 def _load(config: Config, seed: int) -> Dataset:
@@ -207,7 +208,11 @@ def _load(config: Config, seed: int) -> Dataset:
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
         try:
-            return data.load(config.data.name, _data_root(config), rng=rng, **options)
+            encoder = _tokens(config)
+            made = data.load(config.data.name, _data_root(config), rng=rng, encoder=encoder, **options)
+            if encoder is not None and made.encoder != encoder:
+                raise ConfigError(f"data.tokenizer: the samples of {config.data.name} are no texts; leave it out")
+            return made
         except ArgumentError as error:
             raise ConfigError(f"data.{error}") from None
     dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
@@ -216,6 +221,17 @@ def _load(config: Config, seed: int) -> Dataset:
             f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"
         )
     return dataset
+
+
+def _tokens(config: Config) -> Encoder | None:
+    """Return what makes ids of texts by the tokeniser of a folder; None where the config names none."""
+    folder, length = config.data.tokenizer, config.data.parameters.get("length", 200)
+    if folder is None:
+        return None
+    try:
+        return Tokens.of_folder(Path(config.place(folder)).expanduser(), length)
+    except DataError as error:
+        raise ConfigError(f"data.tokenizer: {error}") from None
 
 
 def _data_root(config: Config) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import logging
@@ -20,7 +19,9 @@ from torch import Tensor, nn
 
 from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
-from fedskew.files import replacing
+from fedskew.files import replacing, save_tensors
+from fedskew.models.adapters import merged, save_adapters
+from fedskew.models.sources import TextClassifier
 
 MOST_PROFILED, PROFILED_AT_ONCE = 10_000, 256
 FAR = 20.0
@@ -45,7 +46,12 @@ class ModelInfo:
             chose it; None: samples are taken for the likeliest class.
     """
 
-    EXPORTS: ClassVar[dict[str, str]] = {"onnx": ".onnx", "torchscript": ".pt"}
+    EXPORTS: ClassVar[dict[str, str]] = {
+        "onnx": ".onnx",
+        "torchscript": ".pt",
+        "weights": ".weights.safetensors",
+        "adapters": ".adapters",
+    }
     """The formats that a model can be exported to, with the suffix of their files."""
 
     classes: tuple[str, ...]
@@ -89,6 +95,8 @@ class ModelInfo:
                 "int64 ids of a text's words, 0 where it has no more: in lower case, each of ' . , ( ) ! ? a word, "
                 "quotes left out, ; and : spaces; an id is a word's place in `words` of `encoder` plus 2, else 1"
             )
+        if self.encoder is not None and self.encoder["kind"] == "tokens":
+            return "int64 ids by the tokeniser in `encoder` (tokenizer.json), cut to `length`, `padding` after"
         if len(self.in_shape) != 3 or self.tokens:
             return None
         window = self.window
@@ -189,8 +197,10 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
         raise ArgumentError(f"kind: can't export as {kind!r}{nearest(kind, ModelInfo.EXPORTS)}")
     if kind == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise MissingPackageError("export as ONNX needs onnx and onnxscript: pip install 'fedskew[onnx]'")
+    if kind in ("weights", "adapters"):
+        return _export_weights(network, path, kind)
     schema = TableSchema.of_plain(info.encoder) if info.encoder is not None and info.is_table else None
-    model = _Classifier(copy.deepcopy(network), info, schema).cpu().eval().requires_grad_(False)
+    model = _Classifier(merged(network), info, schema).cpu().eval().requires_grad_(False)
     shape = info.in_shape if schema is None else (len(schema.inputs),)
     samples = torch.zeros(2, *shape, dtype=torch.int64 if info.tokens else torch.float32)
     before = info.before if schema is None else schema.values_in_words()
@@ -208,6 +218,20 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
     except Exception as error:  # the exporters raise all kinds
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"{path}: PyTorch can't export this network as {kind}: {reason}") from error
+    return path
+
+
+def _export_weights(network: nn.Module, path: Path, kind: str) -> Path:
+    """Write the weights alone: adapters apart, in peft's files, or all of them with adapters added."""
+    try:
+        if kind == "adapters":
+            save_adapters(network, path)
+        else:
+            inner = network.network if isinstance(network, TextClassifier) else network
+            tensors = {name: one.clone().contiguous() for name, one in merged(inner).cpu().state_dict().items()}
+            save_tensors(path, tensors)
+    except OSError as error:
+        raise RunError(f"{path}: can't be written: {error.strerror}") from None
     return path
 
 

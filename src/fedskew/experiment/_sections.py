@@ -50,6 +50,9 @@ class DataSection(Named):
     """Name of a reader, or `module:function` for one of your own."""
     root: str | None = None
     """Folder of its files; without it: the environment variable `FEDSKEW_DATA`."""
+    tokenizer: str | None = None
+    """Folder of a tokeniser (tokenizer.json) by which texts become ids, `length` of each; it travels with the model.
+    Without it: words of the training texts."""
     validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Literal["own"] = 0.0
     """Share of the training samples of each class that is held out, for early stopping and for choosing values; "own":
     the samples that the data set itself sets aside, which are never trained on in any case."""
@@ -86,7 +89,8 @@ class ModelSection(Named):
     """The network, with its options."""
 
     name: str
-    """Name of a network, or `module:function` for one of your own."""
+    """Name of a network, or `module:function` for one of your own; `timm:NAME`, `torchvision:NAME`, or
+    `transformers:FOLDER`, a folder of your own with config.json and model.safetensors. Nothing is downloaded."""
     weights: str | None = None
     """File that the first model's weights and running statistics are from, `.safetensors` or a state dict as `.pth`.
     Names and shapes have to be the network's; a last layer of other classes starts as it was drawn. Without it: all
@@ -98,16 +102,21 @@ class ModelSection(Named):
     they travel nowhere, and batch norm among them is in eval mode. Without it: all are trained."""
     train: Annotated[list[str], Field(min_length=1)] | None = None
     """Parameters that are trained, by such patterns, in place of `freeze`: all others stay as they are."""
+    adapters: dict[str, Any] | None = None
+    """Adapters by peft, which alone are trained: `kind`, such as "lora", and that kind's arguments by peft's names, or
+    `rank` and `targets`; `modules_to_save` are layers that are trained too. Without it: none."""
+    architecture: dict[str, Any] | None = None
+    """The config.json of `transformers:FOLDER`, as fedskew fills it in."""
 
     @property
     def freezes(self) -> bool:
         """Whether some parameters stay as they are."""
-        return self.freeze is not None or self.train is not None
+        return any(one is not None for one in (self.freeze, self.train, self.adapters))
 
     @pydantic.model_validator(mode="after")
     def _one_of_both(self) -> ModelSection:
-        if self.freeze is not None and self.train is not None:
-            raise ValueError("freeze and train say the same in two ways; give one of them")
+        if sum(one is not None for one in (self.freeze, self.train, self.adapters)) > 1:
+            raise ValueError("freeze, train and adapters each say what is trained; give one of them")
         return self
 
 

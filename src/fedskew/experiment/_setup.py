@@ -44,7 +44,8 @@ from fedskew.experiment._work import (
 )
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
-from fedskew.models import FlatModel, ModelState, hold_still
+from fedskew.models import FlatModel, ModelState
+from fedskew.models.frozen import hold_still
 from fedskew.pipelines import FedConcat
 from fedskew.randomness import Purpose, generator, stream_key
 from fedskew.server_updates import Plain

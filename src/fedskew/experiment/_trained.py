@@ -194,6 +194,9 @@ class TrainedModel:
     def export(self, path: str | Path, kind: str) -> Path:
         """Write the model for other programs, by PyTorch's own exporters, to a file of `kind` "onnx" or "torchscript".
 
+        Adapters are added to the network's own weights. "weights" writes a state dict of these as safetensors;
+        "adapters" the adapters apart, as peft does, to a folder.
+
         What is written normalises samples as `predict` does and returns probabilities, for any number of samples at
         once. TorchScript takes what `predict` takes, as tensors: images in [0, 1] or uint8, features of any type, token
         ids. An ONNX graph has one type of input: float32 (images in [0, 1]: divide bytes by 255), or int64 for token

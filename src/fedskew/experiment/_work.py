@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew import components, data, methods, metrics, models
+from fedskew import components, data, methods, metrics, models, own_code
 from fedskew.data import Dataset, Inputs
 from fedskew.engine import (
     Backend,
@@ -32,6 +32,10 @@ from fedskew.experiment._config import Config
 from fedskew.files import file_hash
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
+from fedskew.models.adapters import with_adapters
+from fedskew.models.frozen import freeze
+from fedskew.models.sources import TextClassifier, from_source
+from fedskew.models.weights import load_weights
 from fedskew.personal import Names, Personal
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
@@ -64,9 +68,12 @@ def make_network(
     generator is left as it was. A network of the user's own is checked by `samples`, `(batch, *in_shape)`, if there are
     any. ConfigError where it can't be built, or does not go with the data or the method.
     """
-    module = _prepared(config, _network(config, seed, num_classes, in_shape, samples), in_shape, samples)
+    module = _prepared(config, seed, _network(config, seed, num_classes, in_shape, samples), in_shape, samples)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
     for component in adapting(method):
+        if config.model.adapters is not None:
+            name = type(component).__name__
+            raise ConfigError(f"model.adapters: {name} changes the network itself; leave out one of them")
         try:
             module = component.adapt(module, drawn)
         except ArgumentError as error:
@@ -179,7 +186,8 @@ def make_protection(config: Config, model: FlatModel, clients: int) -> Protectio
 def _network(
     config: Config, seed: int, num_classes: int, in_shape: tuple[int, ...], samples: Tensor | None
 ) -> nn.Module:
-    make = components.find(models.INDEX, config.model.name, "model.name")
+    source = config.model.name.partition(":")[0] in own_code.SOURCES
+    make = None if source else components.find(models.INDEX, config.model.name, "model.name")
     options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
     if ":" not in config.model.name:
         for option in ("num_classes", "in_shape", "generator"):
@@ -199,7 +207,10 @@ def _network(
     known = {"num_classes": num_classes, "in_shape": in_shape}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)
-        module = components.call(make, config.model.name, "model", known, options)
+        if source:
+            module = _of_source(config, num_classes, in_shape, samples)
+        else:
+            module = components.call(make, config.model.name, "model", known, options)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.name: {config.model.name} returned {type(module).__name__}, not an nn.Module")
         if samples is not None:
@@ -207,27 +218,51 @@ def _network(
                 models.check_outputs(module, samples, num_classes)
             except ArgumentError as error:
                 raise ConfigError(f"model.name: {config.model.name} does not fit: {error}") from None
-    return models.Dropout.swap(module)
+    return module
 
 
-def _prepared(config: Config, module: nn.Module, in_shape: tuple[int, ...], samples: Tensor | None) -> nn.Module:
+def _of_source(config: Config, num_classes: int, in_shape: tuple[int, ...], samples: Tensor | None) -> nn.Module:
+    """Make a network of another package; texts are for transformers alone."""
+    section, options = config.model, config.model.parameters
+    if section.architecture is not None:
+        options = {"architecture": section.architecture} | options
+    if samples is not None and (section.architecture is not None) == samples.is_floating_point():
+        said = "token ids (data.tokenizer)" if section.architecture is not None else "numbers"
+        raise ConfigError(f"model.name: {section.name} takes {said}, and these samples are of another kind")
+    try:
+        return from_source(section.name, num_classes, in_shape, options)
+    except ArgumentError as error:
+        raise ConfigError(f"model.{error}") from None
+
+
+def _prepared(
+    config: Config, seed: int, module: nn.Module, in_shape: tuple[int, ...], samples: Tensor | None
+) -> nn.Module:
     """Give a network the weights of a config's file, and freeze what the config names."""
-    section, weights = config.model, config.model.weights
+    section, weights, note = config.model, config.model.weights, None
     try:
         if weights is not None:
             path = Path(config.place(weights))
             if file_hash(path) != section.weights_hash:
                 raise ArgumentError(f"weights: {path} is another file than that of weights_hash; put that one there")
             some = torch.zeros(1, *in_shape) if samples is None else samples
-            vars(module)["fedskew_note"] = models.load_weights(module, path, some)
-        if section.freezes:
-            models.freeze(module, section.freeze, section.train)
+            note = load_weights(module, path, some)
+        inner = module.network if isinstance(module, TextClassifier) else module
+        if section.adapters is not None:
+            inner = with_adapters(inner, section.adapters, stream_key(seed, Purpose.MODEL_ADAPT))
+        elif section.freezes:
+            freeze(inner, section.freeze, section.train)
     except ArgumentError as error:
         raise ConfigError(f"model.{error}") from None
     except (DataError, OSError) as error:
         said = f"{weights}: {error.strerror}" if isinstance(error, OSError) else error
         raise ConfigError(f"model.weights: {said}") from None
-    return module
+    if isinstance(module, TextClassifier):
+        module.network = inner
+    else:
+        module = inner
+    vars(module)["fedskew_note"] = note
+    return models.Dropout.swap(module, samples) if ":" in section.name or section.adapters is not None else module
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._dropout import Dropout
 from fedskew.models._faster import Faster
 from fedskew.models._flat import FlatModel, Layout, ModelState
-from fedskew.models._frozen import freeze, hold_still
 from fedskew.models._network import Network, Outputs, unit_rows
-from fedskew.models._weights import load_weights
 from fedskew.models._wrappers import (
     Concatenated,
     OnPrototypes,
@@ -38,11 +36,8 @@ __all__ = [
     "build",
     "check_outputs",
     "copied",
-    "freeze",
-    "hold_still",
     "hooks_of",
     "last_layer",
-    "load_weights",
     "note",
     "unit_rows",
     "with_added_head",

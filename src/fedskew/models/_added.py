@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError
-from fedskew.models._dropout import count_anew
+from fedskew.models._dropout import Draws, count_anew
 
 _KINDS = ("forward", "forward_pre", "backward", "backward_pre")
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -47,6 +47,8 @@ def added_to(module: nn.Module) -> str | None:
     """Say in words what a network has beside its classes' own code, the first such thing; None: nothing."""
     if has_global_hooks():
         return "PyTorch has a hook of all modules"
+    if any(isinstance(layer, Draws) for layer in module.modules()):
+        return "the network draws by calls such as functional.dropout"
     own = (
         f"layer {name!r} has a forward of its own" for name, layer in module.named_modules() if "forward" in vars(layer)
     )

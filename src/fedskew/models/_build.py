@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -90,7 +89,6 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
         raise ArgumentError(f"it fails on samples of shape {tuple(inputs.shape[1:])}: {in_one_line(error)}") from error
     finally:
         module.train(training)
-    _check_draws(module, inputs)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != inputs.shape[:1]:
         got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ArgumentError(
@@ -101,23 +99,6 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
         raise ArgumentError(
             f"it returns {logits.shape[1]} logits a sample, and the data has {num_classes} classes; make its last "
             f"layer {num_classes} wide (num_classes, where it is called with it)"
-        )
-
-
-def _check_draws(module: nn.Module, inputs: Tensor) -> None:
-    """Raise ArgumentError where the network, in training, draws from PyTorch's global generator."""
-    before = torch.get_rng_state()
-    try:
-        with torch.no_grad():
-            Dropout.swap(copy.deepcopy(module)).train()(inputs)
-    except ArgumentError:  # dropout inside a layer
-        raise
-    except Exception:  # such as batch norm with too few values: training will say what
-        return
-    if not torch.equal(before, torch.get_rng_state()):
-        raise ArgumentError(
-            "in training it draws from PyTorch's global generator, as functional.dropout does, so that no run could be "
-            "repeated; use layers such as nn.Dropout"
         )
 
 

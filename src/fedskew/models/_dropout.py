@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -66,26 +67,25 @@ class Dropout(nn.Module):
         return [f"{name}.key".lstrip(".") for name, layer in model.named_modules() if isinstance(layer, Dropout)]
 
     @staticmethod
-    def swap(model: nn.Module) -> nn.Module:
+    def swap(model: nn.Module, samples: Tensor | None = None) -> nn.Module:
         """Replace a model's nn.Dropout, 1d, 2d and 3d layers by keyed ones, in place, and number all dropout layers.
 
-        Calls of `torch.nn.functional.dropout` inside a `forward` can't be detected; use layers instead.
+        Where a model then still draws from PyTorch's global generator in training, as by `functional.dropout`, that is
+        seeded by a key around each pass, and left as it was. It is known of PyTorch's layers, and of others if a pass
+        of some `samples` does so.
 
         Returns:
             The model, or its replacement if it is a dropout layer itself.
-
-        Raises:
-            ArgumentError: A layer draws from torch's global generator and has no keyed counterpart.
         """
         ours: dict[nn.Module, Dropout] = {}
-        for name, layer in model.named_modules():
-            _refuse_unkeyed(name, layer)
+        for layer in model.modules():
+            p: Any = getattr(layer, "p", 0.0)
             if isinstance(layer, Dropout):
                 ours[layer] = layer
             elif type(layer).forward in [kind.forward for kind in _OF_CHANNELS]:
-                ours[layer] = ChannelDropout(layer.p)
+                ours[layer] = ChannelDropout(p)
             elif type(layer).forward is nn.Dropout.forward:
-                ours[layer] = Dropout(layer.p)
+                ours[layer] = Dropout(p)
         for number, (layer, replacement) in enumerate(ours.items()):
             replacement.layer = number
             replacement.train(layer.training)
@@ -97,6 +97,13 @@ class Dropout(nn.Module):
                     setattr(parent, name, ours[child])
         if ours and count_anew not in model._forward_pre_hooks.values():
             model.register_forward_pre_hook(count_anew)
+        is_seeded = any(isinstance(layer, Draws) for layer in model.modules())
+        if not is_seeded and (
+            any(map(_draws, model.modules())) or (samples is not None and _is_drawing(model, samples))
+        ):
+            model.add_module(_DRAWS, Draws(len(ours)))
+            model.register_forward_pre_hook(_seed)
+            model.register_forward_hook(_restore, always_call=True)
         return model
 
 
@@ -120,12 +127,49 @@ def count_anew(model: nn.Module, inputs: tuple[Any, ...]) -> None:
             layer.uses = 0
 
 
-def _refuse_unkeyed(name: str, layer: nn.Module) -> None:
-    if isinstance(layer, _UNKEYED):
-        raise ArgumentError(
-            f"model: layer {name!r} ({type(layer).__name__}) draws random numbers without a key; remove it"
-        )
-    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0:
-        raise ArgumentError(
-            f"model: layer {name!r} ({type(layer).__name__}) has dropout inside, without a key; set its dropout to 0"
-        )
+class Draws(Dropout):
+    """The key of what a network draws from PyTorch's global generator in a pass in training."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__(0.0)
+        self.layer = layer
+        self.around: Any = None
+
+
+_DRAWS = "fedskew_draws"
+
+
+def _seed(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Seed PyTorch's global generator by the key of a step, before a pass in training."""
+    if model.training:
+        draws: Any = model.get_submodule(_DRAWS)
+        draws.around = torch.random.fork_rng([draws.key.device] if draws.key.is_cuda else [])
+        draws.around.__enter__()
+        torch.manual_seed(int(draws.key))
+
+
+def _restore(model: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> None:
+    """Leave PyTorch's global generator as it was before the pass."""
+    draws: Any = model.get_submodule(_DRAWS)
+    around, draws.around = draws.around, None
+    if around is not None:
+        around.__exit__(None, None, None)
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Return whether a layer of PyTorch's draws from the global generator in training."""
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return layer.dropout > 0
+    return isinstance(layer, _UNKEYED)
+
+
+def _is_drawing(model: nn.Module, samples: Tensor) -> bool:
+    """Return whether a pass of some samples, in training, draws from PyTorch's global generator."""
+    with torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        try:
+            with torch.no_grad():
+                copy.deepcopy(model).train()(samples)
+        except Exception:  # such as batch norm with too few values: training will say what
+            return False
+        return not torch.equal(before, torch.get_rng_state())

@@ -12,10 +12,10 @@ from torch import Tensor, fx, nn
 from fedskew.errors import in_one_line
 from fedskew.models._added import has_global_hooks, is_plain
 from fedskew.models._chain import Chain, Flatten
-from fedskew.models._frozen import still_layers
 from fedskew.models._graph import UnreadableError, chain_of, layers_of, read_graph
 from fedskew.models._network import Outputs
 from fedskew.models._wrappers import with_features
+from fedskew.models.frozen import still_layers
 
 _SAMPLES = 3  # on which a chain is compared with the network
 _TOLERANCE = 1e-4  # as a share of a tensor's largest value

@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 from fedskew.errors import ArgumentError
 from fedskew.models._added import check_added, parameter_hooks
 from fedskew.models._faster import Faster
-from fedskew.models._frozen import constant_buffers, frozen_buffers
 from fedskew.models._network import Outputs
+from fedskew.models.frozen import constant_buffers, frozen_buffers
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ModelState(NamedTuple):
 class FlatModel:
     """A model whose trainable parameters are views of one vector.
 
-    Frozen parameters, the buffers of frozen layers (see `_frozen`), and buffers outside the state dict, are not changed
+    Frozen parameters, the buffers of frozen layers (see `frozen`), and buffers outside the state dict, are not changed
     and no part of the model's state. With `channels_last`, the values of
     convolution weights are not in the order of `parameters_to_vector`; `views` and `state_dict` have the usual names
     and shapes with either layout. On CPUs a step of MobileNetV2 takes two thirds of the time then; but a network can't

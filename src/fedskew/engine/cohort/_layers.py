@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fedskew.models import Dropout, FlatModel, Layout, Outputs, hold_still, with_features
+from fedskew.models import Dropout, FlatModel, Layout, Outputs, with_features
+from fedskew.models.frozen import hold_still
 
 _INSIDE = "inside.model."
 

@@ -12,19 +12,22 @@ from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError, DataError
 from fedskew.models._wrappers import with_features
+from fedskew.models.sources import TextClassifier
 
 COUNTER = "num_batches_tracked"
 """How the name of a counter ends, which files from before PyTorch 0.4.1 lack."""
 
 
-def load_weights(module: nn.Module, path: Path, samples: Tensor) -> str | None:
+def load_weights(whole: nn.Module, path: Path, samples: Tensor) -> str | None:
     """Set weights and running statistics from a file, in place; return what is to be said of the last layer.
 
     The file's last layer may have another name; where it has other classes, or there is none, the network's stays as it
     was drawn. `samples`, `(batch, ...)`, show which layer is the last. ArgumentError where the file is of another
     network; DataError where it can't be read.
     """
-    state, own = _read(path), module.state_dict()
+    if isinstance(whole, TextClassifier):
+        return _load_text(whole, path)
+    module, state, own = whole, _read(path), whole.state_dict()
     last = _last_layer(module, samples)
     head = {name for name in own if last is not None and name.rpartition(".")[0] == last}
     extra = state.keys() - own.keys()
@@ -41,6 +44,27 @@ def load_weights(module: nn.Module, path: Path, samples: Tensor) -> str | None:
     _check(path, state, own, {name for name in missing if not name.endswith(COUNTER)})
     module.load_state_dict(state, strict=False)
     return f"{last} starts as it was drawn: {path.name} has no such layer of these classes" if left_out else None
+
+
+def _load_text(whole: TextClassifier, path: Path) -> str | None:
+    """Load a file of transformers': what is after the body may be missing, or something else."""
+    state, own, body = _read(path), whole.network.state_dict(), whole.body
+    if not any(name.startswith(body) for name in state):
+        state = {body + name: one for name, one in state.items()}
+    kept = {
+        name: one
+        for name, one in state.items()
+        if name.startswith(body) or (name in own and own[name].shape == one.shape)
+    }
+    free = {name for name in own if not name.startswith(body) or ".pooler." in name}
+    _check(path, kept, own, own.keys() - kept.keys() - free)
+    whole.network.load_state_dict(kept, strict=False)
+    drawn = sorted({name.rpartition(".")[0] for name in free - kept.keys()})
+    return (
+        f"{', '.join(drawn)} start as they were drawn: {path.name} has no such layers of these classes"
+        if drawn
+        else None
+    )
 
 
 def _check(path: Path, state: Mapping[str, Tensor], own: Mapping[str, Tensor], missing: set[str]) -> None:
