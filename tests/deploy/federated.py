@@ -303,18 +303,33 @@ def federate(folder: Path, config: Mapping[str, Any], names: tuple[str, ...] = N
         : len(names)
     ]
     rows = [np.flatnonzero(np.isin(labels, held))[:limit] for held, limit in shares]
+    tested = np.array_split(np.arange(len(test_labels)), len(names))
+    parts = [{"x": pixels[own], "y": labels[own]} for own in rows]
+    tests = [{"x": test_pixels[own], "y": test_labels[own]} for own in tested]
+    return federate_files(folder, config, names, parts, tests, {}, **{"classes": CLASSES, **agreed})
+
+
+def federate_files(
+    folder: Path,
+    config: Mapping[str, Any],
+    names: tuple[str, ...],
+    parts: list[dict[str, Any]],
+    tests: list[dict[str, Any]],
+    more: Mapping[str, Any],
+    **agreed: Any,
+) -> Federated:
+    """A federation of sites with these samples, `x` and `y`, and `more` arrays in each file; see `federate`."""
     folder.mkdir(parents=True, exist_ok=True)
-    order = np.concatenate(rows)
-    clients = np.repeat(names, [len(held) for held in rows])
+    clients = np.repeat(names, [len(part["y"]) for part in parts])
     whole = folder / "whole.npz"
-    np.savez(whole, x=pixels[order], y=labels[order], client=clients, x_test=test_pixels, y_test=test_labels)
+    x, y, x_test, y_test = (np.concatenate([part[name] for part in which]) for which in (parts, tests) for name in "xy")
+    np.savez(whole, x=x, y=y, client=clients, x_test=x_test, y_test=y_test, **more)
     resolved = resolve({**config, "data": {"name": "npz", "root": str(whole)}})
     pooled = load("npz", whole, rng=None)
-    parts = np.array_split(np.arange(len(test_labels)), len(names))
-    for name, own, test in zip(names, rows, parts, strict=True):
+    for name, own, test in zip(names, parts, tests, strict=True):
         site = folder / name
         site.mkdir()
-        np.savez(site / "own.npz", x=pixels[own], y=labels[own], x_test=test_pixels[test], y_test=test_labels[test])
+        np.savez(site / "own.npz", x=own["x"], y=own["y"], x_test=test["x"], y_test=test["y"], **more)
         table = {"state": "state", "data": {"name": "npz", "root": "own.npz"}}
         (site / "data.toml").write_text(tomli_w.dumps(table))
         if (weights := resolved.model.weights) is not None:
@@ -327,7 +342,6 @@ def federate(folder: Path, config: Mapping[str, Any], names: tuple[str, ...] = N
     agreement = Agreement(
         **{
             "sites": list(names),
-            "classes": CLASSES,
             "shape": list(pooled.in_shape),
             "mean": list(pooled.mean),
             "std": list(pooled.std),

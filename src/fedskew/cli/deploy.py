@@ -269,7 +269,9 @@ def _kind_by_schema(config: Config) -> dict[str, Any] | None:
     schema = TableSchema.of_plain(config.data.parameters["schema"])
     if not schema.classes or schema.without_range:
         return None
-    return {"classes": list(schema.classes), "shape": [len(schema.slots)], "encoder": schema.plain()}
+    several = len(schema.labelled) > 1 or "separator" in config.data.parameters
+    samples = {"classes": list(schema.classes), "shape": [len(schema.slots)], "multi_label": several}
+    return samples | {"encoder": schema.plain()}
 
 
 def _kind(dataset: Dataset) -> dict[str, Any]:
@@ -277,8 +279,6 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
     import torch
 
     encoder = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
-    if dataset.multi_label:
-        raise ConfigError("data: samples of several labels are trained in simulations, not yet at real sites")
     return encoder | {
         "classes": list(dataset.classes),
         "shape": list(dataset.in_shape),
@@ -286,6 +286,7 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
         "mean": list(dataset.mean),
         "std": list(dataset.std),
         "window": list(dataset.window),
+        "multi_label": dataset.multi_label,
     }
 
 
@@ -298,7 +299,8 @@ def _print_notes(made: Draft, losses: list[str]) -> None:
 def _images_table(config: Config) -> dict[str, object]:
     """Return the table `[data]` of every site's `data.toml`: a table, or images of the size that the config sets."""
     if config.data.name == "csv":
-        return {"name": "csv", "root": "data.csv"}
+        own = {key: config.data.parameters[key] for key in ("separator",) if key in config.data.parameters}
+        return {"name": "csv", "root": "data.csv", **own}
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}

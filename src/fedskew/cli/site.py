@@ -120,15 +120,14 @@ def supernode(
 def _samples(data: SiteData, agreement: Agreement) -> Table:
     """Return the number of samples of every class, for training (with a bar) and for tests."""
     kind = "token ids" if agreement.tokens else "numbers"
-    counts = data.counts.astype(int).tolist()
-    tests = [int((data.test_targets == label).sum()) for label in range(data.num_classes)]
+    counts, tests = (found.astype(int).tolist() for found in (data.counts, data.test_counts))
     bars = [Text("█" * -(-BAR * count // max(1, *counts))) if count else Text("none", style="dim") for count in counts]
     title = (
-        f"This site's data fits: {counted(sum(counts), 'sample')} to train on, {sum(tests)} to test; "
+        f"This site's data fits: {counted(len(data.targets), 'sample')} to train on, {len(data.test_targets)} to test; "
         f"{' x '.join(map(str, agreement.shape))} {kind} each"
     )
     rows = zip(agreement.classes, map(str, counts), bars, map(str, tests), strict=True)
-    return table_of(["class", ">train", "", ">test"], rows, title, **BOXED)
+    return table_of(["label" if data.multi_label else "class", ">train", "", ">test"], rows, title, **BOXED)
 
 
 def _leaves(look: Look) -> Table:

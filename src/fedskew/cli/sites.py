@@ -18,9 +18,6 @@ from fedskew.tables import counted
 if TYPE_CHECKING:
     from fedskew.report import ClientTable, SeedRun
 
-SUMMED = "site-figures.json"
-"""File of a federation of real sites, with means over sites that were summed under masks."""
-
 _COLUMNS = {"mean": "mean", "weighted": "weighted", "median": "median", "worst_tenth": "worst tenth", "std": "std"}
 
 
@@ -46,10 +43,12 @@ def sites(
         fedskew sites runs/hospitals-1a2b3c4d
         fedskew sites fedavg=runs/my-1a2b3c4d fedvls=runs/my-5e6f7a8b --figure balanced_accuracy --csv sites.csv
     """
+    from fedskew.experiment import RunFolder
     from fedskew.metrics import SiteRow
     from fedskew.report import ClientTable
 
-    if len(folders) == 1 and (place := Path(folders[0].partition("=")[2] or folders[0]) / SUMMED).exists():
+    place = Path(folders[0].partition("=")[2] or folders[0]) / RunFolder.SITE_FIGURES
+    if len(folders) == 1 and place.exists():
         _print_summed(place, figure, as_json)
         return
     runs = read_runs(folders)

@@ -13,11 +13,12 @@ import pydantic
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from fedskew import components, methods
+from fedskew import components, findings, methods
 from fedskew.data import TableSchema, encoder_of
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment import Config, ModelInfo, target_mix
 from fedskew.finish import Calibrate
+from fedskew.metrics import Tally
 from fedskew.parameters import Count, Finite, Positive, first_mistake
 from fedskew.personal import Personal
 from fedskew.sums import SumContext
@@ -70,6 +71,8 @@ class Agreement(BaseModel):
         classes: Class names, by class id.
         shape: Shape of one sample.
         tokens: Whether samples are token ids instead of floats.
+        multi_label: Whether a sample may have several of the classes, or none; a site's data have to name all of them
+            then, and label counts are of each label, with the number of samples beside.
         mean: Mean of each channel, by which every site normalises its samples in place of the data's own; empty: no
             normalisation.
         std: Standard deviation of each channel, used like `mean`.
@@ -109,8 +112,8 @@ class Agreement(BaseModel):
         keys: Public keys of masked sums, by site: the middle line of what `openssl pkey -in mask.key -pubout` writes.
         sum_sites: Fewest sites that a masked sum may be over.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
-            many samples it has of each class. "none": the model is not evaluated. "auto": "confusion" if label counts
-            are exact, else "none".
+            many samples it has of each class; of several labels how many samples have each and are taken to. "none":
+            the model is not evaluated. "auto": "confusion" if label counts are exact, else "none".
         site_figures: "summed": after the last round, sites whose terms allow it add to masked sums what the models that
             they have are worth on their own test samples (see `SITE_FIGURES`). "none": nothing of that leaves them.
     """
@@ -122,6 +125,7 @@ class Agreement(BaseModel):
     classes: Annotated[list[str], Field(min_length=1)]
     shape: Annotated[list[Count], Field(min_length=1)]
     tokens: bool = False
+    multi_label: bool = False
     mean: list[Finite] = []
     std: list[Positive] = []
     window: Annotated[list[Finite], Field(max_length=2)] = []
@@ -158,6 +162,17 @@ class Agreement(BaseModel):
         if len(self.window) == 2 and self.window[0] >= self.window[1]:
             raise ValueError("window: takes [low, high], the values that are black and white, low first")
         self._check_encoder()
+        if self.multi_label and not 2 <= len(self.classes) <= findings.MOST:
+            raise ValueError(
+                f"multi_label: of 2 to {findings.MOST} classes a sample has any, not of {len(self.classes)}"
+            )
+        if self.multi_label and self.label_counts not in ("exact", "withheld"):
+            raise ValueError(
+                f"label_counts: {self.label_counts!r} is for samples of one class, and these have several labels, or "
+                "none; take 'exact' or 'withheld'"
+            )
+        if self.multi_label and self.site_figures != "none":
+            raise ValueError("site_figures: are of samples of one class, and these have several labels, or none")
         if self.label_counts == "noisy" and self.epsilon is None:
             raise ValueError("label_counts = 'noisy' needs epsilon")
         if self.epsilon is not None and self.label_counts not in ("noisy", "summed"):
@@ -178,6 +193,11 @@ class Agreement(BaseModel):
             return
         if self.shape != [len(table.slots)]:
             raise ValueError(f"shape: is {self.shape}, and the schema in encoder makes samples of {[len(table.slots)]}")
+        if len(table.labelled) > 1 and (not self.multi_label or {*table.labelled} != {*self.classes}):
+            raise ValueError(
+                "multi_label: the schema in encoder has several columns of labels; set multi_label = true, and classes "
+                f"to their names, {', '.join(table.labelled)}"
+            )
         if table.numbers and not self.mean:
             if no_range := table.without_range:
                 raise ValueError(f"encoder.columns.{no_range[0]}: give a range, by which means of all sites are taken")
@@ -224,7 +244,13 @@ class Agreement(BaseModel):
     def info(self) -> ModelInfo:
         """What is known of the federation's samples and classes."""
         mean, std, window = tuple(self.mean), tuple(self.std), tuple(self.window)
-        return ModelInfo(tuple(self.classes), tuple(self.shape), self.tokens, mean, std, window, self.encoder)
+        form = tuple(self.shape), self.tokens, mean, std, window, self.encoder, self.multi_label
+        return ModelInfo(tuple(self.classes), *form)
+
+    @property
+    def tally(self) -> Tally:
+        """What sites count of their test samples."""
+        return Tally(len(self.classes), self.multi_label)
 
     @property
     def table(self) -> TableSchema | None:
@@ -333,6 +359,8 @@ class Agreement(BaseModel):
             if special[key] if key in special else attrgetter(key)(config):
                 raise ConfigError(f"{key}: can't be deployed: {reason}")
         method = methods.build(config.method, config.training.momentum)
+        if self.multi_label:
+            method = _of_findings(config, method)
         if method.personal is not None:
             _check_personal(method.personal)
         if self.updates == "masked":
@@ -373,6 +401,20 @@ class Agreement(BaseModel):
             target_mix(config.target.mix, classes, known, unknown)
         if self.label_counts != "exact":
             _check_private(self, method)
+
+
+def _of_findings(config: Config, method: methods.Method) -> methods.Method:
+    """Return a method as it trains on several labels a sample; ConfigError for what is for samples of one class."""
+    one_class = {
+        "target.mix": config.target.is_estimated,
+        "training.class_weights": config.training.class_weights is not None,
+        "training.sampler": config.training.sampler is not None,
+        "evaluation.measure": config.evaluation.measure == "target_accuracy",
+    }
+    for key, is_set in one_class.items():
+        if is_set:
+            raise ConfigError(f"{key}: is for samples of one class, and here they have several labels, or none")
+    return methods.for_findings(method)
 
 
 def _check_personal(personal: Personal) -> None:
@@ -502,6 +544,8 @@ def method_of(config: Config, agreement: Agreement) -> methods.Method:
     """Make the method of a federation of real sites, whose server update knows their number; ConfigError where it makes
     no sense. Where a personal model takes a calibration, and sites evaluate, it has that finish."""
     method = methods.build(config.method, config.training.momentum)
+    if agreement.multi_label:
+        method = methods.for_findings(method)
     try:
         server_update = components.with_clients(method.server_update, len(agreement.sites))
     except ArgumentError as error:

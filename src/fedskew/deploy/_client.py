@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
@@ -36,6 +35,7 @@ from fedskew.errors import ConfigError, FedskewError, RunError, in_one_line
 from fedskew.experiment import read
 from fedskew.hooks import Hooks
 from fedskew.methods import Method
+from fedskew.metrics import Tally
 from fedskew.models import FlatModel
 
 RAISED = 2
@@ -97,9 +97,10 @@ class OwnClient:
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Evaluate the model that a message contains: loss and accuracy."""
         self.worker.read(content)
-        confusion, loss = self.worker.predict()
-        samples = int(confusion.sum())
-        accuracy = float(np.trace(confusion) / max(samples, 1))
+        counts, loss = self.worker.predict()
+        tally = Tally(self.worker.data.num_classes)
+        samples = tally.samples(counts)
+        accuracy = tally.right(counts) / max(samples, 1)
         return RecordDict(
             {wire.METRICS: MetricRecord({wire.SAMPLES: samples, wire.EVALUATION_LOSS: loss, "accuracy": accuracy})}
         )
@@ -158,6 +159,8 @@ def client_app(
 
     def client(context: Context, _: ConfigRecord) -> OwnClient:
         held = data if isinstance(data, SiteData) else data(context)
+        if held.multi_label:
+            raise ConfigError("data: samples of several labels take fedskew's own server; use server_app and site_app")
         network = models.Dropout.swap(model if isinstance(model, nn.Module) else model())
         work = LocalWork(
             held, chosen.objective, chosen.local_step, training or LocalTraining(), seed, hooks=hooked(chosen)

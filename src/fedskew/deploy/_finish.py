@@ -28,6 +28,7 @@ from fedskew.engine import ClientStates, ServerState
 from fedskew.engine.finish import FinishedModel, finish_model
 from fedskew.engine.target import EstimatedMix
 from fedskew.errors import FedskewError, FinishError, RunError, in_one_line
+from fedskew.experiment import RunFolder
 from fedskew.files import write_text
 from fedskew.finish import Observed, Source
 from fedskew.metrics import SiteRow
@@ -35,9 +36,6 @@ from fedskew.models import ModelState
 
 ATTEMPTS = 5
 """How often a finish begins, each time without the sites that stopped answering."""
-
-FIGURES_FILE = "site-figures.json"
-"""File in the run folder with what the models are worth to the sites (see `Sites.figures_in_sums`)."""
 
 Tensors = Mapping[str, Tensor]
 Reported = Mapping[int, NDArray[Any]] | None
@@ -123,7 +121,7 @@ class TrainedModel:
             told = {"temperature": torch.tensor([notes["temperature"]]), "biases": torch.tensor(biases)}
             told["mix"] = held / held.sum()
         left = self.sites.leave(round, common, told, self.clients)
-        path = self.folder / FIGURES_FILE
+        path = self.folder / RunFolder.SITE_FIGURES
         if self.sites.plan.agreement.site_figures == "summed" and not path.exists():
             found = self.sites.figures_in_sums(round, left)
             if "reason" in found:
@@ -182,7 +180,8 @@ class _Asking:
         sites = self.finisher.sites
         if source == "held_out":
             evaluations = sites.evaluate(self.round, self.model).valid
-            return {client: one.confusion.sum(axis=1).astype(np.float64) for client, one in evaluations.items()}
+            tables = {client: one.tally.table(one.counts) for client, one in evaluations.items()}
+            return {client: table.sum(axis=1).astype(np.float64) for client, table in tables.items()}
         if self.finisher.plan.agreement.label_counts != "exact":
             return None
         counts = sites.roster.counts

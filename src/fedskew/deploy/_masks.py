@@ -131,11 +131,10 @@ class Masks:
             raise RunError(f"the {odd} of this site's update is NaN or infinite, so it takes no part in the sum")
         self._keep(wire.TRAIN, round, training, about, parts)
 
-    def keep_evaluation(self, round: int, model: str, about: str, confusion: NDArray[np.int64], loss: float) -> None:
-        """Keep an evaluation until the next one."""
-        whole = loss * float(confusion.sum())
-        losses = torch.tensor([whole if np.isfinite(whole) else wire.LOSSES.limit], dtype=torch.float64)
-        parts = {"counts": torch.from_numpy(confusion.reshape(-1)), "losses": losses}
+    def keep_evaluation(self, round: int, model: str, about: str, counts: NDArray[np.int64], loss: float) -> None:
+        """Keep an evaluation until the next one: what is counted, and the sum of the losses."""
+        losses = torch.tensor([loss if np.isfinite(loss) else wire.LOSSES.limit], dtype=torch.float64)
+        parts = {"counts": torch.from_numpy(counts), "losses": losses}
         self._keep(wire.EVALUATE, round, model, about, parts)
 
     def keep_figures(self, round: int, about: str, figures: NDArray[np.float64]) -> None:

@@ -224,10 +224,11 @@ class Plan:
     def reply_bytes(self) -> int:
         """Largest reply of a site, in bytes."""
         classes, bins = len(self.agreement.classes), 1 if self.estimation is None else self.estimation.bins
+        counted = 8 * self.agreement.tally.size
         if self.is_masked:
-            answer = 8 * (classes + 1) ** 2 + 3 * HEADER
+            answer = max(8 * (classes + 1) ** 2, counted) + 3 * HEADER
             return max(bytes_of(self.sums), answer) + len(self.agreement.sites) * (Key.SEED + 200)
-        tables = 8 * classes * (classes + 1) * bins + HEADER
+        tables = max(8 * classes * (classes + 1) * bins, counted) + HEADER
         return max(bytes_of(self.layout.specs) + bytes_of(self.returned) + tables, self._answer_bytes)
 
     @property
@@ -243,7 +244,8 @@ class Plan:
         agreement, config = self.agreement, self.config
         inputs = self.some_samples[:samples]
         targets = torch.arange(samples) % len(agreement.classes)
-        data = SiteData(inputs, targets, inputs[:0], targets[:0], len(agreement.classes), Path())
+        several = agreement.multi_label
+        data = SiteData(inputs, targets, inputs[:0], targets[:0], len(agreement.classes), Path(), multi_label=several)
         moments = tuple(agreement.mean), tuple(agreement.std)
         work = make_work(config, config.seeds[0], self.method, self.model, data, *moments, len(agreement.classes))
         return returned_by(_network(config, agreement, self.method), work, len(agreement.sites))
@@ -263,12 +265,14 @@ class Plan:
         clients: ClientStates,
         mix: FloatArray | None,
         announced: Mapping[str, FloatArray] | None = None,
+        sizes: FloatArray | None = None,
     ) -> Federation:
         """Make what plays the rounds; ConfigError where the method does not fit so many sites, their counts or the
         target.
 
-        The backend trains the sites, of which `clients` is kept; `mix` is the target's label mix, and `announced` what
-        sums of label counts tell all sites, where these are only summed.
+        The backend trains the sites, of which `clients` is kept; `mix` is the target's label mix, `announced` what sums
+        of label counts tell all sites, where these are only summed, and `sizes` the samples of each site, where these
+        may have several labels.
         """
         training, told = self.config.training, None if announced is None else dict(announced)
         codec = FixedPoint(self.protection, told) if self.is_masked else Floats()
@@ -292,6 +296,7 @@ class Plan:
                 aim=self.estimation,
                 codec=codec,
                 network=self.model,
+                sizes=sizes,
             )
         except ArgumentError as error:
             raise ConfigError(f"method: {error}") from None

@@ -110,7 +110,8 @@ def _counts(agreement: Agreement, questions: int) -> Disclosure:
     again = {"exact": "they change", "noisy": "this site says that its data changed", "withheld": "it changes"}[kind]
     what, number = "the number of its training samples", 1
     if kind != "withheld":
-        what, number = f"{what} of each of {classes} classes{noise}", classes
+        each = "labels, and in all" if agreement.multi_label else "classes"
+        what, number = f"{what} of each of {classes} {each}{noise}", classes + agreement.multi_label
     return Disclosure(what, f"before the first round, and again if {again}", 8 * number)
 
 
@@ -161,12 +162,15 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) ->
     due = f"after round {section.warmup}, and every {section.every} rounds from then on"
     is_labelled = data is None or not data.is_unlabelled
     if agreement.evaluates and is_labelled:
+        table = f"the confusion matrix of its test samples, {classes} x {classes}"
+        if agreement.multi_label:
+            table = f"of each of {classes} labels how many of its test samples have it and are taken to, how many are "
+            table += "right in all"
         things.append(
             Disclosure(
-                f"the confusion matrix of its test samples, {classes} x {classes}, and their "
-                f"{'loss' if masked else 'mean loss'}{_within(agreement)}",
+                f"{table}, and their {'loss' if masked else 'mean loss'}{_within(agreement)}",
                 f"before the first round, every {config.evaluation.every} rounds, and after the last",
-                8 * classes * classes + 8 + (_seeds(agreement) if masked else 0),
+                8 * agreement.tally.size + 8 + (_seeds(agreement) if masked else 0),
             )
         )
     if section.is_estimated and is_labelled:

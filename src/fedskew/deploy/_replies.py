@@ -29,6 +29,7 @@ from fedskew.deploy._arrays import (
     decode,
     short,
 )
+from fedskew.metrics import Tally
 from fedskew.report import SeedRun
 
 IntArray = NDArray[np.int64]
@@ -94,21 +95,25 @@ def check_arrays(
     return arrays
 
 
-def check_counts(content: RecordDict, classes: int, whole: bool) -> NDArray[np.float64]:
+def check_counts(content: RecordDict, classes: int, whole: bool, several: bool = False) -> NDArray[np.float64]:
     """Validate the label counts that a site reports, `(classes,)`; `whole` refuses fractions, where they are exact.
 
-    Raises RefusedError where they are missing, of another length, negative, too large, or not finite.
+    Of `several` labels the number of samples follows, `(classes + 1,)`. Raises RefusedError where they are missing, of
+    another length, negative, too large, or not finite.
     """
     check_size(content, MOST_COUNT_BYTES)
     values = only(MetricRecord, content).get(wire.COUNTS)
-    if not isinstance(values, list) or len(values) != classes:
-        raise RefusedError(f"its label counts are {short(values)}; expected {classes} numbers, one per class")
+    if not isinstance(values, list) or len(values) != classes + several:
+        expected = f"{classes} numbers, one per class" + (", and that of samples" if several else "")
+        raise RefusedError(f"its label counts are {short(values)}; expected {expected}")
     for value in values:
         if not 0 <= value <= MOST_SAMPLES:
             raise RefusedError(f"one of its label counts is {short(value)}; expected a number from 0 to {MOST_SAMPLES}")
         if whole and value != int(value):
             raise RefusedError(f"one of its label counts is {short(value)}; expected a whole number")
-    if sum(values) > MOST_SAMPLES:
+    if several and max(values) > values[-1]:
+        raise RefusedError(f"it has {short(max(values))} samples with one label, and {short(values[-1])} in all")
+    if not several and sum(values) > MOST_SAMPLES:
         raise RefusedError(f"its label counts are {short(sum(values))} samples in all; expected {MOST_SAMPLES} at most")
     return np.array(values, dtype=np.float64)
 
@@ -207,24 +212,24 @@ FEW_TESTED = 30
 
 
 class SiteEvaluation(NamedTuple):
-    """A model's evaluation on one site's own test samples: confusion matrix (rows are true classes), and mean loss,
-    infinite if it is not finite; `outcomes` has the columns divided into cells, `(classes, classes * bins)`, where
-    asked for."""
+    """A model's evaluation on one site's own test samples: what was counted, `(tally.size,)`, and mean loss, infinite
+    if it is not finite; `outcomes` has the columns of the confusion matrix divided into cells, `(classes, classes *
+    bins)`, where asked for."""
 
-    confusion: NDArray[np.int64]
+    tally: Tally
+    counts: NDArray[np.int64]
     loss: float
     outcomes: NDArray[np.int64] | None = None
 
     @property
     def samples(self) -> int:
         """Number of test samples."""
-        return int(self.confusion.sum())
+        return self.tally.samples(self.counts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return accuracy, loss and samples as plain values, None for what is undefined."""
-        right = int(np.trace(self.confusion))
         return {
-            "accuracy": right / self.samples if self.samples else None,
+            "accuracy": self.tally.right(self.counts) / self.samples if self.samples else None,
             "loss": self.loss if math.isfinite(self.loss) else None,
             "samples": self.samples,
         }
@@ -236,24 +241,30 @@ class Together(NamedTuple):
     `reduced` is the site whose samples counted less than it said, and the factor; None if all counted fully.
     """
 
-    confusion: NDArray[np.int64]
+    tally: Tally
+    counts: NDArray[np.int64]
     loss: float
     reduced: tuple[int, float] | None
 
 
-def check_outcomes(content: RecordDict, classes: int, bins: int, round: int) -> SiteEvaluation:
+def check_outcomes(content: RecordDict, tally: Tally, bins: int, round: int) -> SiteEvaluation:
     """Validate an evaluation with test samples by true class and outcome cell, of which a predicted class has `bins`.
 
     A site that has no test samples, or for which the model's outputs are not finite, sends a confusion matrix; so do
     all of whom no outcomes were asked (`bins` 0). RefusedError where a number can't be, or is of another round.
     """
+    classes = tally.classes
     metrics = _evaluation(content, classes, bins, round)
     loss = metrics.get(wire.EVALUATION_LOSS)
     mean = math.inf if isinstance(loss, float) and not math.isfinite(loss) else check_loss(loss, "loss", 0.0)
     if not bins or wire.OUTCOMES not in metrics:
-        return SiteEvaluation(check_amounts(metrics.get(wire.CONFUSION), (classes, classes), "confusion matrix"), mean)
+        counts = check_amounts(metrics.get(wire.CONFUSION), (tally.size,), "confusion matrix")
+        if (reason := tally.refuse(counts)) is not None:
+            raise RefusedError(f"its confusion matrix can't be: {reason}")
+        return SiteEvaluation(tally, counts, mean)
     outcomes = check_amounts(metrics.get(wire.OUTCOMES), (classes, classes * bins), "table of outcomes")
-    return SiteEvaluation(outcomes.reshape(classes, classes, bins).sum(axis=-1), mean, outcomes)
+    counts = outcomes.reshape(classes, classes, bins).sum(axis=-1).reshape(-1)
+    return SiteEvaluation(tally, counts, mean, outcomes)
 
 
 def check_cells(content: RecordDict, classes: int, bins: int, round: int) -> NDArray[np.int64]:
@@ -291,13 +302,13 @@ def together(evaluations: Mapping[int, SiteEvaluation]) -> Together | None:
     if not sizes:
         return None
     largest, factor = limit(sizes)
-    confusions = {client: evaluations[client].confusion for client in sizes}
+    tally, counts = evaluations[largest].tally, {client: evaluations[client].counts for client in sizes}
     if factor < 1:
-        confusions[largest] = np.rint(confusions[largest] * factor).astype(np.int64)
-    weights = {client: int(confusion.sum()) for client, confusion in confusions.items()}
+        counts[largest] = np.rint(counts[largest] * factor).astype(np.int64)
+    weights = {client: tally.samples(own) for client, own in counts.items()}
     total = max(sum(weights.values()), 1)  # shares, as a finite loss times a number of samples may be infinite
     loss = sum(evaluations[client].loss * (weight / total) for client, weight in weights.items() if weight)
-    return Together(np.sum([*confusions.values()], axis=0), loss, (largest, factor) if factor < 1 else None)
+    return Together(tally, np.sum([*counts.values()], axis=0), loss, (largest, factor) if factor < 1 else None)
 
 
 def check_plausible(evaluation: SiteEvaluation, training_samples: float) -> None:
@@ -318,7 +329,7 @@ def mix_distance(evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> flo
     difference is a reason to ask, and not to refuse. Returns the total variation distance, if it is large and there
     are enough samples to tell; else None.
     """
-    tested = evaluation.confusion.sum(axis=1)
+    tested = evaluation.tally.table(evaluation.counts).sum(axis=1)
     if min(tested.sum(), counts.sum()) < FEW_TESTED:
         return None
     distance = float(np.abs(tested / tested.sum() - counts / counts.sum()).sum() / 2)

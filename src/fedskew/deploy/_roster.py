@@ -35,7 +35,7 @@ RETRY = 30.0
 NOISE_SPREAD = 40.0
 """Laplace noise exceeds this multiple of its scale once in 10^17 draws."""
 
-FIXED = {"sites", "target_site", "classes", "shape", "tokens", "mean", "std", "window", "encoder"} | {
+FIXED = {"sites", "target_site", "classes", "shape", "tokens", "multi_label", "mean", "std", "window", "encoder"} | {
     *("label_counts", "epsilon", "neighbours", "updates", "keys")
 }
 """Keys of an agreement that stay as they were when the run began."""
@@ -83,6 +83,14 @@ class Roster:
         return rows
 
     @property
+    def sizes(self) -> FloatArray:
+        """Samples of each site as far as the server knows them, `(sites,)`; of several labels, counts sum to others."""
+        sizes: FloatArray = self.counts.sum(axis=1)
+        if self._agreement.multi_label:
+            sizes = np.array([self._reports.get(name, {}).get("samples", 0.0) for name in self.names])
+        return sizes
+
+    @property
     def is_summed(self) -> bool:
         """Whether label counts are only ever summed, so that no site is asked for its own."""
         return self._agreement.label_counts == "summed"
@@ -100,7 +108,8 @@ class Roster:
         report = self._reports.get(self.names[client])
         if report is None:
             return ""
-        return wire.fingerprint([report["samples"]] if report["counts"] is None else report["counts"])
+        samples = [report["samples"]] if "samples" in report else []
+        return wire.fingerprint([*(report["counts"] or ()), *samples])
 
     def slack(self, client: int) -> float:
         """Return by how many samples a site may differ from its reported counts; above 0 only if these are noisy.
@@ -181,8 +190,11 @@ class Roster:
         agreement = self._agreement
         if agreement.label_counts == "withheld":
             return {"counts": None, "samples": check_only_samples(reply), "label_counts": "withheld"}
-        counts = check_counts(reply, len(agreement.classes), whole=agreement.label_counts == "exact")
-        report: dict[str, Any] = {"counts": counts.tolist(), "label_counts": agreement.label_counts}
+        several, classes = agreement.multi_label, len(agreement.classes)
+        counts = check_counts(reply, classes, whole=agreement.label_counts == "exact", several=several)
+        report: dict[str, Any] = {"counts": counts[:classes].tolist(), "label_counts": agreement.label_counts}
+        if several:
+            report["samples"] = counts[-1]
         if agreement.epsilon is not None:
             own = only(MetricRecord, reply).get("epsilon")  # another one, if the site answers from an earlier release
             epsilon = own if isinstance(own, int | float) and 0 < own < math.inf else agreement.epsilon

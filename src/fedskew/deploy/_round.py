@@ -127,7 +127,8 @@ class DeployedRunner(RoundRunner):
                 self._roster.ask_again(name)
         timeout = min(agreement.start_timeout, agreement.round_timeout)
         if self._roster.query_newcomers(timeout, self.sites.left_out | self.sites.skipped):
-            self._federation = dataclasses.replace(self._federation, counts=self._roster.counts)
+            sizes = self._roster.sizes if agreement.multi_label else None
+            self._federation = dataclasses.replace(self._federation, counts=self._roster.counts, sizes=sizes)
         following, record = self._federation.run_round(state)
         record.deployment = dict(validator.notes)
         log_aggregation(record, self._roster.names, self._federation.weight_limit)
@@ -151,7 +152,9 @@ class DeployedRunner(RoundRunner):
             client, factor = summed.reduced
             said = f"has more test samples than all other sites; they count {factor:.3g} times in the accuracy of all"
             LOG.warning("round %d: %s %s", round, self._roster.names[client], said)
-        return None if summed is None else Evaluation.of(summed.confusion, summed.loss, self._federation.target), None
+        if summed is None:
+            return None, None
+        return Evaluation.of_tally(summed.tally, summed.counts, summed.loss, self._federation.target), None
 
     def review(self, state: ServerState, record: RoundRecord) -> ServerState:
         """Judge a round's model by the sites' evaluations, and complete the round's record (see `Watch.review`)."""
@@ -228,7 +231,7 @@ class DeployedRunner(RoundRunner):
         if self._summed is not None and all(map(torch.equal, self._summed[0], model)):
             LOG.info("round %d: the model is still the one that was evaluated last", round)
             return self._summed[1]
-        summed, missing = self.sites.evaluate_in_sums(round, model, len(self._agreement.classes))
+        summed, missing = self.sites.evaluate_in_sums(round, model)
         self._evaluations = Evaluations({}, missing)
         if summed is not None:
             self._summed = model, summed
@@ -275,7 +278,7 @@ class DeployedRunner(RoundRunner):
         return watch.within(state)
 
     def _ruined(self, losses: Mapping[int, float], watch: Watch, evaluated: bool = True) -> str | None:
-        chance = math.log(max(len(self._agreement.classes), 2))
+        chance = math.log(2 if self._agreement.multi_label else max(len(self._agreement.classes), 2))
         return ruined(losses, watch.best, self._agreement.loss_limit, chance, evaluated)
 
     def _undone(
@@ -286,7 +289,7 @@ class DeployedRunner(RoundRunner):
         since, lengths = np.flatnonzero(watch.since).tolist(), watch.lengths.copy()
         for client, length in self.sites.lengths.items():
             lengths[client] = max(lengths[client], length)
-        active = set(np.flatnonzero(self._roster.counts.sum(axis=1)).tolist()) - watch.out()
+        active = set(np.flatnonzero(self._roster.sizes).tolist()) - watch.out()
         out = to_leave_out(since if suspects is None else suspects, active, lengths)
         for client in since:
             self._federation.clients.put(client, state.round, wire.counted_in(int(watch.counted[client])))

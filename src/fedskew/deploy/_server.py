@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -145,7 +146,8 @@ def make_deployed_loop(
     )
     sites = Sites(plan, roster, validator, masked, announced or {})
     clients = ClientStates(folder / "checkpoint" / "clients")
-    federation = plan.federation(sites, roster.counts, clients, mix, announced)
+    sizes = roster.sizes if agreement.multi_label else None
+    federation = plan.federation(sites, roster.counts, clients, mix, announced, sizes)
     if isinstance(federation.codec, FixedPoint):
         codec = SiteSums(plan.protection, federation.codec.announced, sites)
         federation = dataclasses.replace(federation, codec=codec)
@@ -153,7 +155,8 @@ def make_deployed_loop(
 
     def task() -> TaskInfo:
         classes, counts = roster.shown
-        return TaskInfo(counts, roster.names, classes, mix)
+        sizes = roster.sizes.astype(np.int64) if agreement.multi_label else None
+        return TaskInfo(counts, roster.names, classes, mix, sizes=sizes)
 
     finisher = None if plan.method.finish is None else SiteFinisher(plan, sites, mix)
     has_own = "finish" in config.method  # else it calibrates alone, which changes nothing of the model
@@ -185,7 +188,9 @@ def _log_round(record: Mapping[str, Any]) -> None:
     """Log a round in one line."""
     evaluated, accuracy = record["evaluation"], ""
     if evaluated is not None:
-        accuracy = f", accuracy {evaluated['accuracy']:.4f} (balanced {evaluated['balanced_accuracy']:.4f})"
+        balanced = evaluated["balanced_accuracy"]
+        more = "" if balanced is None else f" (balanced {balanced:.4f})"
+        accuracy = f", accuracy {evaluated['accuracy']:.4f}{more}"
     if record["round"] == 0:
         LOG.info("untrained%s", accuracy or ": not evaluated")
         return

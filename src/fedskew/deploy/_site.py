@@ -37,6 +37,7 @@ from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment import Config, make_work
 from fedskew.labels import outcome_table
+from fedskew.metrics import Tally, finding_figures
 from fedskew.models import FlatModel, ModelState
 
 MOST_SAID = 300
@@ -89,15 +90,19 @@ class Worker:
         self.model.write_state(model_of(content, self.layout))
 
     def predict(self) -> Evaluation:
-        """Return the confusion matrix of the test samples, and their mean loss."""
-        data = self.data
+        """Return what is counted of the test samples, and their mean loss."""
+        data, tally = self.data, Tally(self.data.num_classes, self.data.multi_label)
+        targets = data.test_targets.cpu().numpy()
+        if data.multi_label:
+            logits = logits_of(self.model.network, data.test_inputs, finite=False)
+            return tally.count(logits, targets), finding_figures(logits, targets)["loss"] if len(targets) else 0.0
         found = predict(self.model.network, data.test_inputs, data.test_targets, data.num_classes)
-        return found.confusion, found.loss
+        return tally.count(found.logits, targets), found.loss
 
     def confusion(self) -> Figures:
         """Return the same as figures of a reply."""
-        confusion, loss = self.predict()
-        return {wire.EVALUATION_LOSS: loss, wire.CONFUSION: confusion.reshape(-1).tolist()}
+        counts, loss = self.predict()
+        return {wire.EVALUATION_LOSS: loss, wire.CONFUSION: counts.tolist()}
 
 
 @dataclass(frozen=True)
@@ -183,9 +188,10 @@ class Site:
         self._check_evaluation(content)
         self.worker.read(content)
         if masks is not None and asked is not None:
-            confusion, loss = self.worker.predict()
-            self.figures.update({wire.EVALUATION_LOSS: loss, wire.CONFUSION: confusion.reshape(-1).tolist()})
-            masks.keep_evaluation(asked.round, hash_of_model(content), wire.about_of(content), confusion, loss)
+            counts, loss = self.worker.predict()
+            self.figures.update({wire.EVALUATION_LOSS: loss, wire.CONFUSION: counts.tolist()})
+            whole = loss * self.plan.agreement.tally.samples(counts)
+            masks.keep_evaluation(asked.round, hash_of_model(content), wire.about_of(content), counts, whole)
             return self._within(masks.answer(asked))
         figures: Figures = {wire.ROUND: int(config[wire.ROUND])}  # type: ignore[arg-type]
         if wire.OUTCOMES in config:
@@ -203,7 +209,7 @@ class Site:
         request = CountsRequest.of(self.plan.agreement)
         is_own = request.label_counts != "summed"
         refuse_unless(is_own, "label_counts", "the server asks for this site's own; they are summed")
-        return counts_reply(request, self.book.release(request, self.worker.data.counts, self.terms.budget))
+        return counts_reply(request, self.book.release(request, self.worker.data.reported, self.terms.budget))
 
     def finish(self, content: RecordDict) -> RecordDict:
         """Answer a question of the method's finish by sums over this site's samples; none where it has no such."""
@@ -295,7 +301,7 @@ class Site:
         self._check_instruction(instruction)
         known, request = wire.config_of(content).get(wire.REPORTED), CountsRequest.of(self.plan.agreement)
         if isinstance(known, str) and request.label_counts != "summed":
-            counts = self.worker.data.counts
+            counts = self.worker.data.reported
             reported = request.plain(counts)
             if request.label_counts == "noisy":
                 last = self.book.releases.answering(request, counts, self.terms.budget)

@@ -132,10 +132,9 @@ class _Models:
     @property
     def rows(self) -> tuple[SiteRow, ...]:
         """Figures of each model on the site's test samples."""
-        targets = [self.data.test_targets.cpu().numpy()]
-        return tuple(
-            row for kind, one in self.models.items() for row in SiteRow.of(kind, targets, [one.logits].__getitem__)
-        )
+        targets, several = [self.data.test_targets.cpu().numpy()], self.data.multi_label
+        made = (SiteRow.of(kind, targets, [one.logits].__getitem__, several) for kind, one in self.models.items())
+        return tuple(row for rows in made for row in rows)
 
     def written(self, folder: Path, config: str) -> SiteReport:
         """Make all models and figures, and write them."""
@@ -227,11 +226,13 @@ class _Models:
         return HeldOut(labels.Calibration(float(temperature[0]), biases), mix)
 
     def _record(self, round: int, logits: FloatArray) -> RoundRecord:
-        targets, classes = self.data.test_targets.cpu(), self.data.num_classes
-        pairs = targets.numpy() * classes + logits.argmax(axis=1)
-        confusion = np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
-        loss = float(functional.cross_entropy(torch.from_numpy(logits), targets))
-        evaluation = Evaluation.of(confusion, loss, None, Scores.of(logits, targets))
+        targets, tally = self.data.test_targets.cpu(), self.plan.agreement.tally
+        if tally.several:
+            evaluation = Evaluation.of_findings(logits, targets.numpy())
+        else:
+            confusion = tally.table(tally.count(logits, targets))
+            loss = float(functional.cross_entropy(torch.from_numpy(logits), targets))
+            evaluation = Evaluation.of(confusion, loss, None, Scores.of(logits, targets))
         return RoundRecord(self.config.seeds[0], round, evaluation=evaluation)
 
     def _run(self, kind: str, model: _Model) -> SeedRun:
@@ -247,6 +248,7 @@ class _Models:
             config=self.config.tree(),
             rounds=records,
             counts=self.data.counts[None].astype(np.int64),
+            sizes=np.array([len(self.data.targets)]),
             client_names=(self.plan.agreement.names[self.about["client"]],),
             class_names=tuple(self.plan.agreement.classes),
             target=None,
@@ -260,12 +262,12 @@ class _Models:
             if isinstance(line.get("round"), int):
                 known = rounds.setdefault(line["round"], {"sent": 0})
                 known |= {**line, "sent": known["sent"] + line["bytes"]}
-        classes = self.data.num_classes
+        tally = self.plan.agreement.tally
         for round, line in sorted(rounds.items()):
             evaluation = None
             if wire.CONFUSION in line:
-                confusion = np.array(line[wire.CONFUSION], dtype=np.int64).reshape(classes, classes)
-                evaluation = Evaluation.of(confusion, line[wire.EVALUATION_LOSS], None)
+                counted = np.array(line[wire.CONFUSION], dtype=np.int64)
+                evaluation = Evaluation.of_tally(tally, counted, line[wire.EVALUATION_LOSS])
             yield RoundRecord(
                 self.config.seeds[0], round, loss=line.get("loss"), evaluation=evaluation, bytes_up=line["sent"]
             )

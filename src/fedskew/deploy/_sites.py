@@ -159,7 +159,7 @@ class Sites(Backend):
         cells.
         """
         counts, estimation = self.roster.counts, self.plan.estimation if estimates else None
-        sites, classes = counts.shape
+        (sites, classes), tally, sizes = counts.shape, self.plan.agreement.tally, self.roster.sizes
         place, bins = (-1, 0) if estimation is None else (self.plan.target_place, estimation.bins)
         online = self.members.online() if estimation is None else self.members.connected()
         table, contents = {wire.OUTCOMES: bins} if bins else {wire.CONFUSION: 1}, {}
@@ -172,8 +172,8 @@ class Sites(Backend):
             cells = check_cells(reply, classes, bins, round) if client == place else None
             if client >= sites:
                 return None, cells
-            evaluation = check_outcomes(reply, classes, bins, round)
-            check_plausible(evaluation, float(counts[client].sum()) + self.validator.slack(client))
+            evaluation = check_outcomes(reply, tally, bins, round)
+            check_plausible(evaluation, float(sizes[client]) + self.validator.slack(client))
             return evaluation, cells
 
         replies = self.members.ask(MessageType.EVALUATE, contents, read, f"evaluation of round {round}")
@@ -191,23 +191,24 @@ class Sites(Backend):
             reason = "not asked, as no reply came before"
         return Evaluations(valid, missing, f"{self.plan.agreement.target_site}: {reason}")
 
-    def evaluate_in_sums(self, round: int, model: ModelState, classes: int) -> tuple[Together | None, dict[int, str]]:
+    def evaluate_in_sums(self, round: int, model: ModelState) -> tuple[Together | None, dict[int, str]]:
         """Open the sum of the sites' confusion matrices; return what it tells, if anything, and who is missing."""
         assert self.masked is not None, "as sites are asked for sums"
+        tally = self.plan.agreement.tally
         arrays, asked = self.validator.layout.to_record(model), self.members.online().keys() - self._unasked()
         contents = {client: _question(round, arrays, {wire.CONFUSION: 1}) for client in sorted(asked)}
-        specs = {"counts": ArraySpec((classes * classes,), "int64"), "losses": ArraySpec((1,), "int64")}
+        specs = {"counts": ArraySpec((tally.size,), "int64"), "losses": ArraySpec((1,), "int64")}
         taken = self.masked.take(wire.EVALUATE, round, contents, specs)
         missing = taken.replies.missing
         if taken.total is None:
             LOG.warning("round %d: not evaluated: %s", round, taken.reason)
             return None, missing
-        confusion = np.rint(COUNTS.decode(taken.total["counts"])).astype(np.int64).reshape(classes, classes)
-        if confusion.min() < 0 or not confusion.any():
+        counts = np.rint(COUNTS.decode(taken.total["counts"])).astype(np.int64)
+        if tally.refuse(counts) is not None or tally.samples(counts) < 1:
             LOG.warning("round %d: not evaluated: the sum of the sites' confusion matrices can't be one", round)
             return None, missing
-        loss = float(wire.LOSSES.decode(taken.total["losses"])[0]) / float(confusion.sum())
-        return Together(confusion, loss, None), missing
+        loss = float(wire.LOSSES.decode(taken.total["losses"])[0]) / tally.samples(counts)
+        return Together(tally, counts, loss, None), missing
 
     def leave(
         self, round: int, model: ModelState, told: Mapping[str, Tensor], clients: ClientStates
@@ -260,7 +261,8 @@ class Sites(Backend):
 
     def _compare_mixes(self, client: int, evaluation: SiteEvaluation, counts: FloatArray) -> None:
         """Say once of a site that its test samples have another label mix than it reported."""
-        knows_labels = self.plan.agreement.label_counts not in ("withheld", "summed")
+        agreement = self.plan.agreement
+        knows_labels = agreement.label_counts not in ("withheld", "summed") and not agreement.multi_label
         distance = mix_distance(evaluation, counts) if knows_labels and client not in self._doubted else None
         if distance is not None:
             self._doubted.add(client)

@@ -30,6 +30,9 @@ ROUNDING = 1 + 1e-9
 NOISIEST = 10.0
 """How many times noisier than agreed a release may be, if a site answers from an earlier one."""
 
+ALL = ""
+"""Stands in the place of a class, after all of them, for the number of samples, where these may have several labels."""
+
 ReleaseMode = Literal["exact", "noisy", "withheld", "summed"]
 Neighbours = Literal["add-remove", "replace"]
 
@@ -59,7 +62,8 @@ class CountsRequest(NamedTuple):
     @classmethod
     def of(cls, agreement: Agreement) -> CountsRequest:
         """Return the request that servers make under an agreement."""
-        return cls(agreement.label_counts, tuple(agreement.classes), agreement.epsilon, agreement.neighbours)
+        classes = (*agreement.classes, ALL) if agreement.multi_label else tuple(agreement.classes)
+        return cls(agreement.label_counts, classes, agreement.epsilon, agreement.neighbours)
 
     @property
     def once(self) -> Budget:
@@ -68,7 +72,8 @@ class CountsRequest(NamedTuple):
 
     def plain(self, counts: NDArray[np.float64]) -> list[float]:
         """Return exact counts, or the number of samples."""
-        return [float(counts.sum())] if self.label_counts == "withheld" else counts.astype(float).tolist()
+        samples = counts[-1] if ALL in self.classes else counts.sum()
+        return [float(samples)] if self.label_counts == "withheld" else counts.astype(float).tolist()
 
 
 class Budget(NamedTuple):

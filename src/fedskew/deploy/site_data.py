@@ -36,7 +36,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedskew import components, data
+from fedskew import components, data, findings
 from fedskew.data import Dataset, Inputs
 from fedskew.data import unlabelled as load_unlabelled
 from fedskew.deploy._agreement import Agreement
@@ -55,12 +55,13 @@ class SiteData:
 
     Attributes:
         inputs: Training samples, shape `(samples, *shape)`.
-        targets: Class ids of the training samples, shape `(samples,)`, int64.
+        targets: Class ids of the training samples, shape `(samples,)`, int64; of several labels their bits.
         test_inputs: Test samples, shape `(samples, *shape)`; there may be none.
         test_targets: Class ids of the test samples, shape `(samples,)`, int64.
         num_classes: Number of classes of the federation, including classes without a sample here.
         state: The site's folder for states that it keeps between rounds; None if it keeps none.
         unlabelled: Reads the samples without labels, as networks take them; None: the site is no target site.
+        multi_label: Whether a sample may have several labels, or none.
     """
 
     inputs: Inputs
@@ -70,12 +71,28 @@ class SiteData:
     num_classes: int
     state: Path | None = None
     unlabelled: Callable[[], Inputs] | None = None
+    multi_label: bool = False
 
     @property
     def counts(self) -> NDArray[np.float64]:
         """Number of training samples of each class, shape `(classes,)`."""
-        counts: NDArray[np.float64] = np.bincount(self.targets.cpu().numpy(), minlength=self.num_classes).astype(float)
+        return self._counted(self.targets)
+
+    @property
+    def test_counts(self) -> NDArray[np.float64]:
+        """Number of test samples of each class, likewise."""
+        return self._counted(self.test_targets)
+
+    def _counted(self, targets: Tensor) -> NDArray[np.float64]:
+        ids, number = targets.cpu().numpy(), self.num_classes
+        found = findings.as_table(ids, number).sum(axis=0) if self.multi_label else np.bincount(ids, minlength=number)
+        counts: NDArray[np.float64] = found.astype(np.float64)
         return counts
+
+    @property
+    def reported(self) -> NDArray[np.float64]:
+        """What a site says of its labels: the counts, and of several labels then the number of samples."""
+        return np.append(self.counts, float(len(self.targets))) if self.multi_label else self.counts
 
     @property
     def is_unlabelled(self) -> bool:
@@ -109,7 +126,8 @@ class SiteData:
             if described.data is None:
                 samples = _no_samples(agreement, state)
             else:
-                samples = _fitted(_read(described.data, path.parent, agreement), agreement, state)
+                found = _read(described.data, path.parent, agreement)
+                samples = _fitted(found, agreement, state, "separator" in described.data)
         except (ArgumentError, ConfigError) as error:
             raise ConfigError(f"{path}: data.{error}") from None
         except DataError as error:
@@ -149,7 +167,8 @@ def _read_unlabelled(data: Path, place: Path, agreement: Agreement, window: tupl
 def _no_samples(agreement: Agreement, state: Path) -> SiteData:
     inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
     targets = torch.zeros(0, dtype=torch.int64)
-    return SiteData(inputs, targets, inputs, targets, len(agreement.classes), state)
+    form = len(agreement.classes), state
+    return SiteData(inputs, targets, inputs, targets, *form, multi_label=agreement.multi_label)
 
 
 def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:
@@ -184,26 +203,45 @@ def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:
     return made
 
 
-def _fitted(dataset: Dataset, agreement: Agreement, state: Path) -> SiteData:
+def _fitted(dataset: Dataset, agreement: Agreement, state: Path, in_cells: bool) -> SiteData:
+    """Return a data set as the federation has it; where labels stand together `in_cells`, some may occur in none."""
+    if dataset.multi_label != agreement.multi_label:
+        kinds = ("of one class each", "of several labels, or none")
+        raise DataError(
+            f"samples are {kinds[dataset.multi_label]}; the federation's are {kinds[agreement.multi_label]}"
+        )
+    parts, number = [one.numpy() for one in (dataset.targets, dataset.test_targets)], dataset.num_classes
     if dataset.multi_label:
-        raise DataError("samples of several labels are trained in simulations, not yet at real sites; take one label")
-    unknown = [name for name in dataset.classes if name not in agreement.classes]
-    used = {dataset.classes[label] for label in set(torch.cat([dataset.targets, dataset.test_targets]).tolist())}
-    foreign = sorted(used & set(unknown))
-    if foreign:
+        parts = [findings.as_table(part, number) for part in parts]
+        there = np.flatnonzero(np.concatenate(parts).any(axis=0))
+    else:
+        there = np.unique(np.concatenate(parts))
+    used = {dataset.classes[place] for place in there.tolist()}
+    if foreign := sorted(used - {*agreement.classes}):
         raise DataError(
             f"class {foreign[0]!r} is not one of the federation's classes{nearest(foreign[0], agreement.classes)}"
         )
+    if dataset.multi_label and not in_cells and (absent := sorted({*agreement.classes} - {*dataset.classes})):
+        raise DataError(
+            f"nothing is said of {absent[0]!r}, which the federation has, so that every sample would count as free of "
+            f"it{nearest(absent[0], dataset.classes)}; give its column"
+        )
     if dataset.in_shape != tuple(agreement.shape):
         raise DataError(f"samples are {dataset.in_shape}; the federation's are {tuple(agreement.shape)}")
-    ids = torch.tensor([agreement.classes.index(name) if name in agreement.classes else -1 for name in dataset.classes])
+    ids = np.array([agreement.classes.index(name) if name in used else -1 for name in dataset.classes])
+    if dataset.multi_label:
+        masks = np.array([1 << place if place >= 0 else 0 for place in ids.tolist()], dtype=np.int64)
+        parts = [part @ masks for part in parts]
+    else:
+        parts = [ids[part] for part in parts]
     return SiteData(
         inputs=_normalised(dataset.inputs, dataset, agreement),
-        targets=ids[dataset.targets],
+        targets=torch.from_numpy(parts[0]),
         test_inputs=_normalised(dataset.test_inputs, dataset, agreement),
-        test_targets=ids[dataset.test_targets],
+        test_targets=torch.from_numpy(parts[1]),
         num_classes=len(agreement.classes),
         state=state,
+        multi_label=dataset.multi_label,
     )
 
 

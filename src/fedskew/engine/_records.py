@@ -127,9 +127,9 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """Accuracy on the target mix if there is one, else accuracy; AUROC of several labels."""
+        """Accuracy on the target mix if there is one, else accuracy; of several labels AUROC, else what is known."""
         if self.of_labels:
-            return self.auroc or 0.0
+            return max(self.judged("auto"), 0.0)
         return self.accuracy if self.target_accuracy is None else self.target_accuracy
 
     @property
@@ -153,10 +153,12 @@ class Evaluation:
         """Return the figure that a value of `evaluation.measure` means here.
 
         "auto" is the accuracy on the target mix if there is one; else balanced accuracy where the classes are `uneven`,
-        and accuracy where they are not; where a sample may have several labels, AUROC.
+        and accuracy where they are not; where a sample may have several labels, AUROC, or if only counts at one half
+        are known, as at real sites, balanced accuracy.
         """
         if wanted != "auto" or self.of_labels:
-            return "auroc" if wanted == "auto" else wanted
+            known = "balanced_accuracy" if self.auroc is None and self.loss is not None else "auroc"
+            return known if wanted == "auto" else wanted
         own = "balanced_accuracy" if self.uneven else "accuracy"
         return own if self.target_accuracy is None else "target_accuracy"
 
@@ -168,7 +170,19 @@ class Evaluation:
     @staticmethod
     def of_findings(logits: NDArray[Any], targets: NDArray[np.int64]) -> Evaluation:
         """Compute the metrics where a sample may have several labels (see `metrics.finding_figures`)."""
-        found = metrics.finding_figures(logits, targets)
+        return Evaluation._of_labels(metrics.finding_figures(logits, targets))
+
+    @staticmethod
+    def of_tally(
+        tally: metrics.Tally, counts: NDArray[np.int64], loss: float, target: NDArray[np.float64] | None = None
+    ) -> Evaluation:
+        """Compute the metrics of what was counted of samples at real sites, `(tally.size,)`."""
+        if not tally.several:
+            return Evaluation.of(tally.table(counts), loss, target)
+        return Evaluation._of_labels(tally.figures(counts) | {"loss": loss if math.isfinite(loss) else math.nan})
+
+    @staticmethod
+    def _of_labels(found: dict[str, Any]) -> Evaluation:
         plain_lists = {"per_class": plain(found.pop("recalls")), "per_class_auroc": plain(found.pop("aurocs"))}
         plain_lists["per_class_pr_auc"] = plain(found.pop("pr_aucs"))
         numbers = {name: _defined(value) for name, value in found.items()}

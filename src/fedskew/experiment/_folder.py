@@ -136,6 +136,9 @@ class RunFolder:
         frozen: What of the network no round changes, where the config freezes some.
     """
 
+    SITE_FIGURES = "site-figures.json"
+    """File of a federation of real sites: what models are worth to these, in means that were summed under masks."""
+
     def __init__(
         self,
         path: Path,

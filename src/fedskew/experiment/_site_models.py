@@ -42,14 +42,7 @@ class ClientTests:
         `logits(client)` returns those of `task.client_test[client]`, `(samples, classes)`, in this order.
         """
         dataset, targets = self.task.dataset, self.task.dataset.targets.numpy()
-        if dataset.multi_label:
-            own = {client: rows for client, rows in enumerate(self.task.client_test) if len(rows)}
-            found = {client: finding_figures(logits(client), targets[rows]) for client, rows in own.items()}
-            return tuple(
-                SiteRow(client, row, len(rows), **{name: found[client].get(name, np.nan) for name in SiteRow.FIGURES})
-                for client, rows in own.items()
-            )
-        return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits)
+        return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits, dataset.multi_label)
 
     def logits(self, network: nn.Module, client: int) -> FloatArray:
         """Compute the logits of one client's test samples; the network is left in its evaluation mode."""

@@ -14,10 +14,12 @@ from fedskew.metrics._measures import (
 )
 from fedskew.metrics._scores import Scores
 from fedskew.metrics._sites import SiteRow
+from fedskew.metrics._tally import Tally
 
 __all__ = [
     "Scores",
     "SiteRow",
+    "Tally",
     "balanced_accuracy",
     "class_groups",
     "drift_diversity",

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedskew import findings
 from fedskew.metrics._scores import Scores
@@ -25,17 +25,9 @@ def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
     z = np.array(logits.detach().cpu() if hasattr(logits, "detach") else logits, dtype=np.float64)
     truth = findings.as_table(targets, z.shape[1]).astype(bool)
     said = z >= 0
-    hits, positives, predicted = (part.sum(axis=0).astype(np.float64) for part in (truth & said, truth, said))
-    right = (truth & said).sum(axis=0) + (~truth & ~said).sum(axis=0) - hits
-    with np.errstate(invalid="ignore", divide="ignore"):
-        recalls, specificities = hits / positives, right / (len(z) - positives)
-        f1 = np.where(positives + predicted > 0, 2 * hits / (positives + predicted), np.nan)
-    found: dict[str, Any] = {
-        "accuracy": float((truth == said).all(axis=1).mean()),
-        "balanced_accuracy": _mean((recalls + specificities) / 2),
-        "macro_f1": _mean(f1),
-        "recalls": recalls,
-    }
+    parts = ((~truth & ~said, ~truth & said), (truth & ~said, truth & said))
+    table = np.array([[part.sum(axis=0) for part in row] for row in parts]).transpose(2, 0, 1)
+    found = of_counts(table, int((truth == said).all(axis=1).sum()))
     aurocs, pr_aucs = np.full((2, z.shape[1]), np.nan)
     loss = math.nan
     if np.isfinite(z).all():
@@ -43,6 +35,22 @@ def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
         aurocs, pr_aucs = Scores.rankings(np.exp(-np.logaddexp(0, -z)), truth)
     lists = {"aurocs": aurocs, "pr_aucs": pr_aucs}
     return found | {"loss": loss, "auroc": _mean(aurocs), "pr_auc": _mean(pr_aucs), **lists}
+
+
+def of_counts(table: NDArray[np.int64], right: int) -> dict[str, Any]:
+    """Compute what follows of how many samples lack or have each label and are taken to, `(labels, 2, 2)`, and of how
+    many are right in all."""
+    rows, predicted = table.sum(axis=2).astype(np.float64), table[:, :, 1].sum(axis=1)
+    negatives, positives = rows.T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        recalls, specificities = table[:, 1, 1] / positives, table[:, 0, 0] / negatives
+        f1 = np.where(positives + predicted > 0, 2 * table[:, 1, 1] / (positives + predicted), np.nan)
+    return {
+        "accuracy": float(right / max(table[0].sum(), 1)),
+        "balanced_accuracy": _mean((recalls + specificities) / 2),
+        "macro_f1": _mean(f1),
+        "recalls": recalls,
+    }
 
 
 def _mean(values: Any) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedskew.metrics._findings import finding_figures
 from fedskew.metrics._scores import Scores
 
 if TYPE_CHECKING:
@@ -48,22 +49,26 @@ class SiteRow:
     """The figures that are the better the lower they are."""
 
     @staticmethod
-    def of(row: str, tests: Sequence[IntArray], logits: Callable[[int], ArrayLike | Tensor]) -> tuple[SiteRow, ...]:
+    def of(
+        row: str, tests: Sequence[IntArray], logits: Callable[[int], ArrayLike | Tensor], several: bool = False
+    ) -> tuple[SiteRow, ...]:
         """Make one row of the table for every client that has test samples.
 
         Args:
             row: Whose model the logits are of.
-            tests: Class ids of each client's test samples; `tests[client]` is `(samples,)`, possibly none.
+            tests: Class ids of each client's test samples, of `several` labels their bits; `tests[client]` is
+                `(samples,)`, possibly none.
             logits: Called with the id of each client that has test samples, in order; returns the logits (or logarithms
                 of probabilities) of these samples, `(samples, classes)`, in the order of `tests[client]`.
         """
         found = (
-            (client, len(labels), Scores.of(logits(client), labels).figures())
+            (client, len(labels), finding_figures(z, labels) if several else Scores.of(z, labels).figures())
             for client, labels in enumerate(tests)
             if len(labels)
+            for z in [logits(client)]
         )
         return tuple(
-            SiteRow(client, row, samples, **{name: figures[name] for name in SiteRow.FIGURES})
+            SiteRow(client, row, samples, **{name: figures.get(name, math.nan) for name in SiteRow.FIGURES})
             for client, samples, figures in found
         )
 

@@ -1,0 +1,213 @@
+"""Samples of several labels, or none, at real sites: the run that was simulated, counts, lies, refusals by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from federated import NAMES, Federated, federate_files, fedskew, figures, on, tree
+from safetensors.numpy import load_file
+from test_masked import FOUR
+
+import fedskew as package
+from fedskew.data import load
+from fedskew.deploy import Agreement, Disclosure, SiteData, agree
+from fedskew.deploy._site_report import SiteReport
+from fedskew.errors import CombinationError, ConfigError, DataError
+from fedskew.experiment import make_training_loop, resolve
+from fedskew.metrics import Tally, finding_figures
+
+FINDINGS = ("Edema", "Effusion", "Hernia")
+LIMITED = {"rounds": 2, "weight_limit": 0.5}
+
+
+def drawn(place: int, size: int) -> dict[str, Any]:
+    """A site's samples: features that show three findings; the second site's have none at all."""
+    rng = np.random.default_rng(place)
+    y = rng.random((size, 3)) < np.array([0.4, 0.3, 0.1]) * (place != 1)
+    return {"x": y @ (2 * np.eye(3, 5)) + rng.normal(size=(size, 5)), "y": y.astype(int)}
+
+
+def chests(folder: Path, method: Any = "fedavg", names: tuple[str, ...] = NAMES, **agreed: Any) -> Federated:
+    parts = [drawn(place, 40 + 10 * place) for place in range(len(names))]
+    tests = [drawn(place + 10, 20) for place in range(len(names))]
+    kind = {"classes": list(FINDINGS), "multi_label": True}
+    given = {key: agreed.pop(key) for key in ("training", "engine") if key in agreed}
+    config = {**tree(method, **{**LIMITED, **given.pop("training", {})}), **given}
+    return federate_files(folder, config, names, parts, tests, {"classes": np.array(FINDINGS)}, **kind, **agreed)
+
+
+def check_models(simulated: Path, deployed: Path) -> None:
+    theirs = load_file(deployed / "model.safetensors")
+    for name, values in load_file(simulated / "model.safetensors").items():
+        np.testing.assert_allclose(theirs[name], values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedentopt+fedla", marks=pytest.mark.slow)])
+def test_sites_train_what_was_simulated(tmp_path: Path, method: str) -> None:
+    more = {} if method == "fedavg" else {"training": {**LIMITED, "participation": 0.67}}
+    federation = chests(tmp_path, method, **more)
+    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
+    deployed = federation.run(federation.grid()).run(resume=True)
+
+    assert (deployed.counts.tolist(), deployed.samples.tolist()) == (simulated.counts.tolist(), [40, 50, 60])
+    for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
+        assert (there.cohort, there.answered, there.steps) == (here.cohort, here.answered, here.steps)
+        np.testing.assert_allclose(there.weights, here.weights, rtol=1e-6)
+        for name in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "per_class"):
+            assert getattr(there.evaluation, name) == pytest.approx(getattr(here.evaluation, name), rel=1e-4), name
+        assert (there.evaluation.auroc, there.evaluation.measure("auto")) == (None, "balanced_accuracy")
+    check_models(tmp_path / "simulated", federation.run_folder)
+    federation.config.write(federation.run_folder / "config.toml")
+    model = package.load(federation.run_folder)
+    assert model.info.multi_label
+    assert not np.allclose(model.predict(drawn(0, 9)["x"]).sum(axis=1), 1)
+
+
+def test_so_they_do_where_updates_are_masked(tmp_path: Path) -> None:
+    masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
+    federation = chests(tmp_path, "fedla", FOUR, **masked)
+    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
+    deployed = federation.run(federation.grid()).run(resume=True)
+    for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
+        np.testing.assert_allclose(there.weights, here.weights, rtol=1e-12)
+        assert there.evaluation.balanced_accuracy == pytest.approx(here.evaluation.balanced_accuracy, abs=1e-9)
+        assert there.evaluation.loss == pytest.approx(here.evaluation.loss, rel=1e-4)
+    check_models(tmp_path / "simulated", federation.run_folder)
+
+
+def test_a_tally_of_sites_gives_the_figures_of_all_samples_together() -> None:
+    rng = np.random.default_rng(2)
+    tally, logits, bits = Tally(3, several=True), rng.normal(size=(90, 3)), rng.integers(0, 8, 90)
+    total = sum(tally.count(logits[at : at + 30], bits[at : at + 30]) for at in (0, 30, 60))
+    expected = finding_figures(logits, bits)
+    for name in ("accuracy", "balanced_accuracy", "macro_f1"):
+        assert tally.figures(total)[name] == pytest.approx(expected[name])
+    assert (tally.samples(total), tally.refuse(total)) == (90, None)
+    # One sample that has the first of two labels, and is taken for the second: cells (have, taken) of each, then right.
+    assert Tally(2, True).count([[-1.0, 1.0]], [1]).tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 0]
+
+
+LIES = [
+    ("query", {"label_counts": [4, 3, 2]}, "its label counts are [4, 3, 2]; expected 3 numbers, one per class, and"),
+    ("query", {"label_counts": [4, 3, 90, 60]}, "it has 90 samples with one label, and 60 in all"),
+    ("evaluate", {"confusion": [9] * 9}, "expected 13 whole numbers"),
+    ("evaluate", {"confusion": [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 6, 0]}, "labels are of 20 to 21 samples"),
+    ("evaluate", {"confusion": [5, 5, 5, 5] * 3 + [11]}, "11 samples are right in all labels, and one label"),
+]
+
+
+@pytest.mark.parametrize(("kind", "said", "reason"), LIES)
+def test_a_site_s_numbers_that_can_not_be_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, said: dict[str, Any], reason: str
+) -> None:
+    federation = chests(tmp_path, training={"rounds": 1, "weight_limit": 0.6}, start_timeout=0.1)
+    _, after = federation.play({"birch": on(kind, figures(**said))})
+    assert reason in caplog.text
+    assert len(after["answered"]) == (2 if kind == "query" else 3)
+    assert after["evaluation"]["accuracy"] is not None
+
+
+def test_a_masked_sum_that_no_sites_have_is_no_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
+    federation = chests(tmp_path, "fedla", FOUR, training={"rounds": 1}, **masked)
+
+    def lie(_: Any, answer: Any) -> None:
+        from flwr.app import Array
+
+        sums = answer.content["sums"]
+        sums["counts"] = Array(sums["counts"].numpy() + np.eye(13, dtype=np.int64)[0])
+
+    records = federation.play({"birch": on("evaluate", lie)})
+    assert [one["evaluation"] for one in records] == [None, None]
+    assert "the sum of the sites' confusion matrices can't be one" in caplog.text
+
+
+def site(folder: Path, data: str, **arrays: Any) -> Path:
+    folder.mkdir()
+    if arrays:
+        np.savez(folder / "own.npz", **arrays)
+    (folder / "data.toml").write_text(f"[data]\n{data}\n")
+    return folder / "data.toml"
+
+
+def test_a_site_s_labels_are_found_by_name_and_what_is_not_said_is_no_label(tmp_path: Path) -> None:
+    federation = chests(tmp_path / "federation")
+    part, npz = drawn(0, 40), "name = 'npz'\nroot = 'own.npz'"
+    names = np.array(FINDINGS)
+    same = SiteData.load(federation.data_of("ash"), federation.agreement)
+    x, y = part["x"], part["y"][:, ::-1]
+    turned = site(tmp_path / "a", npz, x=x, y=y, classes=names[::-1], x_test=x, y_test=y)
+    assert SiteData.load(turned, federation.agreement).targets.tolist() == same.targets.tolist()
+    assert same.reported.tolist() == [*part["y"].sum(axis=0).tolist(), 40]
+    two = site(tmp_path / "b", npz, x=part["x"], y=part["y"][:, :2], classes=names[:2])
+    with pytest.raises(DataError, match="nothing is said of 'Hernia', which the federation has"):
+        agree(two, federation.app)
+    one = site(tmp_path / "c", npz, x=part["x"], y=part["y"][:, 0])
+    with pytest.raises(DataError, match="samples are of one class each; the federation's are of several labels"):
+        agree(one, federation.app)
+    other = site(tmp_path / "d", npz, x=part["x"], y=part["y"], classes=np.array(["Edema", "Effusion", "Hernias"]))
+    with pytest.raises(DataError, match="class 'Hernias' is not one of the federation's classes .did you mean"):
+        agree(other, federation.app)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label_counts": "noisy", "epsilon": 1.0}, "label_counts: 'noisy' is for samples of one class"),
+        ({"classes": ["one"]}, "multi_label: of 2 to 62 classes a sample has any, not of 1"),
+    ],
+)
+def test_agreements_that_several_labels_do_not_go_with_are_refused(change: dict[str, Any], message: str) -> None:
+    kind: dict[str, Any] = {"sites": ["a"], "classes": list(FINDINGS), "shape": [5], "multi_label": True}
+    with pytest.raises(ConfigError, match=message):
+        Agreement.resolve(kind | change)
+
+
+def test_what_is_for_one_class_is_refused_and_what_leaves_is_listed(tmp_path: Path) -> None:
+    federation = chests(tmp_path)
+    agreement = federation.agreement
+    weighted = federation.config.with_value("training.class_weights", [1.0, 2.0, 3.0])
+    with pytest.raises(ConfigError, match=r"training\.class_weights: is for samples of one class"):
+        agreement.check_config(weighted)
+    with pytest.raises(CombinationError, match="is for samples of one class"):
+        agreement.check_config(resolve({**tree("fedlc"), "data": {"name": "npz", "root": "x"}}))
+    what = [one.what for one in Disclosure.all_of(federation.config, agreement)]
+    assert "the number of its training samples of each of 3 labels, and in all" in what
+    assert any("of each of 3 labels how many of its test samples have it and are taken to" in one for one in what)
+
+
+def test_a_site_reports_on_its_models(tmp_path: Path) -> None:
+    federation = chests(
+        tmp_path, {"preset": "fedavg", "personal": "finetune"}, training={"rounds": 1, "weight_limit": 0.6}
+    )
+    federation.play()
+    made = SiteReport.write(federation.data_of("ash"), federation.app)
+    assert [row.row for row in made.rows] == ["alone", "common", "personal"]
+    (common,) = [row for row in made.rows if row.row == "common"]
+    assert (common.samples, np.isnan(common.ece), 0 < common.auroc <= 1) == (20, True, True)
+    page = made.page.read_text()
+    assert "Common: accuracy" in page
+
+
+def test_init_writes_findings_and_how_a_site_reads_them(tmp_path: Path) -> None:
+    lines = ["age,notes", *(f"{20 + at},{'|'.join(FINDINGS[: at % 4]) or 'no finding'}" for at in range(40))]
+    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+    notes = {"kind": "label", "categories": list(FINDINGS)}
+    schema = {"columns": {"age": {"kind": "number", "range": [0, 200]}, "notes": notes}}
+    data = {"name": "csv", "root": str(tmp_path / "all.csv"), "schema": schema, "separator": "|"}
+    config = tmp_path / "run.toml"
+    config.write_text(tomli_w.dumps(resolve({**tree("fedavg", rounds=1), "data": data}).tree()))
+    code, said = fedskew("deploy", "init", tmp_path / "f", "--config", config, "--sites", "north,south")
+    assert code == 0, said
+    place = tmp_path / "f" / "sites" / "north"
+    (place / "data.csv").write_text("\n".join(lines[:20]) + "\n")  # some have all three, some none
+    agreement = Agreement.read(tmp_path / "f" / "app" / "deploy.toml")
+    assert (agreement.multi_label, agreement.classes) == (True, list(FINDINGS))
+    code, said = fedskew("deploy", "site", "--check", place / "data.toml")
+    assert code == 0, said
+    assert f"{len(SiteData.load(place / 'data.toml', agreement).targets)} samples to train on" in " ".join(said.split())
+    assert load("csv", tmp_path / "all.csv", rng=np.random.default_rng(0), schema=schema, separator="|").multi_label
