@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from federated import NAMES, Federated, federate_files, fedskew, figures, on, tree
+from federated import NAMES, Federated, federate, federate_files, fedskew, figures, on, tree
 from safetensors.numpy import load_file
 from test_masked import FOUR
 
@@ -211,3 +211,38 @@ def test_init_writes_findings_and_how_a_site_reads_them(tmp_path: Path) -> None:
     assert code == 0, said
     assert f"{len(SiteData.load(place / 'data.toml', agreement).targets)} samples to train on" in " ".join(said.split())
     assert load("csv", tmp_path / "all.csv", rng=np.random.default_rng(0), schema=schema, separator="|").multi_label
+
+
+def scored(folder: Path, names: tuple[str, ...] = NAMES, **more: Any) -> Federated:
+    config = {**tree("fedavg", rounds=1, weight_limit=0.5), "evaluation": {"measure": "auroc"}}
+    config |= {"engine": {"updates": more.get("updates", "plain")}}
+    return federate(folder, config, names, evaluation="scores", round_timeout=0.5, **more)
+
+
+def test_a_federation_has_auroc_from_bins_plain_and_masked(tmp_path: Path) -> None:
+    (plain, also) = (scored(tmp_path / kind, FOUR, updates=kind) for kind in ("plain", "masked"))
+    simulated = make_training_loop(resolve({**plain.config.tree(), "engine": {}}), 3).run()
+    run, masked = (one.run(one.grid()).run(resume=True) for one in (plain, also))
+    for here, there, summed in zip(simulated.rounds, run.rounds, masked.rounds, strict=True):
+        error = there.deployment["scores"]["auroc_error"]
+        assert there.deployment["scores"]["bins"] == 64
+        assert abs(there.evaluation.auroc - here.evaluation.auroc) <= error + 1e-4
+        assert there.evaluation.ece == pytest.approx(here.evaluation.ece, abs=1e-3)
+        assert summed.evaluation.auroc == pytest.approx(there.evaluation.auroc, abs=1e-3)
+    assert (run.measure, "AUROC and PR-AUC are from 64 bins of scores" in run.notes[0]) == ("auroc", True)
+    with pytest.raises(ConfigError, match="set evaluation = 'scores' in deploy.toml"):
+        plain.agreement.model_copy(update={"evaluation": "confusion"}).check_config(plain.config)
+    (what,) = [one.what for one in Disclosure.all_of(plain.config, plain.agreement) if "64 bins" in one.what]
+    assert "how many are right by how sure the model is" in what
+
+
+def test_scores_of_other_samples_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    federation = scored(tmp_path)
+
+    def lie(_: Any, answer: Any) -> None:
+        told = list(answer.content["metrics"]["confusion"])
+        answer.content["metrics"]["confusion"] = [*told[:100], told[100] + 1, *told[101:]]
+
+    records = federation.play({"birch": on("evaluate", lie)})
+    assert "its confusion matrix can't be: scores are of other samples than classes" in caplog.text
+    assert list(records[1]["deployment"]["evaluations"]) == ["ash", "cedar"]

@@ -45,8 +45,8 @@ SIMULATED = {
     "data.client_test": "it is simulated; real sites test on samples of their own",
     "evaluation.patience": "it stops by a validation set, and the server has no data",
     "evaluation.clients": "it needs a test set at the server",
-    "evaluation.measure": "it takes the probabilities of all test samples, and sites send confusion matrices; take "
-    "balanced_accuracy or macro_f1",
+    "evaluation.measure": "it takes the scores of test samples, and sites send confusion matrices; set evaluation = "
+    "'scores' in deploy.toml, or take balanced_accuracy or macro_f1",
     "training.class_weights": "'balanced' goes by the label counts of all clients together, which no site knows; give "
     "the weights as a list, such as [1.0, 9.0]",
     "conditions.dropout": "it is simulated; real sites drop out by themselves",
@@ -112,8 +112,10 @@ class Agreement(BaseModel):
         keys: Public keys of masked sums, by site: the middle line of what `openssl pkey -in mask.key -pubout` writes.
         sum_sites: Fewest sites that a masked sum may be over.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
-            many samples it has of each class; of several labels how many samples have each and are taken to. "none":
-            the model is not evaluated. "auto": "confusion" if label counts are exact, else "none".
+            many samples it has of each class; of several labels how many samples have each and are taken to.
+            "scores": also how many samples of each class, and of the others, have scores in each of 64 bins, from
+            which AUROC, PR-AUC and the calibration error follow. "none": the model is not evaluated. "auto":
+            "confusion" if label counts are exact, else "none".
         site_figures: "summed": after the last round, sites whose terms allow it add to masked sums what the models that
             they have are worth on their own test samples (see `SITE_FIGURES`). "none": nothing of that leaves them.
     """
@@ -143,7 +145,7 @@ class Agreement(BaseModel):
     norm_action: Literal["report", "leave_out"] = "leave_out"
     max_reply: Count | None = None
     target_site: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    evaluation: Literal["auto", "confusion", "none"] = "auto"
+    evaluation: Literal["auto", "confusion", "scores", "none"] = "auto"
     updates: Literal["plain", "masked"] = "plain"
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
     keys: dict[str, str] = {}
@@ -250,7 +252,7 @@ class Agreement(BaseModel):
     @property
     def tally(self) -> Tally:
         """What sites count of their test samples."""
-        return Tally(len(self.classes), self.multi_label)
+        return Tally(len(self.classes), self.multi_label, self.evaluation == "scores")
 
     @property
     def table(self) -> TableSchema | None:
@@ -299,7 +301,9 @@ class Agreement(BaseModel):
     @property
     def evaluates(self) -> bool:
         """Whether sites report confusion matrices, whose rows are label counts of their test samples."""
-        return self.evaluation == "confusion" or (self.evaluation == "auto" and self.label_counts == "exact")
+        return self.evaluation in ("confusion", "scores") or (
+            self.evaluation == "auto" and self.label_counts == "exact"
+        )
 
     @classmethod
     def resolve(cls, tree: Mapping[str, Any]) -> Agreement:
@@ -352,7 +356,8 @@ class Agreement(BaseModel):
         special = {
             "target.unlabelled": isinstance(config.target.unlabelled, str),
             "method.pipeline": "pipeline" in config.method,
-            "evaluation.measure": config.evaluation.measure in ("auroc", "pr_auc", "ece"),
+            "evaluation.measure": config.evaluation.measure in ("auroc", "pr_auc", "ece")
+            and self.evaluation != "scores",
             "training.class_weights": config.training.class_weights == "balanced",
         }
         for key, reason in SIMULATED.items():
@@ -511,6 +516,11 @@ def _check_target_site(config: Config, agreement: Agreement) -> None:
         raise ConfigError(
             "target.mix: 'estimate' needs a site whose samples without labels the mix is estimated from; name it: "
             "target_site in deploy.toml (fedskew deploy init --target-site NAME)"
+        )
+    if agreement.evaluation == "scores":
+        raise ConfigError(
+            "evaluation: 'scores' are not told where the target's mix is estimated, for which sites send what the "
+            "model makes of their test samples in other cells; set 'confusion' in deploy.toml"
         )
     if not agreement.evaluates:
         raise ConfigError(

@@ -97,8 +97,8 @@ class OwnClient:
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Evaluate the model that a message contains: loss and accuracy."""
         self.worker.read(content)
-        counts, loss = self.worker.predict()
         tally = Tally(self.worker.data.num_classes)
+        counts, loss = self.worker.predict(tally)
         samples = tally.samples(counts)
         accuracy = tally.right(counts) / max(samples, 1)
         return RecordDict(

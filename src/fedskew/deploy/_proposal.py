@@ -21,6 +21,7 @@ from fedskew.deploy.site_data import SiteData
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, read
 from fedskew.files import writing
+from fedskew.metrics import Tally
 from fedskew.own_code import refused
 from fedskew.privacy import COVERED, most_rounds
 from fedskew.sums import Key, SumContext
@@ -166,6 +167,11 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) ->
         if agreement.multi_label:
             table = f"of each of {classes} labels how many of its test samples have it and are taken to, how many are "
             table += "right in all"
+        if agreement.tally.scores:
+            of = "" if agreement.multi_label else ", and how many are right by how sure the model is"
+            table += (
+                f"; of each how many of its samples, and of the others, have scores in each of {Tally.BINS} bins{of}"
+            )
         things.append(
             Disclosure(
                 f"{table}, and their {'loss' if masked else 'mean loss'}{_within(agreement)}",

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +89,7 @@ class DeployedRunner(RoundRunner):
         self._estimation = federation.aim
         self._evaluations: Evaluations | None = None
         self._summed: tuple[ModelState, Together] | None = None
+        self._scores: dict[str, Any] | None = None  # of the last evaluation: bins, and how far off its AUROC may be
         self._still: list[RoundRecord] = []  # the last rounds, if they moved nothing, since this server was started
         self._began = utc_now()
 
@@ -154,6 +156,9 @@ class DeployedRunner(RoundRunner):
             LOG.warning("round %d: %s %s", round, self._roster.names[client], said)
         if summed is None:
             return None, None
+        if (tally := summed.tally).scores:
+            error = tally.auroc_error(summed.counts)
+            self._scores = {"bins": tally.BINS, "auroc_error": None if math.isnan(error) else error}
         return Evaluation.of_tally(summed.tally, summed.counts, summed.loss, self._federation.target), None
 
     def review(self, state: ServerState, record: RoundRecord) -> ServerState:
@@ -185,7 +190,9 @@ class DeployedRunner(RoundRunner):
             notes["reduced"] = {names[reduced[0]]: reduced[1]}
         notes["quarantine"] = {names[client]: int(watch.left_out[client]) for client in sorted(watch.out())}
         notes["began"], notes["ended"] = self._began, utc_now()
-        self._evaluations = None
+        if self._scores is not None:
+            notes["scores"] = self._scores
+        self._evaluations = self._scores = None
         self._still = [*self._still, record] if SiteActivity.why_still(record) is not None else []
         return watch.within(state)
 

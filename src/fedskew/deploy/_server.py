@@ -30,10 +30,17 @@ from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
 from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, read
 from fedskew.files import locked
+from fedskew.metrics import Tally
 from fedskew.report import SeedRun, SiteActivity
 
 PATIENCE = 90.0
 """Seconds to wait for the end of another run, since a ServerApp notices late that its SuperLink was killed."""
+
+
+BINNED = (
+    f"AUROC and PR-AUC are from {Tally.BINS} bins of scores, added up over the sites; deployment.scores in "
+    "rounds.jsonl says how far off AUROC may be."
+)
 
 
 def server_app(folder: str | Path) -> ServerApp:
@@ -156,7 +163,8 @@ def make_deployed_loop(
     def task() -> TaskInfo:
         classes, counts = roster.shown
         sizes = roster.sizes.astype(np.int64) if agreement.multi_label else None
-        return TaskInfo(counts, roster.names, classes, mix, sizes=sizes)
+        notes = (BINNED,) if agreement.tally.scores else ()
+        return TaskInfo(counts, roster.names, classes, mix, notes, sizes)
 
     finisher = None if plan.method.finish is None else SiteFinisher(plan, sites, mix)
     has_own = "finish" in config.method  # else it calibrates alone, which changes nothing of the model

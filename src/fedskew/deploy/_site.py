@@ -89,9 +89,9 @@ class Worker:
         """Take the model that a message contains."""
         self.model.write_state(model_of(content, self.layout))
 
-    def predict(self) -> Evaluation:
+    def predict(self, tally: Tally) -> Evaluation:
         """Return what is counted of the test samples, and their mean loss."""
-        data, tally = self.data, Tally(self.data.num_classes, self.data.multi_label)
+        data = self.data
         targets = data.test_targets.cpu().numpy()
         if data.multi_label:
             logits = logits_of(self.model.network, data.test_inputs, finite=False)
@@ -99,9 +99,9 @@ class Worker:
         found = predict(self.model.network, data.test_inputs, data.test_targets, data.num_classes)
         return tally.count(found.logits, targets), found.loss
 
-    def confusion(self) -> Figures:
+    def confusion(self, tally: Tally) -> Figures:
         """Return the same as figures of a reply."""
-        counts, loss = self.predict()
+        counts, loss = self.predict(tally)
         return {wire.EVALUATION_LOSS: loss, wire.CONFUSION: counts.tolist()}
 
 
@@ -185,19 +185,20 @@ class Site:
     def evaluate(self, content: RecordDict) -> RecordDict:
         """Evaluate the model that a message contains; return figures, or integers for a sum."""
         config, masks, asked = wire.config_of(content), self.masks, self._sum(content, wire.EVALUATE)
+        tally = self.plan.agreement.tally
         self._check_evaluation(content)
         self.worker.read(content)
         if masks is not None and asked is not None:
-            counts, loss = self.worker.predict()
+            counts, loss = self.worker.predict(tally)
             self.figures.update({wire.EVALUATION_LOSS: loss, wire.CONFUSION: counts.tolist()})
-            whole = loss * self.plan.agreement.tally.samples(counts)
+            whole = loss * tally.samples(counts)
             masks.keep_evaluation(asked.round, hash_of_model(content), wire.about_of(content), counts, whole)
             return self._within(masks.answer(asked))
         figures: Figures = {wire.ROUND: int(config[wire.ROUND])}  # type: ignore[arg-type]
         if wire.OUTCOMES in config:
             figures |= self._outcomes()
         elif wire.CONFUSION in config:
-            figures |= self.worker.confusion()
+            figures |= self.worker.confusion(tally)
             self.figures.update(figures)
         if wire.CELLS in config:
             figures[wire.CELLS] = self._cells()
@@ -371,14 +372,14 @@ class Site:
         estimation, data = self.plan.estimation, self.worker.data
         assert estimation is not None, "checked with the terms"
         if not len(data.test_targets):
-            return self.worker.confusion()
+            return self.worker.confusion(self.plan.agreement.tally)
         try:
             logits = logits_of(self.worker.model.network, data.test_inputs)
             loss = float(functional.cross_entropy(torch.from_numpy(logits), data.test_targets.cpu()))
             cells = estimation.outcomes(logits)
         except ArgumentError as error:  # a ruined model, whose loss says so
             LOG.warning("%s", error)
-            return self.worker.confusion()
+            return self.worker.confusion(self.plan.agreement.tally)
         table = outcome_table(data.test_targets.cpu().numpy(), cells, estimation.classes, estimation.bins)
         return {wire.EVALUATION_LOSS: loss, wire.OUTCOMES: table.astype(np.int64).reshape(-1).tolist()}
 

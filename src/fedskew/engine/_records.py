@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple, Protocol, get_type_hints
 
@@ -178,7 +178,8 @@ class Evaluation:
     ) -> Evaluation:
         """Compute the metrics of what was counted of samples at real sites, `(tally.size,)`."""
         if not tally.several:
-            return Evaluation.of(tally.table(counts), loss, target)
+            more = {name: _plain(value) for name, value in tally.of_scores(counts).items()}
+            return replace(Evaluation.of(tally.table(counts), loss, target), **more)
         return Evaluation._of_labels(tally.figures(counts) | {"loss": loss if math.isfinite(loss) else math.nan})
 
     @staticmethod

@@ -34,7 +34,7 @@ def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
         loss = float((np.logaddexp(0, z) - truth * z).mean())
         aurocs, pr_aucs = Scores.rankings(np.exp(-np.logaddexp(0, -z)), truth)
     lists = {"aurocs": aurocs, "pr_aucs": pr_aucs}
-    return found | {"loss": loss, "auroc": _mean(aurocs), "pr_auc": _mean(pr_aucs), **lists}
+    return found | {"loss": loss, "auroc": mean_known(aurocs), "pr_auc": mean_known(pr_aucs), **lists}
 
 
 def of_counts(table: NDArray[np.int64], right: int) -> dict[str, Any]:
@@ -47,13 +47,13 @@ def of_counts(table: NDArray[np.int64], right: int) -> dict[str, Any]:
         f1 = np.where(positives + predicted > 0, 2 * table[:, 1, 1] / (positives + predicted), np.nan)
     return {
         "accuracy": float(right / max(table[0].sum(), 1)),
-        "balanced_accuracy": _mean((recalls + specificities) / 2),
-        "macro_f1": _mean(f1),
+        "balanced_accuracy": mean_known((recalls + specificities) / 2),
+        "macro_f1": mean_known(f1),
         "recalls": recalls,
     }
 
 
-def _mean(values: Any) -> float:
+def mean_known(values: Any) -> float:
     """Return the mean of the values that are defined; NaN where none is."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else math.nan
