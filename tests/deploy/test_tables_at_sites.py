@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,16 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import ConfigRecord
+from federated import Federated, LocalGrid, federate, fedskew, silent_on, tree
+from flwr.app import Array, ConfigRecord
 from sklearn.preprocessing import StandardScaler
 from test_masked import FOUR, silent_at
 
 from fedskew import load
-from fedskew.data import TableSchema
-from fedskew.deploy import Agreement, Disclosure, agree
+from fedskew.data import Profile, TableSchema
+from fedskew.deploy import Agreement, Disclosure, _moments, agree
 from fedskew.deploy.keys import key_line, write_mask_key
-from fedskew.errors import ConfigError, DataError, EndedEarlyError
+from fedskew.errors import ArgumentError, ConfigError, DataError, EndedEarlyError
 from fedskew.experiment import ModelInfo, resolve
 from fedskew.sums import Key
 
@@ -126,13 +127,14 @@ def test_so_they_are_where_updates_are_masked_and_over_all_sites_or_none(tmp_pat
     federation = tables(tmp_path / "a", FOUR, **masked)
     grid = federation.grid({"birch": silent_at("query.moments", "moments")})
     loop = federation.run(grid)
-    assert grid.kinds("ash") == ["query", "query.moments", "query.moments", "query.unmask"]
+    profile = ["query.profile", "query.unmask"]
+    assert grid.kinds("ash") == ["query", "query.moments", "query.moments", "query.unmask", *profile]
     check_moments(FOUR, loop.info)
     assert len(loop.run(resume=True).rounds[-1].answered) == 4
     fewer = {"fedskew-members": list(FOUR[:3])}
     assert "not agreed: members" in federation.refusal(grid.last("query.moments"), "query.moments", **fewer)
     other = tables(tmp_path / "b", FOUR, **masked, idle_timeout=0.1, start_timeout=0.1)
-    with pytest.raises(EndedEarlyError, match="numbers were not summed within"):
+    with pytest.raises(EndedEarlyError, match="means and deviations were not summed within"):
         other.run(other.grid(away=["cedar"]))
 
 
@@ -225,3 +227,117 @@ def test_other_federations_have_no_such_question(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
     answer = federation.ask("query.moments", {"config": ConfigRecord({"server-round": 0})})
     assert "not agreed: moments" in str(answer.error.reason)
+
+
+def of_pooled(names: tuple[str, ...], info: ModelInfo) -> Profile:
+    """What the training samples of all sites look like in one place."""
+    columns = Profile.columns(TABLE.restored(pooled(names)), TABLE)
+    return Profile.of(columns, Profile.cells_of(TABLE, info.mean, info.std))
+
+
+MASKED: dict[str, Any] = {"given": {"engine": {"updates": "masked"}}, "updates": "masked", "round_timeout": 0.5}
+
+
+@pytest.mark.parametrize("agreed", [{"input_profile": "summed"}, MASKED], ids=["plain", "masked"])
+def test_what_inputs_look_like_is_that_of_pooled_samples_and_watch_reads_it(
+    tmp_path: Path, agreed: dict[str, Any]
+) -> None:
+    names = FOUR if "updates" in agreed else NAMES
+    federation = tables(tmp_path, names, **agreed)
+    grid = federation.grid()
+    info = federation.run(grid).info
+    found, expected = profile_of(federation), of_pooled(names, info)
+    assert (found.samples, found.counts, found.numbers) == (45 * len(names), expected.counts, ("age", "lab"))
+    np.testing.assert_allclose(found.products, expected.products, atol=1e-3)
+    assert grid.kinds().count("query.profile") == 1
+    if names == FOUR:
+        return
+    federation.run(again := federation.grid()).run(resume=True)
+    assert "query.profile" not in again.kinds()
+    federation.config.write(federation.run_folder / "config.toml")
+    rows = [row for place in range(len(names)) for row in rows_of(place)[45:]]
+    for at, row in enumerate(rows):
+        row["lab"] = f"{4500 - float(row['lab']):.3f}" if at % 2 else f"{2 * float(row['lab']):.3f}"
+    write(tmp_path / "new.csv", rows, ["age", "sex", "lab"])
+    code, said = fedskew("watch", federation.run_folder, tmp_path / "new.csv")
+    assert code == 0, said
+    assert "Not the samples of training: 1 column has changed" in said
+    assert "It is not known" in said  # the label mix, as the server has no samples
+
+
+def profile_of(federation: Federated) -> Profile:
+    return Profile.of_plain(json.loads((federation.run_folder / "inputs.json").read_text()))
+
+
+def refused(federation: Federated, grid: LocalGrid, **entries: Any) -> str:
+    return federation.refusal(grid.last("query.profile"), "query.profile", **entries)
+
+
+def test_a_site_tells_what_inputs_look_like_once_and_only_where_it_agreed(tmp_path: Path) -> None:
+    federation = tables(tmp_path / "a", input_profile="summed")
+    federation.run(grid := federation.grid())
+    asked = grid.last("query.profile")
+    mean, std = (list(asked.content["config"][key]) for key in ("fedskew-mean", "fedskew-std"))
+    assert refused(federation, grid) == ""  # the same answer, to a server that was killed
+    assert "moments" in refused(federation, grid, **{"fedskew-std": [2 * std[0], *std[1:]]})
+    assert "moments" in refused(federation, grid, **{"fedskew-mean": [mean[0] + 1, *mean[1:]]})
+    other = tables(tmp_path / "b")
+    other.run(silent := other.grid())
+    assert "query.profile" not in silent.kinds()
+    assert "not agreed: input_profile" in other.refusal(asked, "query.profile")
+    listed = [[one.what for one in Disclosure.all_of(each.config, each.agreement)] for each in (federation, other)]
+    assert [any("each of ten cells of each number" in what for what in whats) for whats in listed] == [True, False]
+
+
+LIES = {
+    "samples": ([(10, 1), (21, 1), (22, 1)], "are of 46 samples, and 45 were told"),
+    "columns": ([(0, 1)], "columns are of other samples than each other"),
+    "less": ([(0, -9), (1, 9)], "columns are of other samples"),
+    "pairs": ([(26, 99)], "numbers that go together are not those in the cells"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_no_site_s_inputs_look_like_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, lie: str
+) -> None:
+    changes, reason = LIES[lie]
+
+    def change(question: Any, answer: Any) -> Any:
+        if question.metadata.message_type == "query.profile":
+            values = answer.content["sums"]["answer"].numpy().copy()
+            for place, more in changes:
+                values[place] += more * 2**16
+            answer.content["sums"]["answer"] = Array(values)
+        return answer
+
+    federation = tables(tmp_path, input_profile="summed")
+    federation.run(federation.grid({"birch": change}))
+    assert reason in caplog.text
+    assert "profiles of inputs are those of all sites but birch" in caplog.text
+    assert profile_of(federation).samples == 90
+
+
+def test_a_masked_profile_is_of_all_sites_or_none_and_nothing_waits_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_moments, "PATIENCE", 0.2)
+    federation = tables(tmp_path, FOUR, **MASKED)
+    lost = silent_on("query.unmask", purpose="profile")
+    federation.run(federation.grid({"cedar": lost}))
+    assert "profiles of inputs were not summed" in caplog.text
+    assert not (federation.run_folder / "inputs.json").exists()
+    federation.run(federation.grid())  # a server that is started again has it from the same sites
+    assert (federation.run_folder / "inputs.json").exists()
+
+
+def test_a_profile_goes_with_tables_and_without_noise(tmp_path: Path) -> None:
+    tree_ = {"sites": ["a"], "classes": ["ill", "well"], "shape": [6], "encoder": SCHEMA, "mean": [0.0] * 6}
+    noisy = {"label_counts": "noisy", "epsilon": 1.0, "std": [1.0] * 6}
+    with pytest.raises(ConfigError, match="input_profile = 'summed' has no noise, which epsilon promises"):
+        Agreement.resolve(tree_ | noisy | {"input_profile": "summed"})
+    with pytest.raises(ConfigError, match="input_profile = 'summed' needs a table's schema"):
+        Agreement.resolve({"sites": ["a"], "classes": ["x", "y"], "shape": [6], "input_profile": "summed"})
+    assert not Agreement.resolve(tree_ | noisy).sums_profile
+    with pytest.raises(ArgumentError, match="of less than none"):
+        Profile.of_flat(np.array([-1.0, 1.0, 0.0]), {"sex": ("f", "m")}, 0.0)

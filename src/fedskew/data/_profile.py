@@ -9,7 +9,7 @@ middle of its cell in Phi's terms, so that far values don't decide. p values are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist
@@ -26,6 +26,8 @@ from fedskew.errors import ArgumentError
 FloatArray = NDArray[np.float64]
 Columns = Mapping[str, NDArray[Any]]
 """Columns of samples by name: numbers, NaN where one is missing, or text, "" where it is missing or not known."""
+Cells = Mapping[str, tuple[str, ...] | tuple[float, float]]
+"""By column: names of categories, or mean and deviation of a number."""
 
 CELLS = 10
 _EDGES = np.array([NormalDist().inv_cdf(at / CELLS) for at in range(1, CELLS)])
@@ -69,7 +71,7 @@ class Profile:
     """
 
     samples: int
-    cells: Mapping[str, tuple[str, ...] | tuple[float, float]]
+    cells: Cells
     counts: Mapping[str, tuple[int, ...]]
     numbers: tuple[str, ...]
     products: tuple[tuple[float, ...], ...]
@@ -92,7 +94,7 @@ class Profile:
         return found | {f"contrast{name}": pixels[:, at].std(dim=1).numpy() for at, name in enumerate(names)}
 
     @classmethod
-    def of(cls, columns: Columns, cells: Mapping[str, tuple[str, ...] | tuple[float, float]] | None = None) -> Profile:
+    def of(cls, columns: Columns, cells: Cells | None = None) -> Profile:
         """Describe samples, in given cells or in those that they make.
 
         Raises ArgumentError where there is no sample or column, or a column of given cells is missing.
@@ -114,6 +116,42 @@ class Profile:
             tuple(numbers),
             tuple(map(tuple, (scores @ scores.T).tolist())),
         )
+
+    @staticmethod
+    def cells_of(schema: TableSchema, mean: Sequence[float], std: Sequence[float]) -> Cells:
+        """Return the cells of a table's columns by means and deviations of its inputs."""
+        named = [(name, schema.columns[name].categories) for name in schema.inputs]
+        return {name: known or (float(mean[at]), float(std[at])) for at, (name, known) in enumerate(named)}
+
+    @classmethod
+    def size(cls, cells: Cells) -> int:
+        """Return how many numbers `flat` returns of a profile in these cells."""
+        numbers = min(sum(map(_is_number, cells.values())), MOST_PAIRED)
+        return sum(_size(own) + 1 for own in cells.values()) + numbers * (numbers + 1) // 2
+
+    def flat(self) -> FloatArray:
+        """Return counts, and sums of products of each two numbers, in one vector, which adds up over clients."""
+        products = np.array(self.products).reshape(len(self.numbers), -1)[np.triu_indices(len(self.numbers))]
+        return np.concatenate([*(np.array(row, dtype=np.float64) for row in self.counts.values()), products])
+
+    @classmethod
+    def of_flat(cls, values: FloatArray, cells: Cells, rounding: float) -> Profile:
+        """Read what `flat` returned, or sums of it; ArgumentError where these are of no samples in these cells."""
+        ends = np.cumsum([_size(own) + 1 for own in cells.values()])
+        *rows, rest = np.split(values, ends)
+        samples, numbers = rows[0].sum(), tuple(name for name in cells if _is_number(cells[name]))[:MOST_PAIRED]
+        if any((row < 0).any() or (row != np.rint(row)).any() or row.sum() != samples for row in rows):
+            raise ArgumentError("columns are of other samples than each other, or of less than none")
+        upper, half = np.zeros((len(numbers), len(numbers))), np.triu_indices(len(numbers))
+        upper[half] = rest
+        counts = dict(zip(cells, rows, strict=True))
+        squares = np.array([counts[name] @ _SCORES**2 for name in numbers])
+        most = np.sqrt(np.outer(squares, squares)) + rounding
+        if (np.abs(np.diag(upper) - squares) > rounding).any() or (np.abs(upper) > most).any():
+            raise ArgumentError("numbers that go together are not those in the cells")
+        products = np.triu(upper, 1) + np.triu(upper).T
+        found = {name: tuple(row.astype(int).tolist()) for name, row in counts.items()}
+        return cls(int(samples), dict(cells), found, numbers, tuple(map(tuple, products.tolist())))
 
     def plain(self) -> dict[str, Any]:
         """Return the profile as plain values, as JSON has them."""

@@ -111,6 +111,10 @@ class Agreement(BaseModel):
             `fedskew.sums`); `keys` then has every site's key.
         keys: Public keys of masked sums, by site: the middle line of what `openssl pkey -in mask.key -pubout` writes.
         sum_sites: Fewest sites that a masked sum may be over.
+        input_profile: "summed": before the first round each site adds to a sum over sites how many of its training
+            samples are in each cell of each column of its table, and how numbers go together, so that `fedskew watch`
+            can compare later samples with them. "none": nothing of that. "auto": "summed" if updates are masked, and
+            neither label counts nor updates have an epsilon.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
             many samples it has of each class; of several labels how many samples have each and are taken to.
             "scores": also how many samples of each class, and of the others, have scores in each of 64 bins, from
@@ -145,6 +149,7 @@ class Agreement(BaseModel):
     norm_action: Literal["report", "leave_out"] = "leave_out"
     max_reply: Count | None = None
     target_site: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    input_profile: Literal["auto", "summed", "none"] = "auto"
     evaluation: Literal["auto", "confusion", "scores", "none"] = "auto"
     updates: Literal["plain", "masked"] = "plain"
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
@@ -183,6 +188,9 @@ class Agreement(BaseModel):
             raise ValueError("label_counts = 'summed' needs updates = 'masked', as updates show what sums hide")
         if self.min_sites > len(self.sites):
             raise ValueError(f"min_sites is {self.min_sites}, but there are only {len(self.sites)} sites")
+        if self.input_profile == "summed" and (self.table is None or self.epsilon is not None):
+            why = "needs a table's schema (encoder)" if self.table is None else "has no noise, which epsilon promises"
+            raise ValueError(f"input_profile = 'summed' {why}; set 'none'")
         self._check_masks()
         return self
 
@@ -264,6 +272,12 @@ class Agreement(BaseModel):
     def sums_moments(self) -> bool:
         """Whether means and deviations are still to be had, from sums over all sites."""
         return self.table is not None and self.table.numbers > 0 and not self.mean
+
+    @property
+    def sums_profile(self) -> bool:
+        """Whether sites add up what their inputs look like, if updates have no noise."""
+        wanted = self.updates == "masked" if self.input_profile == "auto" else self.input_profile == "summed"
+        return wanted and self.table is not None and self.epsilon is None
 
     @property
     def is_told(self) -> bool:
@@ -380,6 +394,11 @@ class Agreement(BaseModel):
             raise ConfigError(
                 "evaluation: with [privacy] in run.toml sites would send sums of confusion matrices of their test "
                 "samples, without noise; set evaluation = 'none' in deploy.toml, or 'confusion' if these may be known"
+            )
+        if config.privacy is not None and self.input_profile == "summed":
+            raise ConfigError(
+                "input_profile: sums of what inputs look like have no noise, which [privacy] in run.toml promises; set "
+                "'none' in deploy.toml"
             )
         if config.privacy is not None and self.sums_moments:
             raise ConfigError(

@@ -196,7 +196,7 @@ def site_app(folder: str | Path) -> ClientApp:
         config = read(folder / "run.toml").weights_in(Path(path).parent)
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
-    queries = (wire.FINISH, wire.SUM_COUNTS, wire.SUM_MOMENTS, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES)
+    queries = (wire.FINISH, *wire.OVER_ALL, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES)
     return _app(site, queries)
 
 

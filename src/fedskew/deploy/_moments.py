@@ -1,4 +1,4 @@
-"""Means and deviations of a table's numbers over all sites, as sums, before the first round.
+"""Means and deviations of a table's numbers over all sites, as sums, before the first round; and what inputs look like.
 
     z = (x - middle) / half                                    of the range that the schema gives
     each site: n, sum of z, sum of z^2, of its training samples, for each number                  as integers
@@ -6,12 +6,14 @@
 
 They are those of the pooled samples, to 2^-32 of half a range for each site. Where updates are masked, the server
 learns the sums over all sites alone. Everyone is told the result with each message from then on, and a site takes one.
+Where that is agreed to, sites then add up what their inputs look like, in cells by these means (see `data.Profile`).
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +22,31 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.data import TableSchema
+from fedskew.data import Cells, Inputs, Profile, TableSchema
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import MEAN, STD, Agreement
 from fedskew.deploy._arrays import ArraySpec, RefusedError, decode
 from fedskew.deploy._ask import PAUSE
 from fedskew.deploy._log import LOG
+from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of
 from fedskew.deploy._roster import Roster
-from fedskew.deploy._sums import MaskedSums, sum_over_all
-from fedskew.errors import DataError, EndedEarlyError, RunError
+from fedskew.deploy._sums import MaskedSums, in_words, sum_over_all
+from fedskew.errors import ArgumentError, DataError, EndedEarlyError, RunError
+from fedskew.experiment import RunFolder
 from fedskew.files import write_text, writing
 from fedskew.sums.fixed_point import FixedPoint, add
 
 FILE = "moments.json"
 FORM = FixedPoint(64, 32, 2.0**24)
 """Each number's z is at most 1, so that sums over 2**24 samples of a site fit, and over 2**31 of all sites."""
+
+
+PATIENCE = 10.0
+"""Seconds in which sites are asked once more what their inputs look like, as no training waits for that."""
+
+PROFILE_FORM = FixedPoint(64, 16, 2.0**26)
+"""The square of a score is below 3."""
 
 
 def encoded_moments(schema: TableSchema, inputs: Tensor) -> NDArray[Any]:
@@ -74,11 +85,7 @@ def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreemen
         raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
     spec = ArraySpec((3, schema.numbers), "int64")
     patience = max(agreement.idle_timeout, agreement.start_timeout)
-    if agreement.updates == "masked":
-        sums = MaskedSums(roster.members, roster.session, len(roster.names), 1.0)
-        total = sum_over_all(sums, wire.SUM_MOMENTS, 1, spec, patience)
-    else:
-        total = _plain_sum(agreement, roster, spec, patience)
+    total = _sum(agreement, roster, wire.SUM_MOMENTS, spec, patience, _check)
     mean, std = decoded_moments(schema, total)
     told = {MEAN: mean, STD: std}
     with writing(path):
@@ -88,32 +95,98 @@ def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreemen
     return agreement.told(told)
 
 
-def _plain_sum(agreement: Agreement, roster: Roster, spec: ArraySpec, patience: float) -> NDArray[Any]:
+def encoded_profile(agreement: Agreement, inputs: Inputs) -> NDArray[Any]:
+    """Return what a site's normalised inputs look like, in integers."""
+    if len(inputs) > FORM.limit:
+        raise DataError(f"{len(inputs):,} samples are more than the {FORM.limit:,.0f} of which sums are taken")
+    cells = cells_of(agreement)
+    if not len(inputs):
+        return PROFILE_FORM.encode(np.zeros(Profile.size(cells)))
+    return PROFILE_FORM.encode(agreement.info.profile(inputs, cells).flat())
+
+
+def cells_of(agreement: Agreement) -> Cells:
+    """Return the cells of the columns of sites' tables, by the means and deviations that are agreed to, or told."""
+    assert agreement.table is not None, "as there is a profile"
+    return Profile.cells_of(agreement.table, agreement.mean, agreement.std)
+
+
+def profiled(plan: Plan, roster: Roster, folder: Path) -> None:
+    """Ask the sites once what their inputs look like, and write it to the run folder; without it, rounds go on."""
+    agreement, run = plan.agreement, RunFolder(folder)
+    if not plan.profile_size or run.has_profile:
+        return
+    cells, knows, is_masked = cells_of(agreement), agreement.label_counts in ("exact", "withheld"), plan.is_masked
+
+    def read(found: NDArray[Any], sizes: NDArray[Any] | None) -> Profile:
+        profile = Profile.of_flat(PROFILE_FORM.decode(found), cells, PROFILE_FORM.error(len(roster.names)) + 1e-6)
+        if knows and sizes is not None and profile.samples != sizes.sum():
+            raise ArgumentError(f"are of {profile.samples} samples, and {sizes.sum():.0f} were told")
+        return profile
+
+    def check(found: NDArray[Any], client: int) -> None:
+        try:
+            read(found, roster.sizes[[client]])
+        except ArgumentError as error:
+            raise RefusedError(f"what its inputs look like can't be: {error}") from None
+
+    try:
+        spec = ArraySpec((plan.profile_size,), "int64")
+        total = _sum(agreement, roster, wire.SUM_PROFILE, spec, PATIENCE if is_masked else 0.0, check)
+        profile = read(total, roster.sizes if is_masked else None)
+    except (EndedEarlyError, ArgumentError) as error:
+        LOG.warning("what inputs look like is not known, for fedskew watch: %s", error)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    run.write_profile(profile)
+    LOG.info("what the inputs of %d samples look like is known, for fedskew watch", profile.samples)
+
+
+Check = Callable[[NDArray[Any], int], None]
+
+
+def _sum(
+    agreement: Agreement, roster: Roster, purpose: str, spec: ArraySpec, patience: float, check: Check
+) -> NDArray[Any]:
+    """Ask for a sum over all sites, masked where updates are; else each site's part is checked, and some may lack."""
+    if agreement.updates == "masked":
+        sums = MaskedSums(roster.members, roster.session, len(roster.names), 1.0)
+        return sum_over_all(sums, purpose, 1, spec, patience)
+    return _plain_sum(agreement, roster, purpose, spec, patience, check)
+
+
+def _check(found: NDArray[Any], client: int) -> None:
+    size, first, second = FORM.decode(found)
+    if not ((size >= 0) & (size <= FORM.limit) & (abs(first) <= size) & (second >= 0) & (second <= size)).all():
+        raise RefusedError("its sums are of no numbers in the schema's ranges")
+
+
+def _plain_sum(
+    agreement: Agreement, roster: Roster, purpose: str, spec: ArraySpec, patience: float, check: Check
+) -> NDArray[Any]:
     """Ask the sites until all have answered, or enough have when the start timeout has passed."""
     members, began = roster.members, time.monotonic()
     answers: dict[int, NDArray[Any]] = {}
+    what = in_words(purpose)
 
     def read(reply: RecordDict, client: int) -> NDArray[Any]:
         found = decode(arrays_of(reply, wire.SUMS), {wire.ANSWER: spec}, "its array")[wire.ANSWER]
-        size, first, second = FORM.decode(found)
-        if not ((size >= 0) & (size <= FORM.limit) & (abs(first) <= size) & (second >= 0) & (second <= size)).all():
-            raise RefusedError("its sums are of no numbers in the schema's ranges")
+        check(found, client)
         return found
 
     while True:
         asked = [client for client in members.online() if client not in answers]
         question = RecordDict({wire.CONFIG: ConfigRecord({wire.ROUND: 0})})
-        kind = f"query.{wire.SUM_MOMENTS}"
-        answers |= members.ask(kind, dict.fromkeys(asked, question), read, "means", in_round=False).valid
+        answers |= members.ask(f"query.{purpose}", dict.fromkeys(asked, question), read, what, in_round=False).valid
         waited, missing = time.monotonic() - began, [roster.names[k] for k in range(members.sites) if k not in answers]
-        if not missing or (len(answers) >= agreement.min_sites and waited >= agreement.start_timeout):
+        if not missing or (len(answers) >= agreement.min_sites and waited >= min(agreement.start_timeout, patience)):
             break
         if waited >= patience:
             raise EndedEarlyError(
-                f"means and deviations take {agreement.min_sites} sites at least, and {', '.join(missing)} did not "
-                "answer; start again when they can be reached"
+                f"{what} take {agreement.min_sites} sites at least, and {', '.join(missing)} did not answer; start "
+                "again when they can be reached"
             )
         time.sleep(PAUSE)
     if missing:
-        LOG.warning("means and deviations are those of all sites but %s", ", ".join(missing))
+        LOG.warning("%s are those of all sites but %s", what, ", ".join(missing))
     return add(list(answers.values()))

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedskew.data import Profile
 from fedskew.deploy._agreement import Agreement, method_of
 from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, Specs, bytes_of, specs_of
 from fedskew.deploy.site_data import SiteData
@@ -110,6 +111,15 @@ class Plan:
         """The weighting by which each site computes its own weight, where label counts are only ever summed."""
         weighting = self.method.weighting
         return weighting if self.agreement.label_counts == "summed" and isinstance(weighting, BySums) else None
+
+    @cached_property
+    def profile_size(self) -> int:
+        """How many numbers say what a site's inputs look like; 0: sites don't tell."""
+        agreement, table = self.agreement, self.agreement.table
+        if table is None or not agreement.sums_profile or self.config.privacy is not None:
+            return 0
+        some = agreement.mean or [0.0] * len(table.slots)
+        return Profile.size(Profile.cells_of(table, some, some))
 
     @property
     def site_models(self) -> tuple[str, ...]:
@@ -224,7 +234,7 @@ class Plan:
     def reply_bytes(self) -> int:
         """Largest reply of a site, in bytes."""
         classes, bins = len(self.agreement.classes), 1 if self.estimation is None else self.estimation.bins
-        counted = 8 * self.agreement.tally.size
+        counted = 8 * max(self.agreement.tally.size, self.profile_size)
         if self.is_masked:
             answer = max(8 * (classes + 1) ** 2, counted) + 3 * HEADER
             return max(bytes_of(self.sums), answer) + len(self.agreement.sites) * (Key.SEED + 200)

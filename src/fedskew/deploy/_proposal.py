@@ -64,6 +64,7 @@ class Disclosure(NamedTuple):
         if data is None or not data.is_unlabelled:
             things.append(_counts(agreement, 0 if plan is None else plan.most_questions))
             things += _moments(agreement)
+            things += _profile(agreement, plan)
             things += [_unknown(agreement)] if plan is None else _masked(plan) if plan.is_masked else _trained(plan)
         things += _evaluations(config, agreement, data)
         if agreement.site_figures == "summed" and (data is None or not data.is_unlabelled):
@@ -127,6 +128,16 @@ def _moments(agreement: Agreement) -> list[Disclosure]:
     what = f"of each of {table.numbers} columns of numbers how many there are, their sum and the sum of their squares"
     size = 24 * table.numbers + (_seeds(agreement) if own else 0)
     return [Disclosure(f"{what}, of the training samples{own}", "once, before the first round", size)]
+
+
+def _profile(agreement: Agreement, plan: Plan | None) -> list[Disclosure]:
+    if not agreement.sums_profile or (plan is not None and not plan.profile_size):
+        return []
+    over = f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
+    what = "how many training samples are in each of ten cells of each number, missing or of each category, and how "
+    what += f"each two numbers go together{over if agreement.updates == 'masked' else ''}"
+    size = None if plan is None else 8 * plan.profile_size + _seeds(agreement)
+    return [Disclosure(what, "once, before the first round", size)]
 
 
 def _unknown(agreement: Agreement) -> Disclosure:

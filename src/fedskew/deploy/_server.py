@@ -17,7 +17,7 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._ask import Members
 from fedskew.deploy._finish import SiteFinisher, TrainedModel
 from fedskew.deploy._log import LOG, recording_ending, say_errors_in_one_line
-from fedskew.deploy._moments import standardised
+from fedskew.deploy._moments import profiled, standardised
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._round import DeployedRunner, SiteSums
@@ -128,6 +128,7 @@ def make_deployed_loop(
     roster.gather()
     agreement = standardised(agreement, roster, folder)
     plan, members.told = dataclasses.replace(plan, agreement=agreement), agreement.means
+    profiled(plan, roster, folder)
     mix = plan.mix(roster.counts, target)
     announced = announced_from(plan, roster, mix, folder)
     members.begin()

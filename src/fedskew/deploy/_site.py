@@ -22,7 +22,7 @@ from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._home import HOME, Home, own_models
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
-from fedskew.deploy._moments import encoded_moments
+from fedskew.deploy._moments import encoded_moments, encoded_profile
 from fedskew.deploy._plan import Plan, kind_of
 from fedskew.deploy._replies import arrays_of, check_size, size_of
 from fedskew.deploy._terms import Terms
@@ -251,7 +251,7 @@ class Site:
 
     def moments(self, content: RecordDict) -> RecordDict:
         """Answer with sums of the numbers in this site's table, where means are to be those over all sites."""
-        agreement, masks = self.plan.agreement, self.masks
+        agreement = self.plan.agreement
         schema = agreement.table
         if not agreement.sums_moments or schema is None:
             raise NotAgreedError("moments", "the server asks for sums of numbers; this site agreed to none")
@@ -261,9 +261,25 @@ class Site:
         inputs = self.worker.data.inputs
         assert isinstance(inputs, Tensor), "of a table"
         values = self.book.share(self.terms, lambda: encoded_moments(schema, inputs), "moments", np.int64)
-        if masks is None or asked is None:
+        return self._over_all(content, asked, values)
+
+    def profile(self, content: RecordDict) -> RecordDict:
+        """Answer with what this site's inputs look like, in cells by the means that were told, or agreed to."""
+        agreement = self.plan.agreement
+        why = "the server asks what inputs look like; this site did not agree to tell"
+        refuse_unless(self.plan.profile_size > 0, "input_profile", why)
+        self._check_labelled()
+        self._check_means()
+        asked, cells = self._sum(content, wire.SUM_PROFILE), wire.fingerprint([*agreement.mean, *agreement.std])
+        self._count("profile", cells, 1)
+        inputs = self.worker.data.inputs
+        values = self.book.share(self.terms, lambda: encoded_profile(agreement, inputs), f"profile {cells}", np.int64)
+        return self._over_all(content, asked, values)
+
+    def _over_all(self, content: RecordDict, asked: wire.SumAsked | None, values: NDArray[Any]) -> RecordDict:
+        if self.masks is None or asked is None:
             return RecordDict({wire.SUMS: ArrayRecord({wire.ANSWER: Array(values)})})
-        return self._within(masks.answer_over_all(asked, wire.about_of(content), values))
+        return self._within(self.masks.answer_over_all(asked, wire.about_of(content), values))
 
     def again(self, content: RecordDict) -> RecordDict:
         """Mask this site's last answer once more, for a sum over fewer sites; none of this round is opened yet."""

@@ -202,10 +202,19 @@ class MaskedSums:
         return replies.valid
 
 
+def in_words(purpose: str) -> str:
+    """Say in words what a sum is about that is of no round; empty for others."""
+    return {
+        wire.SUM_COUNTS: "label counts",
+        wire.SUM_MOMENTS: "means and deviations",
+        wire.SUM_PROFILE: "profiles of inputs",
+        wire.SITES: "figures of the sites' models",
+    }.get(purpose, "")
+
+
 def _about(asked: wire.SumAsked) -> str:
-    said = {wire.SUM_COUNTS: "label counts", wire.SUM_MOMENTS: "means", wire.SITES: "figures of the sites' models"}
-    if asked.purpose in said:
-        return said[asked.purpose]
+    if said := in_words(asked.purpose):
+        return said
     return f"round {asked.round}" if asked.purpose == wire.TRAIN else f"evaluation of round {asked.round}"
 
 
@@ -304,10 +313,9 @@ def sum_over_all(
         if time.monotonic() - began >= patience:
             break
         time.sleep(min(PAUSE, members.timeout))
-    what = "label counts" if purpose == wire.SUM_COUNTS else "numbers"
     raise EndedEarlyError(
-        f"{what} were not summed within {patience:.0f} s, as that takes all of {', '.join(names)}; start again when "
-        "they can be reached"
+        f"{in_words(purpose)} were not summed within {patience:.0f} s, as that takes all of {', '.join(names)}; start "
+        "again when they can be reached"
     )
 
 

@@ -88,11 +88,12 @@ SUMS, COMMITMENTS, OPENING = "sums", "commitments", "opening"
 UNMASK, AGAIN = "unmask", "again"
 """Flower's names of the two queries."""
 
-TRAIN, EVALUATE, SUM_COUNTS, SUM_MOMENTS, SITES = "train", "evaluate", "counts", "moments", "sites"
-"""Purposes of a sum; the last three are also Flower's names of queries: for label counts that are only ever summed, for
-sums of a table's numbers, and for figures of the models that a site has."""
+TRAIN, EVALUATE, SITES = "train", "evaluate", "sites"
+SUM_COUNTS, SUM_MOMENTS, SUM_PROFILE = "counts", "moments", "profile"
+"""Purposes of a sum; all but the first two are also Flower's names of queries: for figures of the models that a site
+has, label counts that are only ever summed, sums of a table's numbers, and what its inputs look like."""
 
-OVER_ALL = (SUM_COUNTS, SUM_MOMENTS)
+OVER_ALL = (SUM_COUNTS, SUM_MOMENTS, SUM_PROFILE)
 """Purposes of sums over all sites and no fewer, before the first round."""
 
 SITE_FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "ece", "loss")
@@ -165,7 +166,7 @@ class SumAsked(NamedTuple):
     session: Annotated[str, Field(min_length=1, max_length=100)]
     round: Number
     attempt: Annotated[int, Field(gt=0, lt=2**53)]
-    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts|moments|sites)$")]
+    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts|moments|profile|sites)$")]
     members: Annotated[tuple[str, ...], Field(max_length=MOST_MEMBERS)]
     weights: tuple[float, ...] = ()
 

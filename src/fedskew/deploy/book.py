@@ -70,7 +70,7 @@ FINISHED_MODELS = 2
 EVALUATED_AGAIN = 10
 """Further models that a site evaluates: a server that was killed may aggregate the round anew, from other replies."""
 
-Kind = Literal["train", "evaluate", "finish", "models", "counts", "moments", "means", "announced", "sites"]
+Kind = Literal["train", "evaluate", "finish", "models", "counts", "moments", "means", "profile", "announced", "sites"]
 
 _KINDS: dict[Kind, tuple[str, str]] = {
     "train": ("rounds", "rounds that it trained in"),
@@ -80,6 +80,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "counts": ("most_questions", "questions about sums of label counts"),
     "moments": ("moments", "question about sums of its numbers"),
     "means": ("moments", "set of means and deviations"),
+    "profile": ("input_profile", "question about what its inputs look like"),
     "announced": ("label_counts", "announcement of sums of label counts"),
     "sites": ("own_figures", "trained model to have figures of"),
 }

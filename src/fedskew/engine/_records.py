@@ -90,7 +90,7 @@ class Evaluation:
         confusion: Confusion matrix: a row for each true class, a column for each predicted class.
         target_accuracy: Per-class accuracy averaged with the target mix; None without a target.
         auroc: Area under the ROC curve, one class against the others, mean over classes; this and what follows is None
-            where only a confusion matrix is known, as at real sites.
+            where only a confusion matrix is known, as at real sites that tell no scores.
         pr_auc: Average precision, likewise.
         ece: Expected calibration error.
         per_class_auroc: AUROC of each class; None for a class without a sample.

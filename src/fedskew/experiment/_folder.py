@@ -240,6 +240,11 @@ class RunFolder:
         """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
 
+    @property
+    def has_profile(self) -> bool:
+        """Whether `inputs.json` is there."""
+        return (self.path / INPUTS).exists()
+
     def write_profile(self, profile: Profile) -> None:
         """Write `inputs.json`: what the training samples look like."""
         with writing(self.path / INPUTS):

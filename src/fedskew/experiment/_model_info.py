@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of
+from fedskew.data import Cells, Encoder, Inputs, Profile, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing, save_tensors
 from fedskew.models.adapters import merged, save_adapters
@@ -107,16 +107,17 @@ class ModelInfo:
             )
         return f"float32 in [0, 1], upright; bytes of an image divided by 255{deep}"
 
-    def profile(self, inputs: Inputs) -> Profile:
-        """Describe normalised samples in their own units: of more than `MOST_PROFILED` as many, evenly spread."""
-        size, encoder = min(len(inputs), MOST_PROFILED), self.made_encoder()
+    def profile(self, inputs: Inputs, cells: Cells | None = None) -> Profile:
+        """Describe normalised samples in their own units, all in given cells, or in those that they make: of more than
+        `MOST_PROFILED` as many, evenly spread."""
+        size, encoder = len(inputs) if cells else min(len(inputs), MOST_PROFILED), self.made_encoder()
         schema, sides = encoder if isinstance(encoder, TableSchema) else None, [1 for _ in self.in_shape[1:]]
         mean, std = (torch.tensor(one, dtype=torch.float64).view(-1, *sides) for one in (self.mean, self.std))
         parts = []
         for rows in torch.split(torch.arange(size) * len(inputs) // size, PROFILED_AT_ONCE):
             values = inputs.index_select(0, rows.to(inputs.device)).cpu()
             parts.append(Profile.columns(values.double() * std + mean if self.mean else values, schema))
-        return Profile.of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        return Profile.of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, cells)
 
     def normalise(self, inputs: Tensor) -> Tensor:
         """Check samples in their own units, and normalise them as in training: to float32, or int64 for token ids.
