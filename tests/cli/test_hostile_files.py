@@ -16,7 +16,7 @@ import torch
 from fedskew import data
 from fedskew.cli import main
 from fedskew.data import Dataset, unlabelled
-from fedskew.deploy import Agreement, renamed_folders, write_images
+from fedskew.deploy import Agreement, renamed_folders, write_samples
 from fedskew.errors import ConfigError, DataError
 from fedskew.experiment import read
 from fedskew.trees import parse_change
@@ -132,8 +132,8 @@ def test_classes_with_names_that_no_folder_has_are_written_and_read_back(tmp_pat
         mean=(),
         std=(),
     )
-    site = tmp_path / "a" / "b" / "site"
-    write_images(dataset, [np.arange(len(NAMES))], [site])
+    site = tmp_path / "a" / "b" / "images"
+    write_samples(dataset, [np.arange(len(NAMES))], [site.parent])
     assert {path.parents[2] for path in tmp_path.rglob("*.png")} == {site}
     renamed = renamed_folders(NAMES)
     assert "plain" not in renamed.values()

@@ -117,7 +117,7 @@ def init(
         samples = _kind_by_schema(whole) or _kind(_dataset(whole))
     names = several("--sites", sites, named, "names")
     made = Draft.of(whole, names, samples, label_counts, epsilon, updates, target_site)
-    images = _images_table(whole)
+    images = _images_table(whole, samples)
     played = write_federation(folder, made.config, made.agreement, place, images, target, made.mask_keys, wheel)
     _print_notes(made, played.losses_in_words(harmless=False))
     if number := len((made.agreement.encoder or {}).get("words", ())):
@@ -173,13 +173,14 @@ def local(
     changes: Changes = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Run a whole federation on this machine: write each site's images, start server and sites with TLS and node keys,
-    train, and stop everything.
+    """Run a whole federation on this machine: write each site's images or table, start server and sites with TLS and
+    node keys, train, and stop everything.
 
     Examples:
 
         fedskew deploy local trial --sites 3
         fedskew deploy local trial --config run.toml --set training.rounds=3
+        fedskew deploy local trial --config clinics.toml                   (tables: data.root = "clinics/*.csv")
     """
     from fedskew.deploy import (
         Address,
@@ -189,7 +190,7 @@ def local(
         renamed_folders,
         site_names,
         write_federation,
-        write_images,
+        write_samples,
     )
     from fedskew.experiment import make_task, read
 
@@ -202,18 +203,21 @@ def local(
         raise ConfigError(
             f"--sites: the config's data has {counted(len(names), 'client')} of its own, not {sites}; leave --sites out"
         )
-    made = Draft.of(whole, names, _kind(task.dataset), label_counts, epsilon, updates)
+    kind = _kind_by_schema(whole) or _kind(task.dataset)
+    made = Draft.of(whole, names, kind, label_counts, epsilon, updates)
     port = LocalFederation.free_port()
     shares = task.partition.indices[: len(names)]
     address, renamed = Address("127.0.0.1", port), renamed_folders(task.dataset.classes)
-    images = _images_table(whole) | ({"classes": renamed} if renamed else {})
+    images = _images_table(whole, kind)
+    images |= {"test": "test.csv"} if images["name"] == "csv" else {"classes": renamed} if renamed else {}
     played = write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
     _print_notes(made, played.losses_in_words(harmless=False))
-    write_images(task.dataset, shares, [folder / "sites" / name / "images" for name in names])
+    places = [folder / "sites" / name for name in names]
+    write_samples(task.dataset, shares, places, whole.data.parameters.get("separator"))
     for name in names:
         agree(folder / "sites" / name / "data.toml", folder / "app")
     console = Console()
-    there = counted(sum(map(len, shares)), "image")
+    there = counted(sum(map(len, shares)), "sample")
     console.say(f"{counted(len(names), 'site')} with {there} to train on, in {folder / 'sites'}")
     try:
         with _stopped_by_signals(), LocalFederation(folder, port, tuple(names)) as federation:
@@ -296,9 +300,9 @@ def _print_notes(made: Draft, losses: list[str]) -> None:
         Console().say(f"note: {line}", style="yellow")
 
 
-def _images_table(config: Config) -> dict[str, object]:
+def _images_table(config: Config, samples: dict[str, Any]) -> dict[str, object]:
     """Return the table `[data]` of every site's `data.toml`: a table, or images of the size that the config sets."""
-    if config.data.name == "csv":
+    if config.data.name == "csv" or samples.get("encoder", {}).get("kind") == "table":
         own = {key: config.data.parameters[key] for key in ("separator",) if key in config.data.parameters}
         return {"name": "csv", "root": "data.csv", **own}
     table: dict[str, object] = {"name": "folder", "root": "images"}

@@ -10,7 +10,7 @@ from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
-from fedskew.data._profile import Cells, Change, Profile
+from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
 from fedskew.data._schema import Encoder, TableSchema, encoder_of
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
@@ -30,7 +30,6 @@ __all__ = [
     "WITH_CLIENTS",
     "Augmentation",
     "ByteImages",
-    "Cells",
     "Change",
     "Dataset",
     "Encoder",

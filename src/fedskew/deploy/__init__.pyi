@@ -7,8 +7,8 @@ from ._folder import other_code as other_code
 from ._folder import renamed_folders as renamed_folders
 from ._folder import site_names as site_names
 from ._folder import write_federation as write_federation
-from ._folder import write_images as write_images
 from ._local import LocalFederation as LocalFederation
+from ._local_tables import write_samples as write_samples
 from ._log import Ending as Ending
 from ._proposal import NOT_YET as NOT_YET
 from ._proposal import Disclosure as Disclosure

@@ -212,8 +212,13 @@ def write_images(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders:
     """
     if len(dataset.in_shape) != 3 or dataset.in_shape[0] not in (1, 3):
         raise ConfigError(
-            f"data.name: samples of {dataset.name!r} have shape {dataset.in_shape} and are no images; describe each "
-            "site's data in its data.toml, as fedskew deploy init lays it out"
+            f"data.name: samples of {dataset.name!r} have shape {dataset.in_shape} and are neither images nor a table "
+            "(csv); describe each site's data in its data.toml, as fedskew deploy init lays it out"
+        )
+    if dataset.multi_label:
+        raise ConfigError(
+            "data.name: images of several labels can't be told apart by folders; write the federation with fedskew "
+            "deploy init, and give each site an .npz file of its own"
         )
     for place, (rows, folder) in enumerate(zip(shares, folders, strict=True)):
         _write_part(dataset, dataset.inputs, dataset.targets, np.asarray(rows), folder / "train")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.data import Cells, Inputs, Profile, TableSchema
+from fedskew.data import Inputs, Profile, TableSchema
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import MEAN, STD, Agreement
 from fedskew.deploy._arrays import ArraySpec, RefusedError, decode
@@ -105,7 +105,7 @@ def encoded_profile(agreement: Agreement, inputs: Inputs) -> NDArray[Any]:
     return PROFILE_FORM.encode(agreement.info.profile(inputs, cells).flat())
 
 
-def cells_of(agreement: Agreement) -> Cells:
+def cells_of(agreement: Agreement) -> Mapping[str, Any]:
     """Return the cells of the columns of sites' tables, by the means and deviations that are agreed to, or told."""
     assert agreement.table is not None, "as there is a profile"
     return Profile.cells_of(agreement.table, agreement.mean, agreement.std)

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.data import Cells, Encoder, Inputs, Profile, TableSchema, encoder_of
+from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing, save_tensors
 from fedskew.models.adapters import merged, save_adapters
@@ -107,7 +107,7 @@ class ModelInfo:
             )
         return f"float32 in [0, 1], upright; bytes of an image divided by 255{deep}"
 
-    def profile(self, inputs: Inputs, cells: Cells | None = None) -> Profile:
+    def profile(self, inputs: Inputs, cells: Mapping[str, Any] | None = None) -> Profile:
         """Describe normalised samples in their own units, all in given cells, or in those that they make: of more than
         `MOST_PROFILED` as many, evenly spread."""
         size, encoder = len(inputs) if cells else min(len(inputs), MOST_PROFILED), self.made_encoder()

@@ -1,0 +1,88 @@
+"""Samples of sites that are rehearsed on one machine: a data set's rows as CSV files, as sites would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedskew import findings
+from fedskew.data import Dataset, Inputs, Profile, TableSchema
+from fedskew.deploy._folder import write_images
+from fedskew.errors import ConfigError
+from fedskew.files import write_text
+from fedskew.tables import csv_text
+
+TRAIN, TEST = "data.csv", "test.csv"
+NONE = "no finding"
+
+
+def write_samples(
+    dataset: Dataset, shares: Sequence[NDArray[np.int64]], sites: Sequence[Path], separator: str | None = None
+) -> None:
+    """Write each site's samples to its folder: a table as `data.csv` and `test.csv`, or pictures in `images/`.
+
+    Numbers have seven digits, as a network has them; `separator` stands between several labels in one cell. For
+    `shares`, and the test part, see `write_images`. Raises ConfigError where the samples are neither, or there are
+    fewer test samples of a table than sites.
+    """
+    schema = dataset.encoder
+    if not isinstance(schema, TableSchema):
+        write_images(dataset, shares, [site / "images" for site in sites])
+        return
+    if len(dataset.test_targets) < len(sites):
+        raise ConfigError(
+            f"data.test_share: {len(dataset.test_targets)} test samples can't be divided among {len(sites)} sites; "
+            "set a larger share, or give fewer sites (--sites)"
+        )
+    for place, (rows, folder) in enumerate(zip(shares, sites, strict=True)):
+        dealt = np.arange(place, len(dataset.test_targets), len(sites))
+        parts = {
+            TRAIN: (dataset.inputs, dataset.targets, rows),
+            TEST: (dataset.test_inputs, dataset.test_targets, dealt),
+        }
+        for name, part in parts.items():
+            write_text(folder / name, csv_text(_lines(dataset, schema, separator, *part)), private=True)
+
+
+def _lines(
+    dataset: Dataset,
+    schema: TableSchema,
+    separator: str | None,
+    inputs: Inputs,
+    targets: Tensor,
+    rows: NDArray[np.int64],
+) -> list[list[Any]]:
+    chosen = torch.from_numpy(np.asarray(rows))
+    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (dataset.mean, dataset.std))
+    columns = Profile.columns(inputs.index_select(0, chosen).double() * std + mean, schema)
+    cells = {name: _cells(schema, name, values) for name, values in columns.items()}
+    each = zip(*cells.values(), *_labels(dataset, targets[chosen], separator), strict=True)
+    return [[*cells, *schema.labelled], *map(list, each)]
+
+
+def _cells(schema: TableSchema, name: str, values: NDArray[Any]) -> list[str]:
+    column = schema.columns[name]
+    if column.kind == "category":
+        return list(values)
+    low, high = column.range or (-np.inf, np.inf)
+    there = np.clip(values, low, high)  # single precision may be beyond the end by a digit
+    if column.kind == "date":
+        return ["" if np.isnan(day) else str(np.datetime64("1970-01-01") + int(np.rint(day))) for day in there]
+    return ["" if np.isnan(value) else f"{value:.7g}" for value in there]
+
+
+def _labels(dataset: Dataset, targets: Tensor, separator: str | None) -> list[list[Any]]:
+    """Return the columns of labels: of classes, of 0 and 1 for each label, or of several in each cell."""
+    if not dataset.multi_label:
+        return [[dataset.classes[label] for label in targets.tolist()]]
+    table = findings.as_table(targets.numpy(), dataset.num_classes)
+    if separator is None:
+        return [list(column) for column in table.T.tolist()]
+    named = [[name for name, has in zip(dataset.classes, row, strict=True) if has] for row in table.tolist()]
+    return [[separator.join(names) or NONE for names in named]]
