@@ -253,7 +253,7 @@ class TrainingLoop:
             return None
         with self._kept():
             self.model.write_state(self.finished)
-            return copy.deepcopy(self.model.module)
+            return copy.deepcopy(self.model.entire)
 
     def _hold_final(self) -> None:
         final = self.runner.evaluated_model(self.server)

@@ -358,6 +358,10 @@ class EngineSection(Section):
     cores allow."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto": a GPU where there is one."""
+    keep_features: bool = True
+    """Where the first layers of the network are frozen (`model.freeze`), compute once what they make of a client's
+    samples, and train the others on that. It is the same but for rounding; not done with augmentation, with dropout
+    among these layers, and for more than 4 GiB, which the run's notes say."""
     updates: Literal["plain", "masked"] = "plain"
     """"plain": the server gets each client's update. "masked": it gets sums over the clients of a round, in fixed point
     and clipped, as where masks hide each update on real sites (`fedskew.sums`); the bits are those of real sites.

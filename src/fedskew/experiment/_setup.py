@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedskew import components, engine, findings, methods, models, torchrun
 from fedskew.children import are_safe
-from fedskew.data import take
+from fedskew.data import Dataset, take
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
@@ -26,6 +26,7 @@ from fedskew.errors import ArgumentError, ConfigError
 from fedskew.executors import cores
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
+from fedskew.experiment._frozen_body import behind_body
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._progress import TRACKERS
@@ -69,8 +70,13 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     """
     config = config.for_seed(seed)
     device = choose_device(config.engine.device)
-    task = task or make_task(config, seed)
+    whole_task = task or make_task(config, seed)
+    raw = whole_task.dataset
+    method = make_method(config, raw)
+    network = make_network(config, seed, method, raw.num_classes, raw.in_shape, _some(raw).cpu()).to(device)
+    module, task, features = behind_body(config, method, whole_task, network, _some(raw).to(device))
     dataset, held_out = task.dataset, torch.from_numpy(task.validation)
+    trained = FlatModel.of(module, _some(dataset).to(device), entire=network)
     test = LabelledData(dataset.test_inputs.to(device), dataset.test_targets.to(device))
     validation = (
         LabelledData(take(dataset.inputs, held_out).to(device), dataset.targets[held_out].to(device))
@@ -79,18 +85,17 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     )
     clients = engine.ClientStates(None if folder is None else folder / "checkpoint" / "clients")
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
-    runner, untrained, model, sites = _make_runner(config, seed, task, device, clients, observe, folder, validation)
+    runner, untrained, model, sites = _make_runner(config, seed, task, trained, clients, observe, folder, validation)
     if refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0]))):
         check_batches(config, task.client_names, task.sizes)
     if config.evaluation.measure == "target_accuracy" and task.target is None:
         raise ConfigError("evaluation.measure: there is no target; set target.mix, or take balanced_accuracy")
-    method = make_method(config, dataset)
-    notes = run_notes(config, method, task, model.module)
+    notes = run_notes(config, method, task, network, features)
     info = TaskInfo(task.counts.astype(np.int64), task.client_names, dataset.classes, task.target, notes, task.sizes)
     files = None
     if folder is not None:
         kept = model.frozen() if config.model.freezes and method.pipeline is None else {}
-        files = RunFolder(folder, task.partition, Identity.of(config, task.loaded.content(config)), kept)
+        files = RunFolder(folder, task.partition, Identity.of(config, whole_task.loaded.content(config)), kept)
     targets, backend = (task.target, task.server_target), getattr(runner, "backend", None)
     evaluator = LocalEvaluator(model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label)
     return TrainingLoop(
@@ -98,7 +103,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         runner=runner,
         untrained=untrained,
         model=model,
-        info=model_info(dataset),
+        info=model_info(raw),
         evaluate=evaluator,
         task=lambda: info,
         clients=clients,
@@ -107,9 +112,15 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         beside=sites,
         at_sites=sites,
         finisher=make_finisher(config, seed, task, model),
-        profile=partial(model_info(dataset).profile, dataset.inputs),
+        profile=partial(model_info(raw).profile, raw.inputs),
         scores=evaluator.scores,
     )
+
+
+def _some(dataset: Dataset) -> Tensor:
+    """Return two samples, the same where there is but one."""
+    rows = torch.arange(2, device=dataset.inputs.device) % len(dataset.targets)
+    return dataset.inputs.index_select(0, rows)
 
 
 def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:
@@ -144,7 +155,7 @@ def _make_runner(
     config: Config,
     seed: int,
     task: Task,
-    device: torch.device,
+    model: FlatModel,
     clients: engine.ClientStates,
     observe: engine.Observer | None,
     folder: Path | None,
@@ -153,9 +164,7 @@ def _make_runner(
     """Return the runner of a method's rounds, the untrained model, the network for evaluated models, and own models."""
     training, dataset = config.training, task.dataset
     method = make_method(config, dataset)
-    some = dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
-    network = make_network(config, seed, method, dataset.num_classes, dataset.in_shape, some.cpu())
-    model = FlatModel.of(network.to(device), some.to(device))
+    device, some = model.vector.device, _some(dataset)
     model.network.train().chain(some.to(device))  # what is done to the network stands in the run's record
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
@@ -370,7 +379,7 @@ def _has_batch_of_one(training: TrainingSection, size: int) -> bool:
     return reached and training.smallest_batch == 1 and size % training.batch_size == 1
 
 
-def run_notes(config: Config, method: Method, task: Task, network: nn.Module) -> tuple[str, ...]:
+def run_notes(config: Config, method: Method, task: Task, network: nn.Module, features: str = "") -> tuple[str, ...]:
     """Say what can't be learnt from these labels, by this network or by this method, whatever the training."""
     dataset, counts, weighting = task.dataset, task.counts, method.weighting
     labels = dataset.test_targets[dataset.test_targets >= 0].numpy()
@@ -396,6 +405,7 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module) ->
         weights=[one for layer in network.modules() if (one := getattr(layer, "fedskew_note", None))],
         parameters=[sum(one.numel() for one in some) for some in (trained, [*network.parameters()])],
         freezes=config.model.freezes,
+        features=features,
         idle=[] if method.pipeline is not None else _idle_terms(method, network),
         network=type(network).__name__,
         weighting=_name("weighting", weighting),

@@ -116,7 +116,7 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
             for at, own in loops.items():
                 runs = tuple(islice(trained, len(own)))
                 summary = runs[0].summary if len(runs) == 1 else over_seeds([run.summary for run in runs])
-                results[at] = Result(configs[at], runs, own[0].model.module, summary, None, own[0].finished_network())
+                results[at] = Result(configs[at], runs, own[0].model.entire, summary, None, own[0].finished_network())
     return [results[at] for at in range(len(configs))]
 
 
@@ -247,7 +247,7 @@ def _trained(
             begin()
             trained = loop, loop.run(resume, progress)
         loop, run = trained
-        yield name, run, loop.model.module, loop.finished_network()
+        yield name, run, loop.model.entire, loop.finished_network()
         del loop, trained  # before the next is made
 
 

@@ -24,10 +24,8 @@ __all__ = [
     "Calibrate",
     "Finish",
     "Finished",
-    "GaussianHead",
     "Head",
     "Known",
     "Observed",
-    "RidgeHead",
     "Source",
 ]

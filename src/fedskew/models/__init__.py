@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedskew.models._added import added_to, copied, hooks_of
+from fedskew.models._body import cut
 from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._dropout import Dropout
 from fedskew.models._faster import Faster
@@ -36,6 +37,7 @@ __all__ = [
     "build",
     "check_outputs",
     "copied",
+    "cut",
     "hooks_of",
     "last_layer",
     "note",

@@ -111,6 +111,7 @@ class FlatModel:
         channels_last: Whether convolution weights are stored so.
         integer_buffers: The state dict's other buffers, by name.
         buffer_names: The names of both, without those that training does not change.
+        entire: The network with its frozen body, as it is saved; mostly `module`.
 
     Raises:
         ArgumentError: There is no trainable parameter; or a trainable parameter or floating-point buffer is not
@@ -118,7 +119,14 @@ class FlatModel:
             gradients.
     """
 
-    def __init__(self, module: nn.Module, *, channels_last: bool | None = None, constant: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        channels_last: bool | None = None,
+        constant: Collection[str] = (),
+        entire: nn.Module | None = None,
+    ) -> None:
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ArgumentError("module: has no trainable parameter")
@@ -127,7 +135,7 @@ class FlatModel:
         floating = {name: b for name, b in held.items() if b.is_floating_point() or b.is_complex()}
         _check({**parameters, **floating})
         check_added(module)
-        self.module = module
+        self.module, self.entire = module, entire or module
         self.network = Faster(module)
         if channels_last is None:
             convolves = any(parameter.dim() == 4 for parameter in parameters.values())
@@ -151,9 +159,9 @@ class FlatModel:
         self._addresses = [place.addresses() for place in self._places]
 
     @classmethod
-    def of(cls, module: nn.Module, samples: Tensor) -> FlatModel:
+    def of(cls, module: nn.Module, samples: Tensor, entire: nn.Module | None = None) -> FlatModel:
         """Make a model whose state is without the buffers that a pass of some samples in training does not write to."""
-        return cls(module, constant=constant_buffers(module, samples))
+        return cls(module, constant=constant_buffers(module, samples), entire=entire)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the module, the options of the layout, and the hooks of parameters, which PyTorch leaves out."""
@@ -269,8 +277,8 @@ class FlatModel:
     def frozen(self) -> dict[str, Tensor]:
         """Return what of the state dict training does not change, by name."""
         trained = {*self.names, *self.buffer_names}
-        tied = {id(one) for name, one in self.module.named_parameters() if name in trained}
-        whole = self.module.state_dict(keep_vars=True)
+        tied = {id(one) for name, one in self.entire.named_parameters() if name in trained}
+        whole = self.entire.state_dict(keep_vars=True)
         return {name: one.detach() for name, one in whole.items() if name not in trained and id(one) not in tied}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -278,13 +286,13 @@ class FlatModel:
         self._check_views()
         return {
             name: value.detach().clone(memory_format=torch.contiguous_format)
-            for name, value in self.module.state_dict().items()
+            for name, value in self.entire.state_dict().items()
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set all tensors of the state dict, in place; raise ArgumentError where names or shapes differ."""
         try:
-            self.module.load_state_dict(state)
+            self.entire.load_state_dict(state)
         except RuntimeError as error:
             raise ArgumentError(f"state: does not fit this model: {' '.join(str(error).split())}") from None
 

@@ -1,0 +1,89 @@
+"""What a frozen body makes of a data set's samples, computed once and kept in a file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedskew.data._dataset import Inputs
+
+_ROWS = 256
+"""Samples that pass the body at a time."""
+
+
+class Features:
+    """The outputs of a body in eval mode for the samples of a data set, `(samples, *shape)` float32; a `Stored`.
+
+    They are computed a group at a time, when the first of a group is asked for, in the group's order: so their bits
+    depend neither on who asks nor on when. The file is in a folder for temporary files until the process that made it
+    ends, and is shared by those that it starts.
+
+    Args:
+        inputs: The samples.
+        body: The network's frozen part; it is moved to no other device.
+        groups: The rows of every group, such as a client's; the last one with a row has it. The samples of none are
+            groups of 256, in their order.
+    """
+
+    def __init__(self, inputs: Inputs, body: nn.Module, groups: Sequence[NDArray[np.int64]]) -> None:
+        self._inputs, self._body = inputs, body
+        rest = np.setdiff1d(np.arange(len(inputs)), np.concatenate([*groups, np.empty(0, np.int64)]))
+        groups = [*groups, *np.split(rest, range(_ROWS, len(rest), _ROWS))]
+        self._group_of = np.empty(len(inputs), np.int64)
+        for number, rows in enumerate(groups):
+            self._group_of[rows] = number
+        self._groups = [rows[self._group_of[rows] == number] for number, rows in enumerate(groups)]
+        folder = tempfile.mkdtemp(prefix="fedskew-features-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.shape: tuple[int, ...] = (len(inputs), *self._outputs(np.arange(1)).shape[1:])
+        self._folder = Path(folder)
+        np.lib.format.open_memmap(self._folder / "values.npy", "w+", np.float32, self.shape)
+        np.lib.format.open_memmap(self._folder / "known.npy", "w+", np.bool_, (len(self._groups),))
+        self._open()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the batches."""
+        return self._inputs.device
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getstate__(self) -> dict[str, object]:
+        """Pickle where the files are, not what they hold."""
+        return vars(self) | {"_values": None, "_known": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def _open(self) -> None:
+        self._values = torch.from_numpy(np.load(self._folder / "values.npy", mmap_mode="r+"))
+        self._known = np.load(self._folder / "known.npy", mmap_mode="r+")
+
+    def index_select(self, dim: int, index: Tensor, /) -> Tensor:
+        """See `Stored.index_select`."""
+        rows = index.cpu()
+        asked = np.unique(self._group_of[rows.numpy()])
+        for number in asked[~self._known[asked]].tolist():
+            for some in np.split(self._groups[number], range(_ROWS, len(self._groups[number]), _ROWS)):
+                self._values[some] = self._outputs(some).cpu()
+            self._known[number] = True
+        return self._values.index_select(dim, rows).to(self.device)
+
+    def to(self, device: torch.device | str, /) -> Features:
+        """See `Stored.to`; they stay where they are."""
+        return self
+
+    @torch.no_grad()
+    def _outputs(self, rows: NDArray[np.int64]) -> Tensor:
+        outputs: Tensor = self._body.eval()(self._inputs.index_select(0, torch.from_numpy(rows).to(self.device)))
+        return outputs

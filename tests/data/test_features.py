@@ -1,0 +1,52 @@
+"""What a frozen body makes of samples: computed once, by group, whoever asks."""
+
+import pickle
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedskew.data._features import Features
+
+INPUTS = torch.arange(20.0).view(10, 2)
+
+
+class Body(nn.Module):
+    """Doubles, and adds the size of the batch; counts the samples that pass it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passed += len(x)
+        return 2 * x + len(x)
+
+
+def made() -> tuple[Features, Body]:
+    body = Body()
+    features = Features(INPUTS, body, [np.array([7, 1]), np.array([2])])
+    body.passed = 0  # one sample told the shape
+    return features, body
+
+
+def test_a_group_is_computed_once_in_its_own_batch() -> None:
+    features, body = made()
+    assert features.shape == (10, 2)
+    assert len(features) == 10
+    assert torch.equal(features.index_select(0, torch.tensor([1])), 2 * INPUTS[[1]] + 2)
+    assert body.passed == 2
+    assert torch.equal(
+        features.index_select(0, torch.tensor([7, 2, 1])), 2 * INPUTS[[7, 2, 1]] + torch.tensor([[2], [1], [2]])
+    )
+    assert body.passed == 3
+    assert torch.equal(features.index_select(0, torch.tensor([0, 9])), 2 * INPUTS[[0, 9]] + 7)  # of no group
+    assert body.passed == 10
+
+
+def test_a_copy_reads_the_same_file() -> None:
+    features, body = made()
+    copied = pickle.loads(pickle.dumps(features))
+    copied.index_select(0, torch.arange(10))
+    features.index_select(0, torch.arange(10))
+    assert body.passed == 0
