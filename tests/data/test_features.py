@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.data._features import Features
+from fedskew.data.features import Features
 
 INPUTS = torch.arange(20.0).view(10, 2)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.models import Dropout, FlatModel, build
-from fedskew.models._body import cut
 from fedskew.models._graph import UnreadableError
+from fedskew.models.body import cut
 
 SAMPLES = torch.linspace(-1, 1, 4 * 3 * 32 * 32).view(4, 3, 32, 32)
 

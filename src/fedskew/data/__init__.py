@@ -5,7 +5,6 @@ from __future__ import annotations
 from fedskew.data import tokens as tokens  # its encoder is known by its kind
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
 from fedskew.data._dataset import ByteImages, Dataset, Inputs, Stored, take
-from fedskew.data._features import Features
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
@@ -34,7 +33,6 @@ __all__ = [
     "Change",
     "Dataset",
     "Encoder",
-    "Features",
     "Inputs",
     "Profile",
     "Proposal",

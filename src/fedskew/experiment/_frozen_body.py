@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from fedskew.data import Features
+from fedskew.data.features import Features
 from fedskew.errors import in_one_line
 from fedskew.experiment._config import Config
 from fedskew.experiment._task import Task
 from fedskew.methods import Method
-from fedskew.models import cut
+from fedskew.models.body import cut
 
 _MOST_BYTES = 1 << 32
 

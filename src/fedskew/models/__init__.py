@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fedskew.models._added import added_to, copied, hooks_of
-from fedskew.models._body import cut
 from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._dropout import Dropout
 from fedskew.models._faster import Faster
@@ -37,7 +36,6 @@ __all__ = [
     "build",
     "check_outputs",
     "copied",
-    "cut",
     "hooks_of",
     "last_layer",
     "note",

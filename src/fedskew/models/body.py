@@ -16,8 +16,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
 from fedskew.models._dropout import Dropout, count_anew
-from fedskew.models._frozen import hold_still
 from fedskew.models._graph import UnreadableError, read_graph
+from fedskew.models.frozen import hold_still
 
 _INSIDE = "module."  # begins names in a graph that is read
 _MOVING = (
