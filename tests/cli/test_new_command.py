@@ -87,6 +87,7 @@ def test_lists_hold_every_name_and_its_own_keys(tmp_path, command):
     assert "[training]" in command("list", "keys", "training").stdout
     trackers = json.loads(command("list", "trackers", "--json").stdout)
     assert [tracker["name"] for tracker in trackers] == ["tensorboard", "mlflow", "wandb"]
+    assert '"layer4.*", "head.*"' in " ".join(command("list", "models", "resnet18").stdout.split())
     wrong = command("list", "models", "lenet", status=2)
     assert "did you mean 'lenet5'?" in wrong.stderr
 

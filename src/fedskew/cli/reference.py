@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +12,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedskew.cli.page import AsJson, Console, print_json, table_of
-from fedskew.errors import ConfigError, nearest
+from fedskew.errors import ArgumentError, ConfigError, nearest
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -73,12 +74,25 @@ def listing(
             if entry.keys:
                 rows = [[_written(key), key.kind, key.meaning] for key in entry.keys]
                 wide.print(table_of(["key", "value", "meaning"], rows))
+            if what == "models":
+                wide.print(f"layers, for patterns such as {_layers(entry.name)}", markup=False)
         return
     keyed = any(entry.keys for entry in entries)
     headings = ["name", *(["keys of its own"] if keyed else []), "what it is"]
     lines = [[one.name, *([", ".join(map(_written, one.keys))] if keyed else []), one.summary] for one in entries]
     wide.print(table_of(headings, lines))
     wide.print(f"A config names one as {PLACES[what]}. More: fedskew list {what} NAME", markup=False)
+
+
+def _layers(name: str) -> str:
+    """Name the layers of a network that have parameters, with patterns as model.freeze takes them."""
+    from fedskew.models import build
+
+    for shape in ((3, 32, 32), (1, 28, 28), (20,), (200,)):
+        with suppress(ArgumentError):
+            found = build(name, 10, shape).named_parameters()
+            return ", ".join(dict.fromkeys(f'"{one.partition(".")[0]}.*"' for one, _ in found))
+    return "none"
 
 
 def _written(key: Key) -> str:

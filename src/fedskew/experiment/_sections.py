@@ -98,8 +98,8 @@ class ModelSection(Named):
     weights_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """SHA-256 of that file, as fedskew fills it in: another file is refused."""
     freeze: Annotated[list[str], Field(min_length=1)] | None = None
-    """Parameters that stay as they are, by patterns of names as `fedskew models NAME` lists them, such as ["layer1.*"]:
-    they travel nowhere, and batch norm among them is in eval mode. Without it: all are trained."""
+    """Parameters that stay as they are, by patterns of names, such as ["layer1.*"] (`fedskew list models NAME`): they
+    travel nowhere, and batch norm among them is in eval mode. Without it: all are trained."""
     train: Annotated[list[str], Field(min_length=1)] | None = None
     """Parameters that are trained, by such patterns, in place of `freeze`: all others stay as they are."""
     adapters: dict[str, Any] | None = None
@@ -124,7 +124,7 @@ class GroupSection(Section):
     """Parameters with a learning rate or weight decay of their own."""
 
     match: str
-    """Pattern of their names, such as "head.*" (`fedskew models NAME` lists them); the first that matches counts."""
+    """Pattern of their names, such as "head.*" (`fedskew list models NAME`); the first that matches counts."""
     lr: Positive | None = None
     """Their learning rate in the first round; from then on it changes as `training.lr` does."""
     weight_decay: Annotated[float, Field(ge=0.0)] | None = None

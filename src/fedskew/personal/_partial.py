@@ -3,7 +3,7 @@
     keep = "head"       FedPer, Arivazhagan et al., arXiv 1912.00818
          and head_epochs       FedRep, Collins et al., ICML 2021: first the kept layers alone, then the others
     keep = "norm"       FedBN, Li et al., ICLR 2021: normalisations, their parameters and running statistics
-    keep = ["conv1.*"]  patterns of names, as `fedskew models NAME` lists them
+    keep = ["conv1.*"]  patterns of names, as `fedskew list models NAME` lists them
 
 A client trains all layers, begins with its own kept ones, and sends no change of them. The common model has them as
 they were drawn, and so has a client that never took part. Kept layers cost no traffic in a simulation; at real sites
