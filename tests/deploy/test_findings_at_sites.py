@@ -67,6 +67,7 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: str) -> None:
     assert not np.allclose(model.predict(drawn(0, 9)["x"]).sum(axis=1), 1)
 
 
+@pytest.mark.slow
 def test_so_they_do_where_updates_are_masked(tmp_path: Path) -> None:
     masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
     federation = chests(tmp_path, "fedla", FOUR, **masked)
@@ -111,6 +112,7 @@ def test_a_site_s_numbers_that_can_not_be_are_refused(
     assert after["evaluation"]["accuracy"] is not None
 
 
+@pytest.mark.slow
 def test_a_masked_sum_that_no_sites_have_is_no_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
     federation = chests(tmp_path, "fedla", FOUR, training={"rounds": 1}, **masked)
@@ -180,6 +182,7 @@ def test_what_is_for_one_class_is_refused_and_what_leaves_is_listed(tmp_path: Pa
     assert any("of each of 3 labels how many of its test samples have it and are taken to" in one for one in what)
 
 
+@pytest.mark.slow
 def test_a_site_reports_on_its_models(tmp_path: Path) -> None:
     federation = chests(
         tmp_path, {"preset": "fedavg", "personal": "finetune"}, training={"rounds": 1, "weight_limit": 0.6}
@@ -219,6 +222,7 @@ def scored(folder: Path, names: tuple[str, ...] = NAMES, **more: Any) -> Federat
     return federate(folder, config, names, evaluation="scores", round_timeout=0.5, **more)
 
 
+@pytest.mark.slow
 def test_a_federation_has_auroc_from_bins_plain_and_masked(tmp_path: Path) -> None:
     (plain, also) = (scored(tmp_path / kind, FOUR, updates=kind) for kind in ("plain", "masked"))
     simulated = make_training_loop(resolve({**plain.config.tree(), "engine": {}}), 3).run()

@@ -71,7 +71,7 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     with deploy_local(folder, rounds=1) as process:
         said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
-    assert "accuracy on the sites' own test images" in said
+    assert "accuracy on the sites' own test samples" in said
     (page,) = folder.glob("server/runs/*/report.html")
     assert str(page) in said
     record = json.loads((page.parent / "rounds.jsonl").read_text().split("\n")[1])

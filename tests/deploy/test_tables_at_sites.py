@@ -318,6 +318,7 @@ def test_what_no_site_s_inputs_look_like_is_left_out(
     assert profile_of(federation).samples == 90
 
 
+@pytest.mark.slow
 def test_a_masked_profile_is_of_all_sites_or_none_and_nothing_waits_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

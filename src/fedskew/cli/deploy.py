@@ -372,4 +372,4 @@ def _result(summary: dict[str, Any]) -> str:
     shares = {"worst class": final["worst_class"], "mean over classes": final["balanced_accuracy"]}
     said = ", ".join(f"{name} {100 * value:.1f} %" for name, value in shares.items() if value is not None)
     worst = f" ({said})" if said else ""
-    return f"{trained}; accuracy on the sites' own test images {100 * final['accuracy']:.1f} %{worst}"
+    return f"{trained}; accuracy on the sites' own test samples {100 * final['accuracy']:.1f} %{worst}"
