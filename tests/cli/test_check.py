@@ -9,6 +9,8 @@ import pytest
 
 from fedskew import checks, methods
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "components"
+
 HEAD = """
 import random
 from dataclasses import dataclass, field
@@ -211,7 +213,7 @@ def test_a_good_component_is_tried_and_nothing_is_found(check):
     done = check(GOOD)
     assert done.returncode == 0, done.stdout
     assert ":Flat (weighting)" in done.stdout
-    assert done.stdout.count("  ok  ") == 6
+    assert done.stdout.count("  ok  ") == 7
     assert "1 component: nothing found" in done.stdout
 
 
@@ -312,4 +314,35 @@ def test_a_personal_component_is_tried(check):
     done = check(PERSONAL)
     assert ":Tuned (personal)" in done.stdout
     assert "private() names haed.weight, which is no trained parameter" in " ".join(done.stdout.split())
-    assert done.stdout.count("  ok  ") == 6
+    assert done.stdout.count("  ok  ") == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ldawa", "fedsol", "power_of_choice", "feddf"])
+def test_methods_that_see_more_are_tried(command, name):
+    assert "nothing found" in command("check", EXAMPLES / f"{name}.py").stdout
+
+
+BY_NAME = """
+from fedskew.aggregation import Aggregation
+
+@dataclass(frozen=True)
+class ByName(Aggregation):
+    def combine(self, updates, weights, layout, log):
+        assert layout.views(updates[0])["fc1.weight"].shape == (5, 64)
+        log("fc2", updates[:, layout.slices["fc2.weight"]].norm())
+        return updates, weights
+"""
+
+
+@pytest.mark.slow
+def test_the_tiny_federation_has_the_network_classes_and_shapes_of_a_config(check, tmp_path):
+    config = tmp_path / "own.toml"
+    config.write_text(
+        'schema = 1\n[data]\nname = "digits"\n[partition]\nrule = "iid"\nclients = 4\n'
+        '[model]\nname = "mlp3"\nwidth = 5\n[training]\nrounds = 1\n'
+    )
+    assert "KeyError" in check(BY_NAME).stdout
+    done = check(BY_NAME, "--config", config)
+    assert done.returncode == 0, done.stdout
+    assert "nothing found" in done.stdout

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedskew import methods
-from fedskew.checks._trial import CLASSES, COUNTS, FEATURES, MOMENTUM, FoundComponent, train
-from fedskew.components import SEEN, covers, has, make_component, seen_by, with_clients
-from fedskew.engine import LocalTraining, OwnSamples
+from fedskew.checks._trial import CLASSES, COUNTS, FEATURES, MOMENTUM, FoundComponent, Shapes, tiny_data, train
+from fedskew.components import SEEN, covers, has, make_component, seen_by, takes, with_clients
+from fedskew.engine import LocalTraining
 from fedskew.engine.contracts import (
     checked_aggregate,
     checked_carried,
@@ -34,6 +35,7 @@ from fedskew.engine.contracts import (
 )
 from fedskew.engine.totals import summed
 from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
+from fedskew.experiment import Config, make_network
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
 from fedskew.labels import LabelCounts
@@ -58,8 +60,12 @@ class Finding(NamedTuple):
     problem: str | None
 
 
-def check(found: FoundComponent, parameters: Mapping[str, Any]) -> list[Finding]:
-    """Run the contract tests on a component with these parameters: the finding of each test."""
+def check(found: FoundComponent, parameters: Mapping[str, Any], config: Config | None = None) -> list[Finding]:
+    """Run the contract tests on a component with these parameters: the finding of each test.
+
+    With a `config` the small federation has its samples' shape, its classes and its network.
+    """
+    shapes = Shapes() if config is None else Shapes.of(config)
     table = {"name": found.name, **parameters}
     made: list[Any] = []
 
@@ -72,23 +78,27 @@ def check(found: FoundComponent, parameters: Mapping[str, Any]) -> list[Finding]
     if findings[0].problem is not None:
         return findings
     component, method = made[-1], _method(found, table)
-    findings += [_tried(test, partial(run, component)) for test, run in _CASES[found.slot]]
+    reads = any(takes(component, function, "samples") for function in ("move", "next_model", "end_round"))
+    run = partial(train, method, shapes, validation=0.2 if reads else 0.0)
+    known = {"sized": _Sized.of(config, shapes)}
+    findings += [_tried(test, partial(case, component, **seen_by(case, known))) for test, case in _CASES[found.slot]]
     test = "it trains a small federation with an empty client and vacant classes"
     trained: list[_Trained] = []
-    findings.append(_tried(test, lambda: trained.append(_seeded(1, method))))
+    findings.append(_tried(test, lambda: trained.append(_seeded(1, run))))
     for whole in trained:
         test = "the same seed gives the same bits, and draws use no global generator"
-        findings.append(_tried(test, partial(_again, method, whole)))
+        findings.append(_tried(test, partial(_again, run, whole)))
         test = "a run that is stopped and resumed ends with the same bits"
-        findings.append(_tried(test, partial(_resumed, method, whole)))
-        test = "it trains a network whose first layer is frozen, and no part of the parameters"
-        findings.append(_tried(test, partial(train, method, freeze=("fc1.*",))))
+        findings.append(_tried(test, partial(_resumed, run, whole)))
+        if config is None:
+            test = "it trains a network whose first layer is frozen, and no part of the parameters"
+            findings.append(_tried(test, partial(run, freeze=("fc1.*",))))
         if found.slot in ("objective", "local_step"):
             test = "a cohort trained at once (backend 'cohort') agrees with one client after another"
-            findings.append(_tried(test, partial(_together, method, whole, found.slot)))
+            findings.append(_tried(test, partial(_together, run, whole, found.slot)))
     if trained and found.slot == "local_step" and any(own.adam for _, own in _settings(component, torch.ones(3))):
         test = "with AdamW, whose state clients keep, a run that is stopped and resumed ends with the same bits"
-        findings.append(_tried(test, partial(_kept, method)))
+        findings.append(_tried(test, partial(_kept, run)))
     return findings
 
 
@@ -96,7 +106,8 @@ def _method(found: FoundComponent, table: dict[str, Any]) -> dict[str, Any]:
     """Return the `[method]` of FedAvg with the component and what it declares to need in other slots."""
     if getattr(found.kind, "role", None) == "term":
         return {"objective": {"extra_terms": [table]}}
-    return _partners(found.kind) | {found.slot: table}
+    terms = {"objective": {"extra_terms": [{"name": "fedkd"}]}} if found.slot == "local_step" else {}  # parts of it
+    return terms | _partners(found.kind) | {found.slot: table}
 
 
 def _partners(kind: type) -> dict[str, Any]:
@@ -138,28 +149,29 @@ def _seed_everything(seed: int) -> None:
 
 _Trained = tuple[SeedRun, Tensor]
 """A run and its final parameters."""
+_Run = Callable[..., _Trained]
 
 
-def _seeded(seed: int, method: dict[str, Any]) -> _Trained:
+def _seeded(seed: int, run: _Run) -> _Trained:
     """Train once, with the global generators set to this seed."""
     _seed_everything(seed)
-    return train(method)
+    return run()
 
 
-def _again(method: dict[str, Any], whole: _Trained) -> None:
+def _again(run: _Run, whole: _Trained) -> None:
     cure = "draw from the generator that is passed in, and from no other"
-    _same(whole, _seeded(2, method), "two runs of one seed", cure)
+    _same(whole, _seeded(2, run), "two runs of one seed", cure)
 
 
-def _resumed(method: dict[str, Any], whole: _Trained) -> None:
+def _resumed(run: _Run, whole: _Trained) -> None:
     cure = "keep what a round leaves to the next in the state, a frozen dataclass of arrays and plain values"
-    _same(whole, train(method, stop=True), "a run that was resumed and one that was not", cure)
+    _same(whole, run(stop=True), "a run that was resumed and one that was not", cure)
 
 
-def _kept(method: dict[str, Any]) -> None:
+def _kept(run: _Run) -> None:
     training = {**ADAMW, "momentum": 0.0, "keep_optimizer": True}
     cure = "keep nothing of a round outside of what is carried and what hooks keep"
-    _same(train(method, **training), train(method, stop=True, **training), "a run that was resumed, and one not", cure)
+    _same(run(**training), run(stop=True, **training), "a run that was resumed, and one not", cure)
 
 
 def _same(one: _Trained, other: _Trained, what: str, cure: str) -> None:
@@ -177,11 +189,11 @@ _CURES = {
 }
 
 
-def _together(method: dict[str, Any], whole: _Trained, slot: str) -> None:
+def _together(run: _Run, whole: _Trained, slot: str) -> None:
     alone = whole[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error", BackendWarning)  # it can't be mapped over clients
-        together = train(method, "cohort")[1]
+        together = run(backend="cohort")[1]
     apart = float((alone - together).abs().max())
     if not apart <= CLOSE * max(1.0, float(alone.abs().max())):
         raise ComponentError(f"the models differ by up to {apart:.2g}; {_CURES[slot]}")
@@ -200,21 +212,39 @@ def _case(name: str) -> Iterator[None]:
         raise ComponentError(f"{name}: {said}") from error
 
 
-def _seen(component: Any, function: str, clients: int = 1) -> dict[str, Any]:
-    """Return what a function takes by name, for a network of seven parameters."""
+class _Sized(NamedTuple):
+    """The network of corner cases, of seven parameters or a config's, and samples for it."""
+
+    network: FlatModel
+    inputs: Tensor
+
+    @staticmethod
+    def of(config: Config | None, shapes: Shapes) -> _Sized:
+        if config is None:
+            return _Sized(
+                FlatModel(torch.nn.Linear(6, 1)), torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
+            )
+        network = make_network(config, 0, methods.build(methods.expand({})), shapes.classes, shapes.inputs)
+        return _Sized(FlatModel(network), tiny_data(shapes).inputs.index_select(0, torch.arange(12)))
+
+    @property
+    def start(self) -> Tensor:
+        return torch.linspace(-1, 1, len(self.network.vector))
+
+
+def _seen(component: Any, function: str, sized: _Sized | None = None, clients: int = 1) -> dict[str, Any]:
+    """Return what a function takes by name."""
     if not seen_by(getattr(component, function), dict.fromkeys(SEEN[function])):
         return {}
-    network = FlatModel(torch.nn.Linear(6, 1))
+    network, inputs = sized = sized or _Sized.of(None, Shapes())
     hooks = component if isinstance(component, Hooks) else Hooks()
-    draw = torch.Generator().manual_seed(0)
-    inputs = torch.randn(12, 6, generator=draw)
     known = {
         "layout": network.layout,
         "network": network,
-        "samples": OwnSamples(inputs, torch.zeros(12, dtype=torch.int64)),
-        "sent": torch.linspace(-1, 1, 7),
-        "updates": torch.randn(clients, 7, generator=draw),
-        "kept": hooks.init_server(torch.linspace(-1, 1, 7), len(COUNTS)),
+        "samples": SimpleNamespace(inputs=inputs, targets=torch.zeros(len(inputs), dtype=torch.int64)),
+        "sent": sized.start,
+        "updates": torch.randn(clients, len(sized.start), generator=torch.Generator().manual_seed(0)),
+        "kept": hooks.init_server(sized.start, len(COUNTS)),
         "losses": lambda ids: 1.0 + np.arange(len(ids)),
         "log": checked_figure,
     }
@@ -245,7 +275,7 @@ def _can_choose(component: Any, counts: LabelCounts, size: int) -> bool:
     return True
 
 
-def _weights_sum_to_one(component: Any) -> None:
+def _weights_sum_to_one(component: Any, sized: _Sized) -> None:
     sizes = COUNTS.sum(axis=1).astype(float)
     target = np.full(CLASSES, 1 / CLASSES)
     for ids in (np.arange(6), np.array([2]), np.array([1, 3]), np.array([5, 0, 4])):
@@ -254,7 +284,8 @@ def _weights_sum_to_one(component: Any) -> None:
             without = " and no target mix (one that needs it declares needs_target)" if mix is None else ""
             with _case(f"with samples {sizes[ids].astype(int).tolist()}{without}"):
                 answered = Answered(COUNTS[ids].astype(float), sizes[ids], mix, ids, kept)
-                checked_weights(component, component.weigh(answered, **_seen(component, "weigh", len(ids))), ids)
+                seen = _seen(component, "weigh", sized, len(ids))
+                checked_weights(component, component.weigh(answered, **seen), ids)
 
 
 _BATCHES = {
@@ -360,16 +391,16 @@ def _takes_adam(component: Any, settings: StepSettings) -> bool:
     return not refused and checked_carried(component, component.init(settings)).keys() >= SGD().init(settings).keys()
 
 
-def _steps(component: Any) -> None:
-    start = torch.linspace(-1, 1, 7)
+def _steps(component: Any, sized: _Sized) -> None:
+    start = sized.start
     for said, settings in _settings(component, start):
-        for slope in (torch.ones(7), torch.zeros(7)):
+        for slope in (torch.ones_like(start), torch.zeros_like(start)):
             parameters, carried = start + 0.5, checked_carried(component, component.init(settings))
             before = parameters.clone()
-            given, seen = slope.clone(), _seen(component, "step")
+            given, seen = slope.clone(), _seen(component, "step", sized)
             after, _ = checked_step(
                 component,
-                component.step(parameters, lambda at, given=given: given, carried, settings, **seen),
+                component.step(parameters, lambda at, *part, given=given: given, carried, settings, **seen),
                 parameters,
             )
             if not after.isfinite().all():
@@ -378,24 +409,24 @@ def _steps(component: Any) -> None:
                 raise ComponentError("step() writes to its parameters or to the gradient; return new ones")
 
 
-def _gradient(at: Tensor) -> Tensor:
+def _gradient(at: Tensor, *part: Any) -> Tensor:
     return 2 * at + 1
 
 
-def _two_steps(component: Any, start: Tensor, settings: StepSettings) -> Tensor:
+def _two_steps(component: Any, start: Tensor, settings: StepSettings, sized: _Sized | None = None) -> Tensor:
     parameters, carried = start, checked_carried(component, component.init(settings))
     for _ in range(2):
-        stepped = component.step(parameters, _gradient, carried, settings, **_seen(component, "step"))
+        stepped = component.step(parameters, _gradient, carried, settings, **_seen(component, "step", sized))
         parameters, carried = checked_step(component, stepped, parameters)
     return parameters
 
 
-def _by_optimizer(component: Any) -> None:
-    start = torch.linspace(-1, 1, 7)
+def _by_optimizer(component: Any, sized: _Sized) -> None:
+    start = sized.start
     (_, plain), *_, (said, settings) = _settings(component, start)
     if settings.adam is None:
         return
-    one, other = (_two_steps(component, start, own) for own in (plain, settings))
+    one, other = (_two_steps(component, start, own, sized) for own in (plain, settings))
     if torch.allclose(one, other):
         raise ComponentError(
             f"step() does the same with {said} and with SGD; step by SGD().step(...), or refuse it: "
@@ -424,22 +455,22 @@ def _in_place(component: Any) -> None:
             )
 
 
-def _cases_of_updates() -> dict[str, Tensor]:
+def _cases_of_updates(width: int) -> dict[str, Tensor]:
     return {
-        "three updates": torch.randn(3, 7, generator=torch.Generator().manual_seed(0)),
-        "one update": torch.ones(1, 7),
-        "updates of zeros": torch.zeros(2, 7),
-        "updates that cancel out": torch.stack([torch.ones(7), -torch.ones(7)]),
+        "three updates": torch.randn(3, width, generator=torch.Generator().manual_seed(0)),
+        "one update": torch.ones(1, width),
+        "updates of zeros": torch.zeros(2, width),
+        "updates that cancel out": torch.stack([torch.ones(width), -torch.ones(width)]),
     }
 
 
-def _aggregates(component: Any) -> None:
-    for case, updates in _cases_of_updates().items():
+def _aggregates(component: Any, sized: _Sized) -> None:
+    for case, updates in _cases_of_updates(len(sized.start)).items():
         given, clients = updates.clone(), len(updates)
         if clients < component.least:
             continue
         for combine in ("combine", "combine_buffers"):
-            made = getattr(component, combine)(given, np.full(clients, 1 / clients), **_seen(component, combine))
+            made = getattr(component, combine)(given, np.full(clients, 1 / clients), **_seen(component, combine, sized))
             rows, _ = checked_aggregate(component, made, given)
             if not rows.isfinite().all():
                 raise ComponentError(f"{case}: what {combine}() returned is NaN or infinite")
@@ -447,15 +478,16 @@ def _aggregates(component: Any) -> None:
                 raise ComponentError(f"{case}: {combine}() writes to the updates; return new ones")
 
 
-def _updates(component: Any) -> None:
-    parameters = torch.linspace(-1, 1, 7)
-    for case, updates in _cases_of_updates().items():
+def _updates(component: Any, sized: _Sized) -> None:
+    parameters = sized.start
+    for case, updates in _cases_of_updates(len(parameters)).items():
         sent, given, clients = parameters.clone(), updates.clone(), len(updates)
         made = with_clients(component, clients)
         state = checked_state(made, made.init(sent))
         for _ in range(2):
             change, extras = summed(made, given, np.full(clients, 1 / clients), [3] * clients)
-            following, state = checked_model(made, made.move(state, sent, change, extras, **_seen(made, "move")), sent)
+            moved = made.move(state, sent, change, extras, **_seen(made, "move", sized))
+            following, state = checked_model(made, moved, sent)
             if not following.isfinite().all():
                 raise ComponentError(f"{case}: the next model is NaN or infinite")
             if not torch.equal(sent, parameters) or not torch.equal(given, updates):
@@ -501,7 +533,7 @@ def _personal(component: Any) -> None:
                 checked_moved(component, component.moved(logits, told, row), logits)
 
 
-_CASES: Mapping[str, tuple[tuple[str, Callable[[Any], None]], ...]] = {
+_CASES: Mapping[str, tuple[tuple[str, Callable[..., None]], ...]] = {
     "selection": (("it chooses distinct clients of the pool: 1, half and all of 1 to 20", _distinct_clients),),
     "weighting": (
         ("weights are finite, not negative, sum 1: for one client, an empty one, several", _weights_sum_to_one),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import math
 import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 from fedskew import methods
 from fedskew.data import Dataset
 from fedskew.errors import ConfigError, FedskewError, in_one_line
-from fedskew.experiment import TrainingLoop, make_training_loop, resolve
+from fedskew.experiment import Config, TrainingLoop, load_dataset, make_training_loop, resolve
 from fedskew.report import SeedRun
 
 
@@ -70,23 +72,39 @@ COUNTS = np.array([[12, 0, 3, 0], [0, 9, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [0, 
 """Label counts, `(clients, classes)`: a client with a single class, one without a sample, one with a single sample."""
 
 
+class Shapes(NamedTuple):
+    """What a tiny federation's samples and network are like: tiny, or as a config of the user's has them."""
+
+    classes: int = CLASSES
+    inputs: tuple[int, ...] = (FEATURES,)
+    model: str = json.dumps({"name": "mlp3", "width": 6})
+
+    @staticmethod
+    def of(config: Config) -> Shapes:
+        """Return the shapes of a config's samples, and its network; ConfigError for texts."""
+        dataset = load_dataset(config, config.seeds[0])
+        if not dataset.inputs.index_select(0, torch.tensor([0])).is_floating_point():
+            raise ConfigError("--config: its samples are texts, and components are tried on numbers; leave it out")
+        return Shapes(dataset.num_classes, dataset.in_shape, json.dumps(config.tree()["model"]))
+
+
 @cache
-def tiny_data() -> Dataset:
+def tiny_data(shapes: Shapes = Shapes()) -> Dataset:  # noqa: B008
     """Return the samples of these clients, and a test part with five of every class."""
-    rng = np.random.default_rng(0)
-    targets = np.concatenate([np.repeat(np.arange(CLASSES), row) for row in COUNTS])
-    test = np.repeat(np.arange(CLASSES), 5)
+    rng, classes, width = np.random.default_rng(0), shapes.classes, math.prod(shapes.inputs)
+    targets = np.concatenate([np.repeat(np.arange(CLASSES) % classes, row) for row in COUNTS])
+    test = np.repeat(np.arange(classes), 5)
     inputs, test_inputs = (
-        torch.from_numpy((rng.normal(size=(len(ids), FEATURES)) + 2 * np.eye(CLASSES, FEATURES)[ids]).astype("float32"))
+        torch.from_numpy((rng.normal(size=(len(ids), width)) + 2 * np.eye(classes, width)[ids]).astype("float32"))
         for ids in (targets, test)
     )
     return Dataset(
         name="tiny",
-        inputs=inputs,
+        inputs=inputs.view(-1, *shapes.inputs),
         targets=torch.from_numpy(targets),
-        test_inputs=test_inputs,
+        test_inputs=test_inputs.view(-1, *shapes.inputs),
         test_targets=torch.from_numpy(test),
-        classes=tuple("abcd"),
+        classes=tuple("abcd") if classes == CLASSES else tuple(f"class {label}" for label in range(classes)),
         clients=np.repeat(np.arange(len(COUNTS)), COUNTS.sum(axis=1)),
         client_names=tuple(f"client {client}" for client in range(len(COUNTS))),
     )
@@ -94,18 +112,24 @@ def tiny_data() -> Dataset:
 
 def train(
     method: dict[str, Any],
+    shapes: Shapes,
+    validation: float = 0.0,
     backend: str = "sequential",
     stop: bool = False,
     freeze: tuple[str, ...] = (),
     **training: Any,
 ) -> tuple[SeedRun, Tensor]:
-    """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume; `freeze`:
-    what of the network stays as it is."""
+    """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume.
+
+    `validation` is the share of the samples that the server holds; what `freeze` names of the network stays as it is.
+    """
+    apart = {"client_test": 0.3, "held_out": 0.2} if "personal" in method else {}
+    mix = np.arange(1, shapes.classes + 1) / (shapes.classes * (shapes.classes + 1) / 2)
     config = resolve(
         {
-            "data": {"name": tiny_data(), **({"client_test": 0.3, "held_out": 0.2} if "personal" in method else {})},
+            "data": {"name": tiny_data(shapes), "validation": validation, **apart},
             "partition": {"rule": "natural"},
-            "model": {"name": "mlp3", "width": 6, **({"freeze": [*freeze]} if freeze else {})},
+            "model": {**json.loads(shapes.model), **({"freeze": [*freeze]} if freeze else {})},
             "method": method,
             "training": {
                 "rounds": ROUNDS,
@@ -114,9 +138,10 @@ def train(
                 "batch_size": 8,
                 "lr": 0.1,
                 "momentum": MOMENTUM,
+                "smallest_batch": 1 if shapes == Shapes() else 2,  # batch norm
                 **training,
             },
-            "target": {"mix": [0.1, 0.2, 0.3, 0.4]},
+            "target": {"mix": mix.tolist()},
             "engine": {"backend": backend, "device": "cpu"},
         }
     )

@@ -134,6 +134,9 @@ def check(
         list[str] | None,
         Option("--set", metavar="CLASS.PARAMETER=VALUE", help="A component's parameter; may be repeated."),
     ] = None,
+    config: Annotated[
+        Path | None, Option(help="A config whose network, classes and shape of samples the tiny federation has.")
+    ] = None,
 ) -> None:
     """Test your own components, of any slot, before you train with them.
 
@@ -144,8 +147,11 @@ def check(
     Example: fedskew check my_method.py
 
     Example: fedskew check my_method.py --set Clipped.limit=2.0
+
+    Example: fedskew check my_method.py --config own.toml
     """
     from fedskew import checks
+    from fedskew.experiment import read
     from fedskew.trees import parse_change
 
     found = checks.FoundComponent.in_file(file)
@@ -165,10 +171,10 @@ def check(
             )
         given.setdefault(name, {})[parameter] = value
     console = Console(soft_wrap=True, highlight=False)
-    problems = 0
+    problems, like = 0, None if config is None else read(config)
     for one in found:
         console.print(f"{one.name} ({one.slot})", style="bold", markup=False)
-        for test, problem in checks.check(one, given.get(one.kind.__name__, {})):
+        for test, problem in checks.check(one, given.get(one.kind.__name__, {}), like):
             problems += problem is not None
             if problem is None:
                 console.print(f"  ok      {test}", markup=False)

@@ -12,6 +12,7 @@ from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
 from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
+from fedskew.data._samplers import SAMPLERS
 from fedskew.data._schema import Encoder, TableSchema, encoder_of
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
@@ -27,6 +28,7 @@ __all__ = [
     "AUGMENTATIONS",
     "INDEX",
     "OWN",
+    "SAMPLERS",
     "WITH_CLIENTS",
     "Augmentation",
     "ByteImages",

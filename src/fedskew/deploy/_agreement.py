@@ -380,6 +380,8 @@ class Agreement(BaseModel):
         method = methods.build(config.method, config.training.momentum)
         if self.multi_label:
             method = _of_findings(config, method)
+        if (refused := methods.sites_refused(method)) is not None:
+            raise ConfigError(f"method.{refused}")
         if method.personal is not None:
             _check_personal(method.personal)
         if self.updates == "masked":

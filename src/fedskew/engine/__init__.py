@@ -26,7 +26,6 @@ from fedskew.engine._records import (
     predict_findings,
 )
 from fedskew.engine._sequential import SequentialBackend
-from fedskew.engine._sight import OwnSamples
 from fedskew.engine._states import ClientStates, ServerState
 from fedskew.engine._training import Group, LocalTraining
 from fedskew.engine.round import Federation
@@ -47,7 +46,6 @@ __all__ = [
     "LocalTraining",
     "LocalWork",
     "Observer",
-    "OwnSamples",
     "PartitionedData",
     "Private",
     "ProcessBackend",

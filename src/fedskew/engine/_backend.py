@@ -172,6 +172,9 @@ class Backend(Protocol):
     What an update's `change` holds may be overwritten once the next is asked for.
     """
 
+    ask_losses: Callable[[int, Sequence[Assignment], Sent], list[float]] | None = None
+    """Where a backend has it: return the mean objective of what is sent over all samples of each client of a cohort."""
+
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """Train a client again whose update was not finite; return the error that names what is to blame, or None."""
         return None
@@ -295,16 +298,11 @@ class LocalWork:
     ) -> Iterator[NDArray[np.int64]]:
         """Yield `rows`, which stand for the client's, drawn anew for every epoch and cut to `samples_of_epoch`."""
         rng = generator(self.seed, Purpose.SHUFFLE, round, client)
-        if self.training.sampler == "balanced":
+        sampled = self.training.sampler is not None
+        if sampled:
             labels = samples.targets[torch.from_numpy(samples.rows).to(samples.targets.device)].cpu().numpy()
-            rows = rows[np.argsort(labels, kind="stable")]
-            _, starts, sizes = np.unique(np.sort(labels), return_index=True, return_counts=True)
         for _ in range(epochs):
-            if self.training.sampler == "balanced":
-                classes = rng.integers(len(sizes), size=len(rows))
-                order = starts[classes] + rng.integers(sizes[classes])
-            else:
-                order = rng.permutation(len(rows))
+            order = self.training.drawn(labels, samples.counts, rng) if sampled else rng.permutation(len(rows))
             yield rows[order][: self.training.samples_of_epoch(len(rows))]
 
 

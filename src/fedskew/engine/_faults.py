@@ -172,8 +172,8 @@ class _Step:
     ) -> tuple[Tensor, Named | None]:
         given = [parameters, *carried.values()]
 
-        def watched(at: Tensor) -> Tensor:
-            found = gradient(at)
+        def watched(at: Tensor, *part: Any) -> Tensor:
+            found = gradient(at, *part)
             what, cure = "has a gradient that is NaN or infinite", "look at its forward(), at roots"
             _check([found], self.network, [at], what, cure)
             given.append(found)

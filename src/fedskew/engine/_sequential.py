@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
@@ -31,7 +32,7 @@ from fedskew.hooks import LocalEnd, Named
 from fedskew.local_steps import SGD, StepSettings, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.models.frozen import hold_still
-from fedskew.objectives import Batch, Context
+from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, fold, mix, stream_key
 
 ROWS_AT_ONCE = 1000
@@ -138,6 +139,11 @@ class SequentialBackend(Backend):
         except RunError:
             return None
         return None
+
+    def ask_losses(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[float]:
+        """See `Backend.ask_losses`."""
+        setups = [self.set_up(round, task, sent) for task in cohort]
+        return [float(_FullObjective(self, setup).value(setup.settings.start)) for setup in setups]
 
     def set_up(self, round: int, task: Assignment, sent: Sent) -> ClientSetup:
         """Prepare a client's local training: its samples, settings and context."""
@@ -328,12 +334,18 @@ class _BatchObjective:
         )
         self.is_evaluated = False
 
-    def gradient(self, parameters: Tensor) -> Tensor:
+    def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
         model = self._backend.model
         model.write(parameters)
-        value, outputs = model.differentiate(self._x, self._value, self._slope if self._backend.sloped else None)
+        if part is None:
+            value, outputs = model.differentiate(self._x, self._value, self._slope if self._backend.sloped else None)
+        else:
+            alone = self._backend.work.objective.part(part)
+            value, outputs = model.differentiate(self._x, partial(self._value, objective=alone))
         if not self.is_evaluated:
+            if part is not None:
+                value = self._value(outputs)
             self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
         return model.gradient
 
@@ -342,8 +354,8 @@ class _BatchObjective:
         """Compute the objective, 0-d, at the model's current parameters."""
         return self._value(self._backend.model.outputs(self._x))
 
-    def _value(self, outputs: Outputs) -> Tensor:
-        return self._backend.work.objective.value(Batch(*outputs, self._y), self._context)
+    def _value(self, outputs: Outputs, objective: Objective | None = None) -> Tensor:
+        return (objective or self._backend.work.objective).value(Batch(*outputs, self._y), self._context)
 
     def _slope(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
         assert self._backend.sloped is not None, "asked only then"

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from fedskew.components import SEEN, seen_by
-from fedskew.data import Inputs
-from fedskew.engine._records import Notes
+from fedskew.engine._backend import tensor_bytes
+from fedskew.engine._records import Cohort, FloatArray, Notes
 from fedskew.engine._states import ServerState
-from fedskew.engine.contracts import calling, checked_figure, name_in
+from fedskew.engine.contracts import calling, checked_choice, checked_figure, name_in
 from fedskew.errors import ComponentError
 from fedskew.models import FlatModel
-
-
-class OwnSamples(NamedTuple):
-    """Samples that the server holds itself, on the training device: `inputs`, `(samples, ...)`, and class ids."""
-
-    inputs: Inputs
-    targets: Tensor
 
 
 class Sight(NamedTuple):
@@ -28,7 +23,7 @@ class Sight(NamedTuple):
     state: ServerState
     notes: Notes
     network: FlatModel | None = None
-    samples: OwnSamples | None = None
+    samples: Any = None
 
     def call(self, slot: str, component: Any, function: str, *arguments: Any, **more: Any) -> Any:
         """Call a component's function, with what it takes by name; `more` is what it alone may see."""
@@ -57,6 +52,28 @@ class Sight(NamedTuple):
         if network is not None and "network" in seen:
             network.write_state(self.state.model)
         return seen
+
+
+def losses_of(federation: Any, state: ServerState, notes: Notes) -> Callable[[Any], FloatArray] | None:
+    """Return what asks clients for the mean objective of the present model over their samples, and notes what travels.
+
+    None: these clients can't be asked.
+    """
+    ask: Callable[..., list[float]] | None = getattr(federation.backend, "ask_losses", None)
+    if ask is None:
+        return None
+
+    def losses(candidates: Any) -> FloatArray:
+        ids, _ = checked_choice(federation.method.selection, (candidates, None), len(federation.counts))
+        nobody, sizes = np.zeros(len(ids), dtype=np.bool_), federation.sizes
+        samples = None if sizes is None else sizes[ids]
+        sent, tasks = federation.instruct(state, Cohort(ids, nobody, federation.counts[ids], False, notes, samples))
+        found = np.array(ask(state.round, tasks, sent), dtype=np.float64)
+        notes.bytes_down += (federation.model_bytes(state.model) + tensor_bytes(sent.broadcast)) * len(ids)
+        notes.bytes_up += found.nbytes
+        return found
+
+    return losses
 
 
 _MISSING = {

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.errors import ArgumentError, nearest
+from fedskew.components import find
+from fedskew.data import SAMPLERS
+from fedskew.errors import ArgumentError, ComponentError, in_one_line, nearest
 from fedskew.local_steps import Adam, StepSettings
 from fedskew.models import FlatModel
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
 class Group(NamedTuple):
@@ -47,8 +54,8 @@ class LocalTraining:
         teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
         smallest_batch: The last batch of an epoch is left out if it has fewer samples. 1 leaves out none; `batch_size`
             or more leaves out every short one.
-        sampler: "balanced": an epoch draws as many samples as the client has, with replacement, each from one of its
-            classes, all of which are as likely; None: every sample once, shuffled.
+        sampler: A name of `data.SAMPLERS`, or `module:function` (labels, counts, rng) -> rows of an epoch; None: every
+            sample once, shuffled.
     """
 
     batch_size: int = 64
@@ -69,7 +76,7 @@ class LocalTraining:
     groups: tuple[Group, ...] = ()
     teacher_train_mode: bool = False
     smallest_batch: int = 1
-    sampler: Literal["balanced"] | None = None
+    sampler: str | None = None
 
     def __post_init__(self) -> None:
         plan, adam, ends = f"a {self.schedule} schedule", self.adapts_rates, self.schedule in ("cosine", "linear")
@@ -103,6 +110,21 @@ class LocalTraining:
     def adapts_rates(self) -> bool:
         """Whether each parameter's step is divided by what its gradients were (a property for rules: `components`)."""
         return self.optimizer != "sgd"
+
+    def drawn(self, labels: IntArray, counts: FloatArray, rng: np.random.Generator) -> IntArray:
+        """Draw the rows of an epoch, by the labels of a client's samples and its label counts, `(classes,)`."""
+        assert self.sampler is not None, "by the caller"
+        draw, name = find(SAMPLERS, self.sampler, "training.sampler"), f"training.sampler {self.sampler}"
+        try:
+            rows = np.asarray(draw(labels, counts, rng))
+        except Exception as error:
+            raise ComponentError(f"{name}: failed: {in_one_line(error)}") from error
+        if rows.shape != labels.shape or rows.dtype.kind not in "iu" or not 0 <= rows.min() <= rows.max() < len(rows):
+            raise ComponentError(
+                f"{name}: must return {len(labels)} rows, whole numbers from 0 to {len(labels) - 1}, as the client has "
+                f"{len(labels)} samples; got {rows.dtype} of shape {rows.shape}"
+            )
+        return rows.astype(np.int64)
 
     def samples_of_epoch(self, samples: int) -> int:
         """Count the samples that a client trains on in an epoch: all, less a last batch below `smallest_batch`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedskew.engine._backend import Assignment, Backend, Conditions, Sent, Update, cohort_size, tensor_bytes
 from fedskew.engine._faults import find_fault, is_finite, is_moderate
 from fedskew.engine._records import Cohort, FloatArray, Notes, RoundRecord
-from fedskew.engine._sight import OwnSamples, Sight
+from fedskew.engine._sight import Sight, losses_of
 from fedskew.engine._states import ClientStates, Named, ServerState, packed, unpacked
 from fedskew.engine.contracts import (
     blame_for_infinity,
@@ -60,7 +60,7 @@ class Federation:
         codec: How updates travel and are added up.
         constant_bytes: Bytes of the model that need not travel, as every client keeps its own.
         network: The network, for components that look at it; None: there is none here.
-        samples: The samples that the server holds itself; None: none.
+        samples: The samples that the server holds itself, `inputs` and `targets`; None: none.
     """
 
     method: Method
@@ -81,7 +81,7 @@ class Federation:
     constant_bytes: int = 0
     sizes: FloatArray | None = None
     network: FlatModel | None = None
-    samples: OwnSamples | None = None
+    samples: Any = None
 
     def __post_init__(self) -> None:
         self.codec.check(self.method, self.cohort_size)
@@ -142,8 +142,8 @@ class Federation:
         where, kept = f"round {round}: ", unpacked(state.of("selection"), self._untouched)
         state, notes = replace(state, round=round), Notes()
         called = kept, self.counts_seen, self.cohort_size, generator(self.seed, Purpose.SELECTION, round)
-        hooks = state.of("selection.hooks")
-        chosen = self.sight(state, notes).call("selection", selection, "select", *called, kept=hooks)
+        seen = {"kept": state.of("selection.hooks"), "losses": losses_of(self, state, notes)}
+        chosen = self.sight(state, notes).call("selection", selection, "select", *called, **seen)
         ids, kept = checked_choice(selection, chosen, len(self.counts), where)
         lost = self.conditions.dropped(len(ids), self.seed, round) | self.codec.declines(state.of("codec"), ids)
         counts, quotas = self.counts[ids], getattr(kept, "quotas", None)

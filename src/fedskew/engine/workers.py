@@ -71,6 +71,10 @@ class ProcessBackend(Backend):
         self._pool = Pool(partial(_Trainer, self.model, (self.work, self.observe)), self.processes)
         weakref.finalize(self, self._pool.kill)
 
+    def ask_losses(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[float]:
+        """See `Backend.ask_losses`."""
+        return SequentialBackend(self.model, self.work).ask_losses(round, cohort, sent)
+
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """See `Backend.find_fault`."""
         return SequentialBackend(self.model, self.work).find_fault(round, task, sent)
@@ -290,6 +294,11 @@ class RankBackend(Backend):
     name: ClassVar[str] = "ranks"
     local: Backend
     work: LocalWork
+
+    def ask_losses(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[float]:
+        """See `Backend.ask_losses`; every rank finds the same."""
+        assert self.local.ask_losses is not None, "a backend of this machine"
+        return self.local.ask_losses(round, cohort, sent)
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """See `Backend.find_fault`; every rank finds the same."""

@@ -391,6 +391,7 @@ def _check(config: Config) -> None:
         (data.INDEX, config.data.name, "data.name"),
         (models.INDEX, config.model.name, "model.name"),
         (data.AUGMENTATIONS, training.augmentation, "training.augmentation"),
+        (data.SAMPLERS, training.sampler, "training.sampler"),
     )
     for index, name, key in names:
         given = (f"{components.GIVEN}:", *(f"{source}:" for source in own_code.SOURCES))
@@ -424,7 +425,7 @@ def _check_balance(training: sections.TrainingSection, method: methods.Method) -
     wanted = [key for key in ("class_weights", "sampler") if getattr(training, key) is not None]
     loss = method.objective.loss
     name, reason, key = type(loss).__name__, None, next(iter(wanted), "")
-    if len(wanted) == 2 and training.class_weights == "balanced":
+    if len(wanted) == 2 and training.class_weights == training.sampler == "balanced":
         reason = "with sampler = 'balanced' rare classes would count twice; leave out one of them"
     elif components.has(loss, "balances_classes"):
         reason = f"{name} makes up for the shares of a client's classes by itself; leave it out, or take cross_entropy"

@@ -185,9 +185,10 @@ class TrainingSection(Section):
     class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0.0)]] | None = None
     """What a sample of each class counts for in the classification loss, in the order of the classes; "balanced":
     inversely to the samples of its class in the whole federation, 1 in the mean over samples; without it: all 1."""
-    sampler: Literal["balanced"] | None = None
+    sampler: str | None = None
     """"balanced": a client's epoch draws as many samples as it has, with replacement, each of its classes as often as
-    the others; without it: every sample once, shuffled."""
+    the others; or "module:function", a function of one's own (labels, counts, rng) -> rows; without it: every sample
+    once, shuffled."""
     augmentation: str | None = None
     """Random changes of a batch's inputs, by name; without it: none."""
 

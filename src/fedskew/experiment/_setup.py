@@ -208,7 +208,7 @@ def _make_runner(
         codec=Floats() if config.engine.updates == "plain" else FixedPoint(protection, announced),
         constant_bytes=private_bytes,
         network=model,
-        samples=None if validation is None else engine.OwnSamples(validation.inputs, validation.targets),
+        samples=validation,
     )
     runner: engine.RoundRunner = federation
     untrained, whole = model.read_state(), model

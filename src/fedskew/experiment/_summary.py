@@ -47,6 +47,7 @@ def numbers(record: RoundRecord) -> dict[str, float]:
     for name, part in (("evaluation", record.evaluation), ("validation", record.validation)):
         if part is not None:
             found |= {f"{name}.{key}": value for key, value in figures(part).items()}
+    found |= {f"logged.{name}": value for name, value in (record.logged or {}).items()}
     return {name: math.nan if value is None else value for name, value in found.items()}
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from fedskew.components import SEEN, covers, takes
 
 Named = Mapping[str, Tensor]
-Gradient = Callable[[Tensor], Tensor]
+Gradient = Callable[..., Tensor]
 """The gradient of this batch's objective at any parameters: `(parameters,)` to `(parameters,)`.
 
-The next call may overwrite the returned vector; do not write to it.
+With a second argument, that of a part of it, without its weight: "loss", the classification loss, or the number of a
+term, from 0. The next call may overwrite the returned vector; do not write to it.
 """
 
 

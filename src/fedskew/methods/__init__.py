@@ -39,6 +39,7 @@ from fedskew.methods._compatibility import (
     for_findings,
     masks_refused,
     noise_refused,
+    sites_refused,
     summed_counts_refused,
     sums_suffice,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "masks_refused",
     "noise_refused",
     "objective_in_words",
+    "sites_refused",
     "summed_counts_refused",
     "sums_suffice",
 ]

@@ -238,11 +238,22 @@ def masks_refused(method: Method) -> str | None:
                 f"{name} reads each client's update (their plain mean beside the weighted one), and masks hide them; "
                 'take the preset scaffold or fedavg, or updates = "plain"'
             )
-        if not _suffices(component):
+        if not _suffices(component) or takes(component, "select", "losses"):
             return (
                 f"{name} reads what each client returned by itself (it does not declare adds_up), and masks show only "
                 f'sums; take another {slot}, or updates = "plain"'
             )
+    return None
+
+
+def sites_refused(method: Method) -> str | None:
+    """Return why a method needs what real sites or their server don't have, and what to take instead; None: it fits."""
+    for slot, component in method.components():
+        name = f"{slot}: {named(slot, component)}"
+        if takes(component, "select", "losses"):
+            return f"{name} asks clients for losses before a round, which sites don't tell; take uniform or fedentopt"
+        if any(takes(component, function, "samples") for function in ("move", "next_model", "end_round")):
+            return f"{name} reads samples of the server, and that of real sites has none; take plain"
     return None
 
 

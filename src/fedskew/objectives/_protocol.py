@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
@@ -135,6 +135,17 @@ class Objective:
         for weight, term in self.terms:
             total = total + weight * self.valued(term, batch, context)
         return total
+
+    def part(self, which: str | int | None) -> Objective:
+        """Return a part as an objective: "loss" alone, or a term by its number, without its weight; None: the whole."""
+        if which is None:
+            return self
+        if which == "loss":
+            return replace(self, terms=())
+        if not isinstance(which, int) or not 0 <= which < len(self.terms):
+            there = f"terms 0 to {len(self.terms) - 1}" if self.terms else "no terms"
+            raise ComponentError(f"gradient(..., {which!r}): the objective has its 'loss' and {there}")
+        return replace(self, loss=self.terms[which][1], terms=(), class_weights=())
 
     @staticmethod
     def valued(loss: Loss, batch: Batch, context: Context) -> Tensor:

@@ -102,7 +102,9 @@ class Alternating:
         trained = torch.where(taken < first, kept, ~kept)
         if inner := self.inner.init(settings):  # the others' first step begins as a round does
             carried = {name: torch.where(taken == first, inner.get(name, part), part) for name, part in carried.items()}
-        moved, following = self.inner.step(parameters, lambda at: gradient(at) * trained, carried, settings, **seen)
+        moved, following = self.inner.step(
+            parameters, lambda at, *part: gradient(at, *part) * trained, carried, settings, **seen
+        )
         return torch.where(trained, moved, parameters), {**(following or {}), "alternating.taken": taken + 1}
 
 

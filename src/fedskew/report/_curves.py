@@ -121,6 +121,39 @@ def _held_and_vacant(drawn: charts.Figure) -> None:
         drawn.over_rounds("%")
 
 
+@charts.figure(
+    charts.ROUND,
+    "Logged by the method",
+    "What the method's components noted of each round, one figure at a time, chosen above. Line: mean over seeds.",
+    alike=lambda group: tuple(_logged_names(group)),
+)
+def _logged(drawn: charts.Figure) -> None:
+    names = _logged_names(drawn.members[0])
+    for group in drawn.members if names else []:
+        for place, name in enumerate(names):
+            series = [found for run in group.seeds if (found := _figures(run, name))]
+            if series:
+                line = replace(Curve.over_seeds(group.style, series, 200), std=None)
+                drawn.traces.append(charts.curve(group.label, line, [group.style], "", pick=place))
+        drawn.add(group, seeds=len(group.seeds))
+    if drawn.traces:
+        drawn.over_rounds("")
+        drawn.layout["yaxis"] = {"nticks": 6}  # each figure has its own scale
+        drawn.menu, drawn.picks = "Figure", [charts.text(name) for name in names]
+        if len(names) == 1:
+            drawn.title += f": {names[0]}"
+
+
+def _logged_names(group: Group) -> list[str]:
+    records = (record for run in group.seeds for record in run.rounds)
+    return sorted({name for record in records for name in record.logged or {}})
+
+
+def _figures(run: SeedRun, name: str) -> dict[int, float]:
+    found = ((record.round, (record.logged or {}).get(name)) for record in run.rounds)
+    return {round: value for round, value in found if value is not None}
+
+
 def _by_cohort(run: SeedRun) -> tuple[dict[int, float], dict[int, float]]:
     """Return by round the mean accuracy, %, on the classes that the clients who trained hold, and on the others."""
     held, vacant = {}, {}

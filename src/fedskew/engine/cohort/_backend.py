@@ -83,6 +83,10 @@ class CohortBackend(Backend):
         """See `Backend.close`."""
         self.sequential.close()
 
+    def ask_losses(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> list[float]:
+        """See `Backend.ask_losses`."""
+        return self.sequential.ask_losses(round, cohort, sent)
+
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """See `Backend.find_fault`."""
         return self.sequential.find_fault(round, task, sent)

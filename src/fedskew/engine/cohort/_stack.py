@@ -22,7 +22,7 @@ from fedskew.engine.contracts import checked_figure, checked_step
 from fedskew.hooks import Hooks, Named
 from fedskew.local_steps import steps_in_place
 from fedskew.models import ModelState, Outputs
-from fedskew.objectives import Batch, Context
+from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, mix, stream_key
 
 
@@ -262,19 +262,19 @@ class _StackObjective:
         self._own, self._dims, self.buffers, self.integers = own, dims, model.buffers, model.integers
         self._evaluated = False
 
-    def gradient(self, parameters: Tensor) -> Tensor:
+    def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute one client's gradient, `(parameters,)`; called inside a mapped step."""
-        return on_stacks(self.gradients, parameters)
+        return on_stacks(partial(self.gradients, part=part), parameters)
 
-    def gradients(self, parameters: Tensor) -> Tensor:
+    def gradients(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute each client's gradient, `(clients, parameters)`."""
-        views = self._network.views
+        views, objective = self._network.views, self._work.objective.part(part)
         if (chain := self._network.chain(self._own.x[0])) is not None:
-            return self._gradients_of_chain(chain, parameters)
+            return self._gradients_of_chain(chain, parameters, objective)
         with torch.enable_grad():
             # Each tensor is a leaf of its own: the gradient of a slice of a vector would be a full vector of zeros.
             leaves = {name: view.detach().requires_grad_() for name, view in views(parameters).items()}
-            values, seen, buffers, integers = vmap(self._value, in_dims=(0, 0, 0, self._dims))(
+            values, outputs, buffers, integers = vmap(partial(self._value, objective), in_dims=(0, 0, 0, self._dims))(
                 leaves, self.buffers, self.integers, self._own
             )
             by_name = torch.autograd.grad(values.sum(), list(leaves.values()), materialize_grads=True)
@@ -282,22 +282,31 @@ class _StackObjective:
         for view, gradient in zip(views(gradients).values(), by_name, strict=True):
             view.copy_(gradient)
         self.buffers, self.integers = buffers.detach(), integers
-        if not self._evaluated:
-            self.values, self._evaluated = values.detach(), True
-            self.batch = Batch(seen.features.detach(), seen.logits.detach(), self._own.y)
+        self._note(values, Outputs(*(seen.detach() for seen in outputs)), objective)
         return gradients
 
-    def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor) -> Tensor:
+    def _note(self, values: Tensor, outputs: Outputs, objective: Objective) -> None:
+        """Note the objectives, whole also where a part was asked for, and the batch, if the step begins here."""
+        if self._evaluated:
+            return
+        if objective is not self._work.objective:
+            values = vmap(partial(self._valued, self._work.objective), in_dims=(0, 0, self._dims))(*outputs, self._own)
+        self.values, self._evaluated, self.batch = values.detach(), True, Batch(*outputs, self._own.y)
+
+    def _valued(self, objective: Objective, features: Tensor, logits: Tensor, own: Own) -> Tensor:
+        context = Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
+        return objective.value(Batch(features, logits, own.y, own.mask), context)
+
+    def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor, objective: Objective) -> Tensor:
         own, views = self._own, self._network.views(parameters)
         outputs = chain.outputs(views, own.x.flatten(2))
         leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
 
         def value(features: Tensor, logits: Tensor, own: Own) -> Tensor:
-            context = Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
-            return self._work.objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), context)
+            return self._valued(objective, features.clone(), logits.clone(), own)
 
         by_features = None
-        if (sloped := self._work.objective.sloped) is not None:
+        if (sloped := objective.sloped) is not None:
             values, by_logits = sloped.slope(Batch(*outputs, own.y, own.mask))
         else:
             with torch.enable_grad():
@@ -306,19 +315,15 @@ class _StackObjective:
         gradients = torch.empty_like(parameters)
         by_logits = torch.zeros_like(leaves.logits) if by_logits is None else by_logits
         chain.backward(views, self._network.views(gradients), by_features, by_logits)
-        if not self._evaluated:
-            self.values, self._evaluated = values.detach(), True
-            self.batch = Batch(leaves.features.detach(), leaves.logits.detach(), own.y)
+        self._note(values, Outputs(*(leaf.detach() for leaf in leaves)), objective)
         return gradients
 
-    def _value(self, parameters: Named, buffers: Tensor, integers: Tensor, own: Own) -> Any:
+    def _value(self, objective: Objective, parameters: Named, buffers: Tensor, integers: Tensor, own: Own) -> Any:
         """Compute one client's objective, 0-d, the network's outputs, and its buffers afterwards."""
         outputs, buffers, integers = self._network(
             parameters, buffers, integers, own.x, own.key, own.mask, self._smallest
         )
-        context = Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
-        value = self._work.objective.value(Batch(*outputs, own.y, own.mask), context)
-        return value, outputs, buffers, integers
+        return self._valued(objective, *outputs, own), outputs, buffers, integers
 
 
 def _own(setups: Sequence[ClientSetup]) -> tuple[Own, Any]:
