@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 from sklearn.calibration import calibration_curve
@@ -55,6 +55,7 @@ def test_reliability_is_scikit_learns_calibration_curve():
     assert scores.figures()["ece"] == pytest.approx(np.abs(right - confidence).sum() / 500)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=30))
 def test_rankings_of_findings_with_ties(pairs):
     score, positive = np.array([one / 4 for one, _ in pairs]), np.array([hit for _, hit in pairs])
