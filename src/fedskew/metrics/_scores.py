@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +31,7 @@ _BINS = 15
 _DRAWS = 500
 _WORK, _FEWEST, _MOST = 20_000_000, 100, 20_000_000
 _AT_ONCE = 250_000
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,7 @@ class Scores:
 
         Both are `(columns,)`; NaN where all samples of a column are positive, or none.
         """
-        scores, truth = np.asfortranarray(probabilities, dtype=np.float64), np.asfortranarray(positive, dtype=np.bool_)
+        scores, truth = np.asarray(probabilities, dtype=np.float64), np.asfortranarray(positive, dtype=np.bool_)
         if scores.ndim != 2 or scores.shape != truth.shape:
             raise ArgumentError(
                 f"probabilities: must be (samples, columns) as positive is, not of shape {scores.shape}"
@@ -186,14 +187,12 @@ class Scores:
 
 def _ranking(scores: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
     """AUROC and average precision of scores for a class that has samples and lacks some; equal scores are one step."""
-    # The bits of numbers in [0, 1] are in their order, and the highest is free: to sort values, with the label as
-    # lowest bit, takes a tenth of the time of sorting places.
-    keys = np.sort((scores + 0.0).view(np.int64) << 1 | positive)[::-1]
-    last = np.append(np.diff(keys >> 1) != 0, True)
-    hits, taken = np.cumsum(keys & 1)[last], np.flatnonzero(last) + 1
-    gained, missed = np.diff(hits, prepend=0), np.diff(taken - hits, prepend=0)
-    area = float((missed * (hits - gained / 2)).sum() / (hits[-1] * (taken[-1] - hits[-1])))
-    return area, float((gained * hits / taken).sum() / hits[-1])
+    every, own = np.sort(scores), np.sort(scores[positive])
+    # Of all samples, and of the class's: how many lie below each score of the class, and how many up to it.
+    below, upto, own_below, own_upto = (np.searchsorted(some, own, side) for some in (every, own) for side in _SIDES)
+    others_below, others_equal = below - own_below, upto - below - (own_upto - own_below)
+    area = float((others_below + others_equal / 2).sum() / (len(own) * (len(every) - len(own))))
+    return area, float(((len(own) - own_below) / (len(every) - below)).mean())
 
 
 def _of_confusion(confusion: IntArray, rng: np.random.Generator, target: FloatArray | None) -> Mapping[str, FloatArray]:
