@@ -238,6 +238,11 @@ def find_column(header: Sequence[str], what: str, words: frozenset[str], name: s
     return next(iter(found), None)
 
 
+def columns_in(text: str, header: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns that a text names: one, or several apart by commas."""
+    return (text,) if text in header or "," not in text else tuple(map(str.strip, text.split(",")))
+
+
 def decimals(text: str) -> list[Decimal]:
     """Return the decimal signs with which a cell can be read as a number; none where it is no number."""
     return [decimal for decimal, form in _FORMS.items() if form.fullmatch(text)]

@@ -71,6 +71,16 @@ def test_what_is_no_class_is_refused_in_one_line_with_what_to_do(labels, words, 
     assert words in str(counted.value) or "empty" in str(counted.value)
 
 
+@pytest.mark.parametrize(("cell", "more"), [("nan", {}), ("-999", {"missing": ["-999"]}), ("", {})])
+def test_a_missing_label_of_a_schema_is_said_as_it_stands(cell, more, tmp_path):
+    columns = {"age": {"kind": "number"}, "label": {"kind": "label", "categories": ["sick", "well"]}}
+    schema = {"columns": columns, "missing": ["", "nan"]} | more
+    with pytest.raises(DataError, match=rf"1 sample without a label \('{cell}', first in sample 41\)"):
+        table(tmp_path, [*SICK, cell], schema=schema)
+    with pytest.warns(DataWarning, match="1 sample without a label left out"):
+        assert sizes(table(tmp_path, [*SICK, cell], schema=schema, missing_labels="drop")) == {"sick": 20, "well": 20}
+
+
 SAID = [
     ([*SICK, *["unknown"] * 5], "'unknown', of 5 samples, is trained on as a class like the others", None),
     ([*SICK, *["None"] * 5], "leave these out if it says that nobody knows", None),

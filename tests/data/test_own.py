@@ -377,3 +377,16 @@ def test_files_of_a_table_that_are_not_there_or_differ_are_named(tmp_path):
     path.write_bytes(b"a,label\n1,\xff\n")
     with pytest.raises(DataError, match="line 2: not UTF-8 text"):
         data.load("csv", path, rng=rng())
+
+
+def test_arrays_are_predicted_from_a_saved_table_as_from_an_npz_file(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    x = np.arange(12.0).reshape(4, 3)
+    datasets.Dataset.from_dict({"x": x.tolist(), "label": [0, 1, 0, 1]}).save_to_disk(str(tmp_path / "saved"))
+    np.savez(tmp_path / "own.npz", x=x, y=[0, 1, 0, 1])
+    for place in ("saved", "own.npz"):
+        (found,) = data.unlabelled([tmp_path / place], (3,))
+        np.testing.assert_array_equal(found.inputs.numpy(), x)
+    datasets.Dataset.from_dict({"label": ["a", "b"]}).save_to_disk(str(tmp_path / "none"))
+    with pytest.raises(DataError, match=r"holds no column of images or arrays \(found: label\)"):
+        next(data.unlabelled([tmp_path / "none"], (3,)))

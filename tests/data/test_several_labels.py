@@ -157,3 +157,9 @@ def test_a_data_set_holds_each_samples_labels_as_bits():
         made(("a", "b", "c"), [8])
     with pytest.raises(ArgumentError, match="several of 62 at most, not 63"):
         made(tuple(map(str, range(63))), [0])
+
+
+def test_a_finding_that_is_missing_is_said_as_it_stands(tmp_path):
+    path = columns(tmp_path, [*ROWS, (1, "N/A", 0)])
+    with pytest.raises(DataError, match=r"\('N/A', first in sample 41\); .*or write 0 where it has none"):
+        data.load("csv", path, rng=rng(), label=list(NAMES))

@@ -49,7 +49,7 @@ def test_clients_and_a_test_part_that_is_drawn(tmp_path):
     made = data.load("folder", tmp_path, client_level=True, rng=np.random.default_rng(0), test_share=0.3)
     assert made.client_names == ("north", "south")
     assert (len(made.targets), len(made.test_targets)) == (8, 4)
-    counts, clients, classes = data.holdings(tmp_path)
+    counts, clients, classes, _ = data.holdings(tmp_path)
     assert (counts.tolist(), clients, classes) == ([[3, 3], [3, 3]], ("north", "south"), ("bad", "good"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from fedskew.cli.options import DataRoot, config_file, named, several
 from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, read_target
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.arena import Advice
@@ -24,7 +26,8 @@ SourcePath = Annotated[
     Argument(
         metavar="SOURCE",
         help="Label counts in a table (a column client and one for each class, or client,class,count); or what to "
-        "count: a folder of images, an .npz file, a CSV file of samples, a folder of Hugging Face, a config, a run.",
+        "count: a folder of images, an .npz file, CSV or Parquet files of samples, a folder of Hugging Face, a config, "
+        "a run.",
         show_default=False,
     ),
 ]
@@ -33,7 +36,15 @@ ClientColumn = Annotated[
 ]
 LabelColumn = Annotated[
     str | None,
-    Option("--label", metavar="COLUMN", help="The column of labels, where each row is one sample."),
+    Option(
+        "--label",
+        metavar="COLUMN",
+        help="The column of labels, where each row is one sample; or columns of 0 and 1, such as Edema,Effusion.",
+    ),
+]
+Separator = Annotated[
+    str | None,
+    Option("--separator", metavar="SIGN", help="What is between the labels of a cell, where samples may have several."),
 ]
 DecimalSign = Annotated[
     Literal[".", ","] | None,
@@ -87,6 +98,7 @@ def counts(
     path: SourcePath,
     client: ClientColumn = None,
     label: LabelColumn = None,
+    separator: Separator = None,
     decimal: DecimalSign = None,
     totals: TotalsAre = None,
     form: Annotated[
@@ -104,10 +116,17 @@ def counts(
 
         fedskew counts hospitals > counts.csv      (a folder HOSPITAL/CLASS/*.png)
         fedskew counts patients.csv --client hospital --label diagnosis > counts.csv
+        fedskew counts chests.csv --client hospital --label Edema,Effusion      (or --label findings --separator '|')
         fedskew counts my.toml
     """
-    found = read_source(path, client, label, decimal, totals, data_root)
-    found.counts.to_csv(out or sys.stdout, form)
+    found = read_source(path, client, label, decimal, totals, data_root, separator=separator)
+    table = found.counts
+    table.to_csv(out or sys.stdout, form)
+    if not np.array_equal(table.sizes, table.counts.sum(axis=1)):
+        said = (
+            f"A sample may have several labels, or none: counts of labels, of {counted(table.sizes.sum(), 'sample')}."
+        )
+        Console(highlight=False, stderr=True).note(said)
 
 
 class Source(NamedTuple):
@@ -128,18 +147,28 @@ def read_source(
     totals: TotalsAre,
     data_root: Path | None,
     target: Path | None = None,
+    separator: str | None = None,
 ) -> Source:
     """Return the label counts that a file or folder holds, whatever it is, and the target mix of a file, or its own."""
-    if path.suffix.lower() == ".toml" or str(path).startswith("@"):
+    is_config = path.suffix.lower() == ".toml" or str(path).startswith("@")
+    if is_config or (path / "config.toml").exists():
+        for option, value in (("label", label), ("client", client), ("separator", separator)):
+            if value is not None:
+                raise ArgumentError(f"--{option}: is for tables; a config or run says it itself, by data.{option}")
+    if is_config:
         source = _of_config(path, data_root)
     elif (path / "config.toml").exists():
         source = _of_run(path)
-    elif not path.is_dir() and path.suffix.lower() != ".npz" and label is None and not LabelCounts.lists_samples(path):
+    elif (
+        path.suffix.lower() not in (".npz", ".parquet", ".pq")
+        and not (path.is_dir() or label or separator or (glob.has_magic(str(path)) and not path.exists()))
+        and not LabelCounts.lists_samples(path)
+    ):
         source = Source(LabelCounts.read_csv(path, client=client, decimal=decimal, totals=totals))
     else:
         from fedskew.data import holdings
 
-        source = Source(LabelCounts(*holdings(path, label, client)))
+        source = Source(LabelCounts(*holdings(path, label, client, separator)))
     if target is None:
         return source
     return source._replace(target=_read_mix(target, source.counts.classes, decimal), said=None)

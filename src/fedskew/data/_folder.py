@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedskew.data import _dicom
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._huggingface import saved_images
+from fedskew.data._huggingface import saved_samples
 from fedskew.data._images import Picture, Tray, Window, as_floats, opened, read_pictures, upright_size
 from fedskew.data._own import RawSamples, hold_out, make, read_inputs
 from fedskew.data._schema import Encoder
@@ -236,7 +236,8 @@ def unlabelled(
 
     Args:
         paths: Images; folders, in which images are looked for at any depth; `.npz` files, whose array `x` is read as by
-            the reader "npz". Hidden files and files of other kinds in a folder are left out.
+            the reader "npz"; tables of images or arrays that `save_to_disk` wrote. Hidden files and files of other
+            kinds in a folder are left out.
         in_shape: Shape of one sample of the model. Images become grey or RGB, as it says, and are resized (bilinear).
         window: What is black and white in pictures of more than 8 bits, as in training.
         skip_broken: Leave out images that can't be read, with a DataWarning; else they are refused, all in one list.
@@ -253,14 +254,16 @@ def unlabelled(
         return
     tray, pictures, read = Tray(skip_broken), list[Picture](), 0
     for file in [file for path in paths for file in _images_below(path)]:
-        if file.suffix.lower() == ".npz":
+        saved = saved_samples(file) if is_saved(file) else None
+        inputs = read_inputs(file) if file.suffix.lower() == ".npz" else saved
+        if isinstance(inputs, Tensor):
             yield from _of_pictures(pictures, in_shape, window, tray)
-            pictures, inputs = [], read_inputs(file)
+            pictures = []
             for start in range(0, len(inputs), _BATCH):
                 part = inputs[start : start + _BATCH]
                 yield Unlabelled([f"{file}[{start + row}]" for row in range(len(part))], part, 0)
         else:
-            more: list[Picture] = saved_images(file) if is_saved(file) else [(str(file), partial(opened, file))]
+            more: list[Picture] = inputs or [(str(file), partial(opened, file))]
             pictures += more
             read += len(more)
     yield from _of_pictures(pictures, in_shape, window, tray)

@@ -92,8 +92,8 @@ def from_huggingface(
         held = parts[test].with_format(None)
         if absent := {*columns, *named} - set(held.column_names):
             raise DataError(f"table: its part {test!r} has no column {sorted(absent)[0]!r}")
-    numbered = label if isinstance(label, tuple) else _class_names(train, label)
-    used = [_labels(part, label, separator) for part in (train, held) if part is not None]
+    numbered = label if isinstance(label, tuple) else class_names(train, label)
+    used = [labels_of(part, label, separator) for part in (train, held) if part is not None]
     (rows, labels), *rest = prepared("table", used, missing_labels, numbered)
     if rest:
         ((held_rows, held_labels),) = rest
@@ -138,7 +138,8 @@ def _select(table: Table, rows: NDArray[np.int64]) -> Table:
     return table if len(rows) == len(table) else table.select(rows)
 
 
-def _labels(table: Table, label: str | tuple[str, ...], separator: str | None) -> Sequence[Label]:
+def labels_of(table: Table, label: str | tuple[str, ...], separator: str | None) -> Sequence[Label]:
+    """Return the labels of a part; where there is none, an empty one."""
     inner = None if isinstance(label, tuple) else getattr(table.features[label], "feature", None)
     if inner is None:
         return of_columns("table", label, lambda name: names_of(table, name, ""), separator)
@@ -146,7 +147,7 @@ def _labels(table: Table, label: str | tuple[str, ...], separator: str | None) -
     return ["" if found is None else tuple(dict.fromkeys(map(name, found))) for found in table[label]]
 
 
-def _class_names(table: Table, label: str) -> list[str]:
+def class_names(table: Table, label: str) -> list[str]:
     """Return the names of the classes in the order of their ids, where the column has such; refuse what is no label."""
     feature = table.features[label]
     feature = getattr(feature, "feature", feature)  # of a list of labels
@@ -157,13 +158,19 @@ def _class_names(table: Table, label: str) -> list[str]:
     return list(getattr(feature, "names", None) or [])
 
 
-def saved_images(path: Path) -> list[Picture]:
-    """Return the images of a saved table, which are decoded when they are opened."""
+def saved_samples(path: Path) -> list[Picture] | Tensor:
+    """Return the images of a saved table, which are decoded when they are opened; where there are none, its arrays."""
     table = saved_part(path)
-    found = [name for name in table.column_names if _kind(table.features[name]) == "image"]
-    if len(found) != 1:
-        raise DataError(f"{path}: holds {len(found)} columns of images, and one is expected; keep one: select_columns")
-    return pictures_in(table, found[0], path)
+    kinds = {name: _kind(feature) for name, feature in table.features.items()}
+    for kind in ("image", "array"):
+        found = [name for name in kinds if kinds[name] == kind]
+        if len(found) > 1:
+            raise DataError(
+                f"{path}: holds {len(found)} columns of {kind}s, and one is expected; keep one: select_columns"
+            )
+        if found:
+            return pictures_in(table, found[0], path) if kind == "image" else _numbers(table, found)
+    raise DataError(f"{path}: holds no column of images or arrays (found: {', '.join(kinds)})")
 
 
 def _kind(feature: Any) -> str:

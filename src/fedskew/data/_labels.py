@@ -37,12 +37,18 @@ Label: TypeAlias = str | tuple[str, ...]
 """The class of a sample; or all that it has of several, its findings."""
 
 
+class NoLabel(str):
+    """A cell that says that a sample has no label, as it stands in the file."""
+
+    __slots__ = ()
+
+
 def of_columns(
     where: object, label: str | tuple[str, ...], column: Callable[[str], Sequence[str]], separator: str | None
 ) -> Sequence[Label]:
     """Return the labels of a table: a column, with a separator of several in each cell, or columns of 0 and 1.
 
-    A sample without a label has an empty one.
+    A sample without a label has `NoLabel`, or an empty one.
     """
     if isinstance(label, tuple):
         cells = [[_FLAGS.get(cell.casefold(), cell) for cell in column(name)] for name in label]
@@ -61,13 +67,14 @@ def of_table(where: object, names: Sequence[str], rows: Iterable[Sequence[Any]])
                 f"{where}: sample {at + 1} has {row[odd]!r} for {names[odd]!r}; several labels a sample are columns of "
                 "0 and 1"
             )
-        found.append("" if odd is not None else tuple(name for name, cell in zip(names, row, strict=True) if cell))
+        own = tuple(name for name, cell in zip(names, row, strict=True) if cell == 1)
+        found.append(own if odd is None else NoLabel(row[odd]))
     return found
 
 
 def _split(where: object, at: int, cell: str, separator: str) -> Label:
     if _is_missing(cell):
-        return ""
+        return NoLabel(cell)
     pieces = tuple(dict.fromkeys(piece.strip() for piece in cell.split(separator)))
     none = [piece for piece in pieces if piece.casefold() in _NONE]
     if any(map(_is_missing, pieces)) or (none and len(pieces) > 1):
@@ -118,7 +125,7 @@ def prepared(
 
 def _is_missing(label: Label) -> bool:
     """Return whether a label is one of the ways to write that there is none."""
-    return isinstance(label, str) and label.strip().casefold() in _MISSING
+    return isinstance(label, NoLabel) or (isinstance(label, str) and label.strip().casefold() in _MISSING)
 
 
 def as_classes(where: object, *parts: Sequence[str]) -> list[list[Label]]:
@@ -145,9 +152,11 @@ def _refuse_missing(where: object, parts: Sequence[Sequence[Label]], known: Coll
     missing = [(at, label) for at, label in gone if label not in known]
     if missing:
         at, label = missing[0]
+        several = any(isinstance(one, tuple) for part in parts for one in part)
+        advice = "write 0 where it has none" if several else "give what they are a name"
         raise DataError(
-            f"{where}: {counted(len(missing), 'sample')} without a label ({label!r}, first in sample {at + 1}); leave "
-            "them out (data.missing_labels = 'drop'), or give what they are a name"
+            f"{where}: {counted(len(missing), 'sample')} without a label ({str(label)!r}, first in sample {at + 1}); "
+            f"leave them out (data.missing_labels = 'drop'), or {advice}"
         )
 
 
@@ -198,7 +207,8 @@ def _check_joined(where: object, sizes: Collection[str]) -> None:
             if any(often[piece] > 1 for piece in own):
                 said = f"{where}: the label {label!r} looks like several"
                 if sign != ",":
-                    raise DataError(f"{said}; write it without {sign!r} if it is one class, or set data.separator")
+                    advice = f"write it without {sign!r} if it is one class, or set data.separator (--separator)"
+                    raise DataError(f"{said}; {advice}")
                 _warn(f"{said}; it is trained on as one class of its own")
                 break
 

@@ -321,7 +321,7 @@ def npz(
         raise DataError(f"{root}: has only one of 'x_test' and 'y_test'; a test part needs both")
     train = _of_arrays(root, arrays, "x", "y", "client")
     test = _of_arrays(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
-    numbered = _findings(root, arrays) if arrays["y"].ndim == 2 else ()
+    numbered = findings_in(root, arrays) if arrays["y"].ndim == 2 else ()
     return make("npz", train, test, test_share, rng, numbered=numbered, where=root, missing=missing_labels)
 
 
@@ -354,11 +354,11 @@ def labels_in(path: Path, y: str, arrays: dict[str, Array], samples: int) -> Seq
     """Return labels as names, or of each sample those of its columns of 0 and 1."""
     array = arrays[y]
     if array.ndim == 2 and len(array) == samples and array.dtype.kind in "iubf" and array.shape[1] > 1:
-        return of_table(f"{path}: {y!r}", _findings(path, arrays), array.tolist())
+        return of_table(f"{path}: {y!r}", findings_in(path, arrays), array.tolist())
     return names_in(path, y, array, samples)
 
 
-def _findings(path: Path, arrays: dict[str, Array]) -> tuple[str, ...]:
+def findings_in(path: Path, arrays: dict[str, Array]) -> tuple[str, ...]:
     """Return the names of the columns of 0 and 1 in `y`: those of the array `classes`, else their numbers."""
     columns = arrays["y"].shape[1]
     names = tuple(names_in(path, "classes", arrays["classes"], columns)) if "classes" in arrays else ()

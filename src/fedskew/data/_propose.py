@@ -16,7 +16,7 @@ from fedskew.data._schema import MISSING, Column, TableSchema, listed
 from fedskew.data._table import Table, days_of, table_files
 from fedskew.errors import ArgumentError, DataError, nearest
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, plain
-from fedskew.sheets import Decimal, decimals
+from fedskew.sheets import Decimal, columns_in, decimals
 
 MOST_CATEGORIES = 50
 MOST_CLASSES = 100
@@ -51,7 +51,8 @@ class Proposal:
 
         Args:
             files: CSV or Parquet files, folders of them, or patterns such as sites/*.csv.
-            label: Column of labels, or several of 0 and 1; None: the one that is called so, as for `client`.
+            label: Column of labels, or several of 0 and 1, which may be apart by commas; None: the one that is called
+                so, as for `client`.
             decimal: Decimal sign of numbers in CSV; None: as each file shows.
             separator: Sign between the labels in a cell, where a sample may have several.
 
@@ -68,7 +69,7 @@ def _propose(
     tables: Sequence[Table], label: str | tuple[str, ...] | None, client: str | None, separator: str | None
 ) -> Proposal:
     names = list(dict.fromkeys(name for table in tables for name in table.columns))
-    labels = () if label is None else (label,) if isinstance(label, str) else label
+    labels = () if label is None else columns_in(label, names) if isinstance(label, str) else label
     for option, named in (*(("label", name) for name in labels), ("client", client)):
         if named is not None and named not in names:
             raise DataError(f"{tables[0].where}: no column {named!r} of {option}s{nearest(named, names)}")

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew.data._labels import Label, of_columns, whole
+from fedskew.data._labels import Label, NoLabel, of_columns, whole
 from fedskew.data._table import Table
 from fedskew.errors import ArgumentError, ConfigError, DataWarning, nearest
 from fedskew.parameters import Finite, Switch, component
@@ -302,7 +302,7 @@ class TableSchema:
             table.fail(f"the schema has no column {unknown[0]!r}{_close(unknown[0], known)}{more}; {advice}")
 
     def labels_in(self, table: Table, separator: str | None = None) -> Sequence[Label]:
-        """Return the labels of each sample (see `of_columns`); where there is none, an empty one."""
+        """Return the labels of each sample (see `of_columns`)."""
         for name in self.labelled or (None,):
             if name not in table.columns:
                 table.fail(f"no column {name!r} of labels" if name else "the schema names no column of labels")
@@ -317,7 +317,7 @@ class TableSchema:
             for row, cell in enumerate(found):
                 if not gone[row] and separator is None and cell not in known:
                     table.fail(f"{cell!r} is none of the schema's classes{nearest(cell, known)}", row, name)
-            return ["" if absent else cell for cell, absent in zip(found, gone, strict=True)]
+            return [NoLabel(cell) if absent else cell for cell, absent in zip(found, gone, strict=True)]
 
         return of_columns(table.where, self.labelled if others else first, cells, separator)
 
