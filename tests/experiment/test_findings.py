@@ -13,7 +13,8 @@ import fedskew
 from fedskew import findings
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, RunError
-from fedskew.experiment import RunFolder
+from fedskew.experiment import Adaptation, RunFolder
+from fedskew.methods import objective_in_words
 from fedskew.metrics import finding_figures
 
 NAMES = ("Edema", "Effusion", "Hernia")
@@ -236,12 +237,36 @@ def test_a_label_mix_is_of_one_class(tmp_path):
         model.personal([1, 2, 3])
 
 
-def test_an_exported_model_gives_each_label_a_probability(tmp_path):
+@pytest.mark.parametrize("kind", ["torchscript", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_an_exported_model_gives_each_label_a_probability(kind, tmp_path):
     found = run(tmp_path, rounds=1)
     model = fedskew.load(found.folder)
-    path = model.export(tmp_path / "model.pt", "torchscript")
-    with pytest.warns(DeprecationWarning, match="torch.jit.load"):
-        said = torch.jit.load(str(path))(CHESTS.test_inputs)
-    np.testing.assert_allclose(said.numpy(), model.predict(CHESTS.test_inputs), atol=1e-6)
+    path = model.export(tmp_path / "model.file", kind)
+    if kind == "onnx":
+        onnx = pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
+        from onnx.reference import ReferenceEvaluator
+
+        notes = {one.key: one.value for one in onnx.load(path).metadata_props}
+        (said,) = ReferenceEvaluator(str(path)).run(None, {"samples": CHESTS.test_inputs.numpy()})
+    else:
+        about = {"classes": "", "probabilities": ""}
+        with pytest.warns(DeprecationWarning, match="torch.jit.load"):
+            said = torch.jit.load(str(path), _extra_files=about)(CHESTS.test_inputs).numpy()
+        notes = {key: value.decode() for key, value in about.items()}
+    np.testing.assert_allclose(said, model.predict(CHESTS.test_inputs), atol=1e-6)
+    assert json.loads(notes["classes"]) == list(NAMES)
+    assert notes["probabilities"] == "of each label by itself; a sample has those at 0.5 or more"
     summary = json.loads((found.folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["final"]["accuracy"] == found.rounds[-1]["evaluation"]["accuracy"]
+
+
+def test_what_is_minimised_is_said():
+    method = {"objective": {"name": "cross_entropy", "terms": [{"name": "feddecorr", "weight": 0.1}]}}
+    assert objective_in_words(method, several=True) == "cross_entropy (a sigmoid for each label) + 0.1 feddecorr"
+
+
+def test_a_model_of_findings_is_not_moved_to_a_mix(tmp_path):
+    found = run(tmp_path, rounds=1)
+    with pytest.raises(RunError, match="so that there is no label mix"):
+        Adaptation.read_labelled(tmp_path / "new.csv", fedskew.load(found.folder))

@@ -175,3 +175,15 @@ def test_runs_of_different_lengths_stand_in_one_table_with_the_range():
     short = {**TASK, "training": {"rounds": 1}, "name": "short"}
     text = printed(*(simulate(one, evaluation={"summary": "last 10"}) for one in (TASK, short)))
     assert "mean of the last 1 to 3 rounds" in text
+
+
+def test_the_intervals_over_test_samples_stand_beside_the_figures_that_have_one():
+    result = simulate(TASK | {"seeds": [0, 1]})
+    low, high = (fmean(run.summary["intervals"]["accuracy"][end] for run in result.runs) for end in (0, 1))
+    assert result.intervals()["accuracy"] == (pytest.approx(low), pytest.approx(high))
+    text = printed(result)
+    assert f"{result.headline()['accuracy'].text(scale=100)} ({100 * low:.1f}-{100 * high:.1f})" in text
+    assert "in brackets 95 %" in text
+    last = simulate(TASK | {"evaluation": {"summary": "last 10"}})
+    assert last.intervals() == {}
+    assert "brackets" not in printed(last)

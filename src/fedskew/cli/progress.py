@@ -38,8 +38,10 @@ def announced(
 
     def listen(record: Mapping[str, Any]) -> None:
         if not said:  # everything that is checked before a run has been
-            first = [*words(), f"{config.name} minimises {objective_in_words(config.method)}", config.target_in_words()]
-            for text in filter(None, first):
+            evaluation = record["evaluation"]
+            several = evaluation is not None and not evaluation["confusion"]
+            minimised = f"{config.name} minimises {objective_in_words(config.method, several)}"
+            for text in filter(None, [*words(), minimised, config.target_in_words()]):
                 bar.print(text)
                 said.add(text)
         for note in notes(record["seed"]) if not record["round"] else ():

@@ -29,7 +29,7 @@ from fedskew.cli.options import (
 )
 from fedskew.cli.page import BOXED, Console, table_of
 from fedskew.errors import ArgumentError
-from fedskew.tables import Spread, counted
+from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew import Result
@@ -137,27 +137,32 @@ def results_table(results: Sequence[Result]) -> Table:
     from fedskew.report import SeedRun
 
     seeds = min(len(result.runs) for result in results)
-    rows: list[tuple[str, Mapping[str, Spread], float]] = []
+    rows: list[tuple[str, Mapping[str, str], float]] = []
     for result in results:
         name, seconds = result.config.name, sum(run.summary["seconds"] for run in result.runs)
-        if after := result.headline("finished"):
+        if result.headline("finished"):
             longer = seconds + sum(run.summary["finished"]["seconds"] for run in result.runs)
             finish = result.config.method["finish"]["name"]
-            rows.append((SeedRun.as_trained(name), result.headline("final"), seconds))
-            rows.append((SeedRun.after_finish(name, finish), after, longer))
+            rows.append((SeedRun.as_trained(name), _cells(result, "final"), seconds))
+            rows.append((SeedRun.after_finish(name, finish), _cells(result, "finished"), longer))
         else:
-            rows.append((name, result.headline(), seconds))
+            rows.append((name, _cells(result), seconds))
     columns = list(dict.fromkeys(heading for _, figures, _ in rows for heading in figures))
-    lines = [
-        [name, *(figures[one].text(scale=100) if one in figures else "-" for one in columns), f"{seconds:.1f}"]
-        for name, figures, seconds in rows
-    ]
+    lines = [[name, *(figures.get(one, "-") for one in columns), f"{seconds:.1f}"] for name, figures, seconds in rows]
     title = f"Test set, {SeedRun.headline_in_words(run for result in results for run in result.runs)}, %"
     caption = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: no spread is known"
+    if any("(" in cell for _, figures, _ in rows for cell in figures.values()):
+        caption += "; in brackets 95 % over test samples"
     more = "; as trained, after a finish: the last round's model alone" if len(rows) > len(results) else ""
     wide = len(columns) > _FEW  # their headings take two lines
     headings = ["run", *(f">{heading.replace(' ', chr(10)) if wide else heading}" for heading in columns), ">seconds"]
     return table_of(headings, lines, title, caption=caption + more, **BOXED)
+
+
+def _cells(result: Result, of: str | None = None) -> dict[str, str]:
+    """Return the headline's figures in percent, with their intervals."""
+    ends = {name: f" ({100 * low:.1f}-{100 * high:.1f})" for name, (low, high) in result.intervals(of).items()}
+    return {name: spread.text(scale=100) + ends.get(name, "") for name, spread in result.headline(of).items()}
 
 
 def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedskew.data import tokens as tokens  # its encoder is known by its kind
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
-from fedskew.data._dataset import ByteImages, Dataset, Inputs, Stored, take
+from fedskew.data._dataset import ByteImages, Dataset, Inputs, Stored, in_own_units, take
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
@@ -44,6 +44,7 @@ __all__ = [
     "from_huggingface",
     "from_object",
     "holdings",
+    "in_own_units",
     "load",
     "take",
     "unlabelled",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
@@ -43,6 +43,13 @@ class Stored(Protocol):
 
 Inputs = Tensor | Stored
 """A data set's inputs. Training asks only for `shape`, `len`, `index_select(0, rows)`, `device` and `to(device)`."""
+
+
+def in_own_units(inputs: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Undo a normalisation by channel, in double precision; without a mean samples are as they were."""
+    sides = [1 for _ in inputs.shape[2:]]
+    middle, spread = (torch.tensor(one, dtype=torch.float64).view(1, -1, *sides) for one in (mean, std))
+    return inputs.double() * spread + middle if mean else inputs
 
 
 def take(inputs: Inputs, rows: Tensor) -> Inputs:

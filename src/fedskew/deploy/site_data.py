@@ -259,19 +259,15 @@ def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Input
         raise DataError(f"samples are {kinds[not agreement.tokens]}; the federation's are {kinds[agreement.tokens]}")
     if agreement.tokens:
         return inputs
-    values = inputs.double()
-    if dataset.mean:
-        values = values * _by_channel(dataset.std, inputs) + _by_channel(dataset.mean, inputs)
+    values = data.in_own_units(inputs, dataset.mean, dataset.std).double()
     if agreement.table is not None:
         values = agreement.table.restored(values)
     if agreement.mean:
-        values = (values - _by_channel(agreement.mean, inputs)) / _by_channel(agreement.std, inputs)
+        of = agreement.mean, agreement.std
+        mean, std = (torch.tensor(one, dtype=torch.float64).view(1, -1, *[1] * (inputs.ndim - 2)) for one in of)
+        values = (values - mean) / std
         values = values.nan_to_num(nan=0.0)
     return values if agreement.sums_moments else values.float()
-
-
-def _by_channel(values: tuple[float, ...] | list[float], inputs: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).reshape(1, -1, *(1 for _ in inputs.shape[2:]))
 
 
 class SiteStates:

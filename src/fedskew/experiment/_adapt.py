@@ -23,7 +23,15 @@ from torch import Tensor
 from fedskew.data import Inputs, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._identity import set_aside
-from fedskew.experiment._trained import ADAPTED, PERSONAL, TrainedModel, digest, mix_of_client, moved_model
+from fedskew.experiment._trained import (
+    ADAPTED,
+    PERSONAL,
+    TrainedModel,
+    check_one_class,
+    digest,
+    mix_of_client,
+    moved_model,
+)
 from fedskew.files import save_tensors
 from fedskew.finish import LEAST_SAMPLES
 from fedskew.labels import (
@@ -212,12 +220,9 @@ class Adaptation:
         what the model's encoder reads, as a CSV file.
 
         Returns samples in their own units, and their classes; DataError where there are none, or of a class that the
-        model doesn't know.
+        model doesn't know; RunError where samples of this model may have several labels.
         """
-        if model.info.multi_label:
-            raise DataError(
-                f"{path}: samples of this model have several labels or none, and it can't be moved to a mix"
-            )
+        check_one_class(model)
         known = {name: place for place, name in enumerate(model.classes)}
         labels: list[Any]
         if model.encoder is not None and path.suffix.lower() != ".npz":

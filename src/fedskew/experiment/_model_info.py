@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of
+from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of, in_own_units
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing, save_tensors
 from fedskew.models.adapters import merged, save_adapters
@@ -111,12 +111,11 @@ class ModelInfo:
         """Describe normalised samples in their own units, all in given cells, or in those that they make: of more than
         `MOST_PROFILED` as many, evenly spread."""
         size, encoder = len(inputs) if cells else min(len(inputs), MOST_PROFILED), self.made_encoder()
-        schema, sides = encoder if isinstance(encoder, TableSchema) else None, [1 for _ in self.in_shape[1:]]
-        mean, std = (torch.tensor(one, dtype=torch.float64).view(-1, *sides) for one in (self.mean, self.std))
+        schema = encoder if isinstance(encoder, TableSchema) else None
         parts = []
         for rows in torch.split(torch.arange(size) * len(inputs) // size, PROFILED_AT_ONCE):
             values = inputs.index_select(0, rows.to(inputs.device)).cpu()
-            parts.append(Profile.columns(values.double() * std + mean if self.mean else values, schema))
+            parts.append(Profile.columns(in_own_units(values, self.mean, self.std), schema))
         return Profile.of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, cells)
 
     def normalise(self, inputs: Tensor) -> Tensor:
@@ -208,6 +207,8 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
     about = {"classes": json.dumps(info.classes)} | ({} if before is None else {"samples": before})
     if info.encoder is not None:
         about["encoder"] = json.dumps(info.encoder)
+    if info.multi_label:
+        about["probabilities"] = "of each label by itself; a sample has those at 0.5 or more"
     if info.threshold is not None:
         about["threshold"] = str(info.threshold)
     write = _write_onnx if kind == "onnx" else _write_torchscript

@@ -72,6 +72,17 @@ class Result:
             if name in found and found[name]["mean"] is not None
         }
 
+    def intervals(self, of: str | None = None) -> dict[str, tuple[float, float]]:
+        """Return the intervals of 95 % over test samples of `headline`'s figures that have one; mean over the seeds."""
+        kind = of or SeedRun.MOMENTS[self.config.evaluation.summary]
+        wholes = [run.summary if kind == "final" else run.summary.get(kind) or {} for run in self.runs]
+        found = [whole.get("intervals", {}) for whole in wholes]
+        return {
+            heading: (float(np.mean([one[name][0] for one in found])), float(np.mean([one[name][1] for one in found])))
+            for name, heading in SeedRun.FIGURES.items()
+            if all(name in one for one in found)
+        }
+
     def to_frame(self) -> pd.DataFrame:
         """Return the numbers of all rounds as a tidy data frame: a row for each seed and round.
 

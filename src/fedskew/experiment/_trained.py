@@ -90,7 +90,7 @@ class TrainedModel:
         """
         from fedskew.experiment._task import held_out_rows, make_task
 
-        _check_one_class(self)
+        check_one_class(self)
         folder = self.file.parent
         config = read(folder / "config.toml")
         if not config.data.validation and not config.data.held_out:
@@ -201,7 +201,8 @@ class TrainedModel:
         once. TorchScript takes what `predict` takes, as tensors: images in [0, 1] or uint8, features of any type, token
         ids. An ONNX graph has one type of input: float32 (images in [0, 1]: divide bytes by 255), or int64 for token
         ids; it needs `pip install 'fedskew[onnx]'`. The names of the classes are in the file's metadata: `classes`, a
-        JSON list. RunError where PyTorch can't export this network, or the file can't be written.
+        JSON list, and `threshold` where there is one; where a sample may have several labels, `probabilities` says that
+        each is by itself. RunError where PyTorch can't export this network, or the file can't be written.
         """
         return export(self.network, self.info, Path(path), kind)
 
@@ -371,13 +372,14 @@ def _tensor(values: ArrayLike) -> Tensor:
 def moved_model(
     model: TrainedModel, calibration: labels.Calibration, mix: FloatArray, prior: FloatArray | None = None
 ) -> TrainedModel:
-    _check_one_class(model)
+    check_one_class(model)
     added = calibration.offsets(mix, prior)
     info = replace(model.info, threshold=None)  # it was chosen for other probabilities
     return replace(model, network=Adapted(model.network, calibration.temperature, added).eval(), info=info)
 
 
-def _check_one_class(model: TrainedModel) -> None:
+def check_one_class(model: TrainedModel) -> None:
+    """Raise RunError where a sample may have several labels."""
     if model.info.multi_label:
         raise RunError(
             f"{model.file}: samples may have several labels, so that there is no label mix that it could be moved to"

@@ -67,11 +67,15 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
     return method
 
 
-def objective_in_words(whole: Mapping[str, Table]) -> str:
-    """Describe what a client minimises in one line: `fedlc(tau=0.5) + 0.1 vacant_distillation + 0.005 suppression`."""
+def objective_in_words(whole: Mapping[str, Table], several: bool = False) -> str:
+    """Describe what a client minimises in one line: `fedlc(tau=0.5) + 0.1 vacant_distillation + 0.005 suppression`.
+
+    With `several` a sample may have several labels (see `for_findings`).
+    """
     objective = whole["objective"]
     terms = [f"{term['weight']:g} {_in_words(_without(term, 'weight'))}" for term in objective["terms"]]
-    return " + ".join([_in_words(_without(objective, "terms")), *terms])
+    loss = _in_words(_without(objective, "terms")) + (" (a sigmoid for each label)" if several else "")
+    return " + ".join([loss, *terms])
 
 
 def _in_words(table: Table) -> str:
