@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional
 import fedskew
 from common import built, same, task
 from fedskew.engine import Assignment, Group
-from fedskew.errors import ComponentError
+from fedskew.errors import BackendWarning, ComponentError, ConfigError
 from fedskew.local_steps import SGD
 from fedskew.models import Network
 
@@ -174,3 +175,30 @@ def test_a_step_of_one_s_own_goes_by_it_or_is_refused():
     ours, theirs = (fedskew.simulate(TASK, method={"local_step": one}).model for one in (Doubled(), SGD()))
     for name, value in theirs.state_dict().items():  # Adam's steps don't depend on the gradient's scale
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-3)
+
+
+def test_in_bf16_gradients_are_those_of_autocast_and_all_else_is_float32():
+    module, rows = network(Straight), DATA.rows[0]
+    one = backends(built(), copy.deepcopy(module), **settings("sgd", precision="bf16", momentum=0.0)).alone
+    (update,) = one.train(1, [Assignment(0, 1)], backends(built(), copy.deepcopy(module)).sent)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = module(DATA.inputs[rows])
+    assert logits.dtype == torch.bfloat16
+    functional.cross_entropy(logits.float(), DATA.targets[rows]).backward()
+    gradient = nn.utils.parameters_to_vector([part.grad for part in module.parameters()])
+    decay = 0.01 * nn.utils.parameters_to_vector(module.parameters()).detach()
+    assert update.change.dtype == torch.float32
+    torch.testing.assert_close(update.change, -0.01 * (gradient + decay), rtol=0, atol=1e-7)
+    exact = backends(built(), copy.deepcopy(module), **settings("sgd", momentum=0.0))
+    assert (exact.alone.train(1, [Assignment(0, 1)], exact.sent)[0].change - update.change).abs().max() > 1e-6
+    assert one.model.network.eval()(DATA.inputs[:2]).dtype == torch.float32
+
+
+def test_bf16_is_in_the_record_said_where_it_is_emulated_and_refused_in_a_cohort():
+    tree = TASK | {"training": TASK["training"] | {"precision": "bf16", "rounds": 1}}
+    able = any(held for name, held in torch.cpu.get_capabilities().items() if "bf16" in name)
+    with nullcontext() if able else pytest.warns(BackendWarning, match="training.precision: this processor has no"):
+        summary = fedskew.simulate(tree).summary
+    assert summary["backend"] == {"name": "sequential", "network": {"bf16": "computed" if able else "emulated"}}
+    with pytest.raises(ConfigError, match="training.precision: the backend 'cohort' computes in float32 only"):
+        fedskew.simulate({**tree, "engine": {"backend": "cohort"}})

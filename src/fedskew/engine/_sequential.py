@@ -85,6 +85,7 @@ class SequentialBackend(Backend):
         self.sloped = self.work.objective.sloped
         reads = self.work.objective.reads
         batch_statistics = self.work.training.teacher_train_mode
+        self.model.network.bf16 = self.work.training.precision == "bf16"
         self._of_parameters = self.work.training.of_parameters(self.model)
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _FrozenModel(self.model) if "previous" in reads else None

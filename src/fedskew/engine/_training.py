@@ -51,6 +51,7 @@ class LocalTraining:
             FedVLS's public code does for its baselines, or Adam's means and number of steps.
         clip_norm: Longer gradients are scaled down to this norm; None: they are not.
         groups: Parameters with a learning rate or weight decay of their own; the first that matches a name counts.
+        precision: "bf16": networks compute gradients in bfloat16, by autocast; None: in float32.
         teacher_train_mode: The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself.
         smallest_batch: The last batch of an epoch is left out if it has fewer samples. 1 leaves out none; `batch_size`
             or more leaves out every short one.
@@ -74,6 +75,7 @@ class LocalTraining:
     keep_optimizer: bool = False
     clip_norm: float | None = None
     groups: tuple[Group, ...] = ()
+    precision: Literal["bf16"] | None = None
     teacher_train_mode: bool = False
     smallest_batch: int = 1
     sampler: str | None = None
@@ -125,6 +127,16 @@ class LocalTraining:
                 f"{len(labels)} samples; got {rows.dtype} of shape {rows.shape}"
             )
         return rows.astype(np.int64)
+
+    def bf16_on(self, device: torch.device) -> Literal["computed", "emulated"] | None:
+        """Say whether a processor has instructions for bfloat16, or is slower by it; None: it is not used."""
+        if self.precision is None:
+            return None
+        if device.type == "cuda":
+            able = torch.cuda.is_bf16_supported(including_emulation=False)
+        else:
+            able = any(held for name, held in torch.cpu.get_capabilities().items() if "bf16" in name)
+        return "computed" if able else "emulated"
 
     def samples_of_epoch(self, samples: int) -> int:
         """Count the samples that a client trains on in an epoch: all, less a last batch below `smallest_batch`."""

@@ -360,6 +360,11 @@ def _check(config: Config) -> None:
             "engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
             f"{engine.backend!r})"
         )
+    if training.precision is not None and engine.backend == "cohort":
+        raise ConfigError(
+            "training.precision: the backend 'cohort' computes in float32 only; set engine.backend to 'sequential' or "
+            "'processes', or leave it out"
+        )
     for asking, by_validation in (
         ("tune.key", tune is not None),
         ("evaluation.patience", config.evaluation.patience > 0),

@@ -336,8 +336,9 @@ class TrainingLoop:
 def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
     """Describe a run's backend for its summary.
 
-    Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.rules`);
-    for a cohort how many clients are `stacked`, or why they are `not_mapped`; under torchrun the number of `ranks`.
+    Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.rules`),
+    or how it computes in `bf16`; for a cohort how many clients are `stacked`, or why they are `not_mapped`; under
+    torchrun the number of `ranks`.
     """
     backend: Any = getattr(runner, "backend", None)
     notes: dict[str, Any] = {}
@@ -346,6 +347,8 @@ def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
     notes["name"] = getattr(backend, "name", type(backend).__name__.lower())
     if isinstance(backend, engine.SequentialBackend | engine.ProcessBackend):
         notes["network"] = dict(backend.model.network.rules)
+        if (bf16 := backend.work.training.bf16_on(backend.model.vector.device)) is not None:
+            notes["network"] = {"bf16": bf16}
     elif isinstance(backend, CohortBackend):
         stacked = {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
         notes |= stacked

@@ -180,6 +180,9 @@ class TrainingSection(Section):
     groups: Annotated[list[GroupSection], Field(min_length=1)] | None = None
     """Parameters with a learning rate or weight decay of their own: tables with `match`, a pattern of names such as
     "head.*", and `lr`, `weight_decay` or both. The first that matches a name counts."""
+    precision: Literal["bf16"] | None = None
+    """"bf16": networks compute their gradients in bfloat16, by autocast (losses, parameters and steps stay float32);
+    faster where the processor has instructions for it, and slower where not; without it: float32."""
     teacher_train_mode: bool = False
     """The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself."""
     class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0.0)]] | None = None

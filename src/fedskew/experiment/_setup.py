@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from fedskew.data import Dataset, take
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError, BackendWarning, ConfigError
 from fedskew.executors import cores
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
@@ -283,6 +284,13 @@ def _backend(
 ) -> engine.Backend:
     """Return the backend for cohorts of so many clients, on the model's device; under `torchrun`, over all ranks."""
     section = config.engine
+    if work.training.bf16_on(model.vector.device) == "emulated":
+        warnings.warn(
+            "training.precision: this processor has no instructions for bf16 and emulates them, so that training is "
+            "slower than without; leave it out, or train where there are some",
+            BackendWarning,
+            stacklevel=2,
+        )
     local: engine.Backend = engine.SequentialBackend(model, work, observe)
     here = -(-clients // torchrun.ranks())
     if section.backend == "cohort" or (section.backend == "auto" and CohortBackend.is_faster(model, work, here)):

@@ -30,12 +30,14 @@ class Faster(nn.Module):
 
     Attributes:
         rules: In training, `chain`, the number of its stages, or `as_written`, why it is none; empty before.
+        bf16: Whether layers compute in bfloat16 in training, by autocast; what they return is float32 again.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
         self.rules: Mapping[str, int | str] = {}
+        self.bf16 = False
         self._layers, self._still = list(module.modules()), still_layers(module)
         self._featured = (with_features(module),)  # in a tuple, as it is no layer of its own
         self._graphs: dict[tuple[bool, ...], fx.GraphModule | UnreadableError] = {}
@@ -63,13 +65,17 @@ class Faster(nn.Module):
 
     def outputs(self, x: Tensor) -> Outputs:
         """Return features and logits of a batch, without a gradient if the network is a chain."""
+        if self.bf16 and self.training:
+            with torch.autocast(x.device.type, torch.bfloat16):
+                computed: Outputs = self._featured[0](x)
+            return Outputs(*(part.float() for part in computed))
         chain = self.chain(x)
         outputs: Outputs = self._featured[0](x) if chain is None else chain.outputs(x)
         return outputs
 
     def chain(self, x: Tensor) -> Chain | None:
         """Return the chain that computes such a batch; None where the network is computed as it was written."""
-        if not self._is_plain:
+        if not self._is_plain or (self.bf16 and self.training):
             return None
         key = x.shape[1:], *self._modes()
         if key not in self._chains:

@@ -127,7 +127,7 @@ class CohortBackend(Backend):
         Args:
             model: The network, on the device that trains.
         """
-        if clients < 2 or not _is_ours(model, work):
+        if clients < 2 or work.training.precision is not None or not _is_ours(model, work):
             return False
         parameters = len(model.vector)
         if model.vector.device.type != "cpu":
