@@ -361,10 +361,7 @@ def _check(config: Config) -> None:
             f"{engine.backend!r})"
         )
     if training.precision is not None and engine.backend == "cohort":
-        raise ConfigError(
-            "training.precision: the backend 'cohort' computes in float32 only; set engine.backend to 'sequential' or "
-            "'processes', or leave it out"
-        )
+        raise ConfigError("training.precision: the backend 'cohort' computes in float32 only; take 'sequential'")
     for asking, by_validation in (
         ("tune.key", tune is not None),
         ("evaluation.patience", config.evaluation.patience > 0),

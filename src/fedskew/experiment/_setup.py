@@ -285,12 +285,8 @@ def _backend(
     """Return the backend for cohorts of so many clients, on the model's device; under `torchrun`, over all ranks."""
     section = config.engine
     if work.training.bf16_on(model.vector.device) == "emulated":
-        warnings.warn(
-            "training.precision: this processor has no instructions for bf16 and emulates them, so that training is "
-            "slower than without; leave it out, or train where there are some",
-            BackendWarning,
-            stacklevel=2,
-        )
+        said = "training.precision: this processor has no instructions for bf16; training is slower than without it"
+        warnings.warn(said, BackendWarning, stacklevel=2)
     local: engine.Backend = engine.SequentialBackend(model, work, observe)
     here = -(-clients // torchrun.ranks())
     if section.backend == "cohort" or (section.backend == "auto" and CohortBackend.is_faster(model, work, here)):
