@@ -236,3 +236,12 @@ def test_what_only_looks_at_label_counts_does_not_import_pytorch(tmp_path, words
         [sys.executable, "-c", code, words[0], "counts.csv", *words[1:]], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_raw_findings_are_counted_and_a_note_says_of_how_many_samples(command, tmp_path):
+    (tmp_path / "chests.csv").write_text("client,Edema,Hernia\nA,1,1\nB,0,0\nB,0,1\n")
+    done = command("counts", "chests.csv", "--label", "Edema,Hernia")
+    assert done.stdout == "client,Edema,Hernia\nA,1,1\nB,0,1\n"
+    assert "counts of labels, of 3 samples." in done.stderr
+    refused = command("counts", "@digits", "--label", "Edema", status=2)
+    assert "--label: is for tables" in refused.stderr

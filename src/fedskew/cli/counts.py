@@ -123,9 +123,8 @@ def counts(
     table = found.counts
     table.to_csv(out or sys.stdout, form)
     if not np.array_equal(table.sizes, table.counts.sum(axis=1)):
-        said = (
-            f"A sample may have several labels, or none: counts of labels, of {counted(table.sizes.sum(), 'sample')}."
-        )
+        samples = counted(int(table.sizes.sum()), "sample")
+        said = f"A sample may have several labels, or none: these are counts of labels, of {samples}."
         Console(highlight=False, stderr=True).note(said)
 
 
