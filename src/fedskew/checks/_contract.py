@@ -427,7 +427,11 @@ def _by_optimizer(component: Any, sized: _Sized) -> None:
     if settings.adam is None:
         return
     one, other = (_two_steps(component, start, own, sized) for own in (plain, settings))
-    if torch.allclose(one, other):
+    first = checked_carried(component, component.init(settings))
+    stepped = component.step(start, _gradient, first, settings, **_seen(component, "step", sized))
+    carried = checked_step(component, stepped, start)[1]
+    # A step that goes by signs is the same where these don't change, but what Adam carries is another.
+    if torch.allclose(one, other) and all(torch.equal(carried[name], values) for name, values in first.items()):
         raise ComponentError(
             f"step() does the same with {said} and with SGD; step by SGD().step(...), or refuse it: "
             'refuses = {"training.adapts_rates": "why; what to do instead"}'
