@@ -83,7 +83,8 @@ def pretrain(folder: Path, root: str) -> None:
         out=folder / "run",
         resume=True,
     )
-    body = {name: values for name, values in result.model.state_dict().items() if not name.startswith("head.")}
+    whole = result.model.state_dict()
+    body = {name: values.contiguous() for name, values in whole.items() if not name.startswith("head.")}
     save_file(body, folder / "body.safetensors")
     print(result.summary["final"]["accuracy"])
 

@@ -1,6 +1,7 @@
 """Runs behind a frozen body: the same as without kept features, whatever trains, and off where it may not be."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedskew
+from fedskew.data import load
 
 PARTITION = {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.5, "min_size": 4}
 
@@ -47,7 +49,7 @@ def train(folder: Path, keep: bool, *, network: nn.Module | None = None, **more)
         "training": {"rounds": 2, "participation": 0.5, "epochs": 1, "batch_size": 16, "lr": 0.1},
     }
     for name, keys in more.items():
-        sections[name] = keys if name not in sections or isinstance(keys, str) else {**sections[name], **keys}
+        sections[name] = {**sections[name], **keys} if name in sections and isinstance(keys, dict) else keys
     sections["engine"] = {"backend": "sequential", "keep_features": keep, **sections.get("engine", {})}
     return fedskew.simulate(**sections, out=folder / f"{keep}-{sections['engine']['backend']}")
 
@@ -108,6 +110,12 @@ def test_processes_have_the_same_bits(trained) -> None:
 def test_where_it_may_not_be_the_notes_say_why(more, reason: str, trained, notes) -> None:
     trained(True, **more)
     assert reason in notes(True)
+
+
+def test_features_of_normalised_samples_are_in_no_units(trained, notes) -> None:
+    raw = load("digits")
+    trained(True, data=replace(raw, mean=(0.3,), std=(0.2,)))
+    assert "are computed once" in notes(True)
 
 
 def test_behind_dropout_features_are_those_before_it(trained, notes) -> None:

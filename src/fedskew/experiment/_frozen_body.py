@@ -52,6 +52,8 @@ def behind_body(config: Config, method: Method, task: Task, module: nn.Module, s
         dataset,
         inputs=Features(dataset.inputs.to(device), body, [rows for rows in groups if len(rows)]),
         test_inputs=Features(dataset.test_inputs.to(device), body, []),
+        mean=(),
+        std=(),
     )
     if unlabelled is not None:
         unlabelled = Features(unlabelled.to(device), body, [])
