@@ -123,8 +123,9 @@ def federate(way: str, lr: float, seed: int, validation: float, body: Path, root
     summary = result.summary
     final = summary["finished"]["evaluation"] if one_pass else summary["final"]
     sent = summary["finished"]["bytes_up"] if one_pass else sum(one["bytes_up"] for one in result.rounds)
-    validated = summary.get("validation", {}).get("accuracy", 0.0)
-    return {"accuracy": final["accuracy"], "validation": validated, "mb_up": sent / 1e6, "seconds": round(seconds, 1)}
+    validated = result.rounds[-1]["validation"]
+    judged = 0.0 if validated is None else validated["accuracy"]
+    return {"accuracy": final["accuracy"], "validation": judged, "mb_up": sent / 1e6, "seconds": round(seconds, 1)}
 
 
 def known(results: Path) -> dict[Key, dict[str, float]]:

@@ -156,7 +156,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
     [
         ([], "FILES: give images, a folder of them, an .npz or CSV file; or --export onnx"),
         (["images", "--out", "x.pt"], "--out: says where --export writes"),
-        (["--export", "tflite"], "--export: can't export as 'tflite' (known: onnx, torchscript)"),
+        (["--export", "tflite"], "--export: can't export as 'tflite' (known: onnx, torchscript, weights, adapters)"),
         (["images", "--seed", "7"], "has no seed 7; its seeds: 0"),
         (["images", "--best"], "no validation samples were held out"),
         (["nowhere.png"], "nowhere.png: there is no such file or folder"),

@@ -111,7 +111,8 @@ def test_clipping_and_parameters_of_their_own_are_torch_s(adam, grouped):
         optimiser.step()
     assert 0 < clipped < STEPS
     settings = StepSettings(START, 0.03, 0.0 if adam else 0.9, 0.1, adam=adam, clip_norm=limit)
-    settings = settings._replace(rates=RATES, decays=DECAYS) if grouped else settings
+    own = {"rates": RATES, "decays": DECAYS, "spans": tuple((at, at + 1) for at in range(37))}
+    settings = settings._replace(**own) if grouped else settings
     expected, (pure, _) = torch.cat(parts).detach(), ours(SGD(), settings)
     torch.testing.assert_close(pure, expected, rtol=1e-6, atol=2e-6)
     stacked, carried = torch.stack([START, START]), SGD().init(settings)

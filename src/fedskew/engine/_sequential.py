@@ -155,8 +155,7 @@ class SequentialBackend(Backend):
             sent = sent._replace(model=private.start(common, state))
             state |= private.steps(self.work.training.batches_of_epoch(len(samples.rows)))
         counts = torch.as_tensor(samples.counts, dtype=common.parameters.dtype, device=device)
-        rates, decays = self._of_parameters
-        settings = self.work.settings(round, sent, state)._replace(rates=rates, decays=decays)
+        settings = self.work.settings(round, sent, state)._replace(**self._of_parameters)
         context = Context(counts, broadcast=sent.broadcast)
         return ClientSetup(round, task, sent, common, state, samples, settings, context)
 

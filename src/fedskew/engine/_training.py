@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -159,10 +159,10 @@ class LocalTraining:
             start, self.lr_of(round), self.momentum, self.weight_decay, adam=self.adam, clip_norm=self.clip_norm
         )
 
-    def of_parameters(self, model: FlatModel) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Return factors of the learning rate and weight decays, `(parameters,)`; None where all are alike."""
+    def of_parameters(self, model: FlatModel) -> dict[str, Any]:
+        """Return the fields of `StepSettings` for parameters of their own rate or decay; none where all are alike."""
         if not self.groups:
-            return None, None
+            return {}
         made = torch.ones_like(model.vector), torch.full_like(model.vector, self.weight_decay)
         rates, decays = map(model.views, made)
         for name, at in self._group_of_name(model.names).items():
@@ -171,7 +171,10 @@ class LocalTraining:
                 rates[name].fill_(lr / self.lr)
             if decay is not None:
                 decays[name].fill_(decay)
-        return made
+        both = torch.stack(made)
+        ends = [*(torch.nonzero((both[:, 1:] != both[:, :-1]).any(0))[:, 0] + 1).tolist(), both.shape[1]]
+        spans = tuple(zip([0, *ends], ends, strict=False))
+        return {"rates": made[0], "decays": made[1], "spans": spans}
 
     def check_groups(self, names: Sequence[str]) -> None:
         """Raise ArgumentError for a group that none of these names of parameters belongs to."""

@@ -152,7 +152,7 @@ class TrainingSection(Section):
     lr: Positive = 0.01
     """Learning rate of the first round."""
     lr_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Factor of the learning rate from round to round; with `schedule = "step"` every `decay_every` rounds."""
+    """Factor of the learning rate from round to round; with the schedule "step" every `decay_every` rounds."""
     schedule: Literal["cosine", "step", "linear"] | None = None
     """How the learning rate goes down over the rounds: from `lr` to `final_lr` by half a cosine or a straight line, or
     in steps; without it: by `lr_decay`."""

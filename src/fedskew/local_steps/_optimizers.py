@@ -87,26 +87,35 @@ def _by_adam(
 
 def descend_in_place(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> None:
     """Take the same step in one pass over memory; of clients that train together, `(clients, parameters)`."""
-    if settings.rates is not None:
-        moved, following = descend(parameters, direction, carried, settings)
-        parameters.copy_(moved)
-        for name, part in following.items():
-            carried[name].copy_(part)
+    direction, lr, decay = _clipped(direction, settings), float(settings.lr), settings.weight_decay
+    if STEPS in carried:
+        carried[STEPS].add_(1)
+    if settings.rates is None or settings.decays is None:
+        _move(parameters, direction, carried, settings, lr, decay)
         return
-    direction, lr = _clipped(direction, settings), float(settings.lr)
+    for start, stop in settings.spans:
+        part = {name: one if name == STEPS else one[..., start:stop] for name, one in carried.items()}
+        own = lr * float(settings.rates[start]), float(settings.decays[start])
+        _move(parameters[..., start:stop], direction[..., start:stop], part, settings, *own)
+
+
+def _move(
+    parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings, lr: float, decay: float
+) -> None:
+    """Take a step in place, of parameters that have one rate and decay."""
     if settings.adam is None:
-        buffers = [carried["momentum"]] if settings.momentum else []
+        vectors = (parameters, direction, *([carried["momentum"]] if settings.momentum else []))
+        ours, theirs, *kept = ([one] if parameters.is_contiguous() else list(one.unbind()) for one in vectors)
         torch._fused_sgd_(
-            [parameters], [direction], buffers, weight_decay=settings.weight_decay, momentum=settings.momentum,
+            ours, theirs, kept[0] if kept else [], weight_decay=decay, momentum=settings.momentum,
             lr=lr, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
         )  # fmt: skip
         return
-    carried[STEPS].add_(1)
     vectors = (parameters, direction, carried[MEAN], carried[SQUARE])
-    ours, theirs, means, squares = (list(part.view(-1, part.shape[-1]).unbind()) for part in vectors)
+    ours, theirs, means, squares = (list(part.reshape(-1, part.shape[-1]).unbind()) for part in vectors)
     update = torch._fused_adamw_ if settings.adam.decoupled else torch._fused_adam_
     update(
         ours, theirs, means, squares, [], list(carried[STEPS].view(-1).unbind()), lr=lr, beta1=settings.adam.betas[0],
-        beta2=settings.adam.betas[1], weight_decay=settings.weight_decay, eps=settings.adam.eps,
+        beta2=settings.adam.betas[1], weight_decay=decay, eps=settings.adam.eps,
         amsgrad=False, maximize=False,
     )  # fmt: skip

@@ -44,6 +44,7 @@ class StepSettings(NamedTuple):
         clip_norm: Longer gradients are scaled down to this norm before the optimiser gets them; None: they are not.
         rates: Factors of the learning rate, where parameters have their own, `(parameters,)`; None: all are alike.
         decays: In place of `weight_decay`, where there are `rates`, `(parameters,)`.
+        spans: Where parameters of one rate and decay begin and end.
     """
 
     start: Tensor
@@ -56,6 +57,7 @@ class StepSettings(NamedTuple):
     clip_norm: float | None = None
     rates: Tensor | None = None
     decays: Tensor | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class LocalStep(Protocol):
