@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedskew.data._dataset import Inputs
 
-_ROWS = 256
+_ROWS = 64
 """Samples that pass the body at a time."""
 
 
@@ -30,7 +30,7 @@ class Features:
         inputs: The samples.
         body: The network's frozen part; it is moved to no other device.
         groups: The rows of every group, such as a client's; the last one with a row has it. The samples of none are
-            groups of 256, in their order.
+            groups of 64, in their order.
     """
 
     def __init__(self, inputs: Inputs, body: nn.Module, groups: Sequence[NDArray[np.int64]]) -> None:

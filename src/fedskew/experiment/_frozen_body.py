@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fedskew.data.features import Features
@@ -13,6 +14,7 @@ from fedskew.errors import in_one_line
 from fedskew.experiment._config import Config
 from fedskew.experiment._task import Task
 from fedskew.methods import Method
+from fedskew.models import Faster
 from fedskew.models.body import cut
 
 _MOST_BYTES = 1 << 32
@@ -40,6 +42,8 @@ def behind_body(config: Config, method: Method, task: Task, module: nn.Module, s
             return Training(module, task, kept + reason)
     try:
         body, rest = cut(module, samples)
+        if not Faster(body).takes_views():
+            body = body.to(memory_format=torch.channels_last)  # half the time of its convolutions on CPUs
         shape = tuple(body(samples).shape[1:])
     except Exception as error:  # whatever a network of the user's raises where it is computed in parts
         return Training(module, task, kept + in_one_line(error))
