@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import findings
-from fedskew.data import Dataset, Inputs, Profile, TableSchema
+from fedskew.data import Dataset, Inputs, Profile, TableSchema, in_own_units
 from fedskew.deploy._folder import write_images
 from fedskew.errors import ConfigError
 from fedskew.files import write_text
@@ -59,8 +59,7 @@ def _lines(
     rows: NDArray[np.int64],
 ) -> list[list[Any]]:
     chosen = torch.from_numpy(np.asarray(rows))
-    mean, std = (torch.tensor(values, dtype=torch.float64) for values in (dataset.mean, dataset.std))
-    columns = Profile.columns(inputs.index_select(0, chosen).double() * std + mean, schema)
+    columns = Profile.columns(in_own_units(inputs.index_select(0, chosen), dataset.mean, dataset.std), schema)
     cells = {name: _cells(schema, name, values) for name, values in columns.items()}
     each = zip(*cells.values(), *_labels(dataset, targets[chosen], separator), strict=True)
     return [[*cells, *schema.labelled], *map(list, each)]

@@ -86,7 +86,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     )
     clients = engine.ClientStates(None if folder is None else folder / "checkpoint" / "clients")
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
-    runner, untrained, model, sites = _make_runner(config, seed, task, trained, clients, observe, folder, validation)
+    runner, untrained, model, sites = _make_runner(
+        config, seed, method, task, trained, clients, observe, folder, validation
+    )
     if refuses_one(model.module, dataset.inputs.index_select(0, torch.tensor([0]))):
         check_batches(config, task.client_names, task.sizes)
     if config.evaluation.measure == "target_accuracy" and task.target is None:
@@ -155,6 +157,7 @@ def choose_device(name: str) -> torch.device:
 def _make_runner(
     config: Config,
     seed: int,
+    method: Method,
     task: Task,
     model: FlatModel,
     clients: engine.ClientStates,
@@ -164,7 +167,6 @@ def _make_runner(
 ) -> tuple[engine.RoundRunner, ModelState, FlatModel, SiteModels | None]:
     """Return the runner of a method's rounds, the untrained model, the network for evaluated models, and own models."""
     training, dataset = config.training, task.dataset
-    method = make_method(config, dataset)
     device, some = model.vector.device, _some(dataset)
     model.network.train().chain(some.to(device))  # what is done to the network stands in the run's record
     samples = engine.PartitionedData(

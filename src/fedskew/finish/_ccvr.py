@@ -32,8 +32,8 @@ from torch.nn.functional import cross_entropy
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._moments import ForTarget, class_shares, refused_products, refused_sums, sums_by_class
-from fedskew.finish._protocol import Ask, Finished, FloatArray, Head, Known, Observed
+from fedskew.finish._moments import ClassSums, class_shares, refused_products, sums_by_class
+from fedskew.finish._protocol import Ask, Finished, Head, Known, Observed
 from fedskew.labels import NEVER
 from fedskew.parameters import Count, NonNegative, Switch, component
 
@@ -51,7 +51,7 @@ STEPS = 200
 
 
 @component
-class CCVR(ForTarget):
+class CCVR(ClassSums):
     """The last layer trained on features that are drawn from one Gaussian per class.
 
     Attributes:
@@ -84,18 +84,14 @@ class CCVR(ForTarget):
             products[label] = own.T @ own
         return {**found, "products": products}
 
-    def refuse(
-        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
+    def refuse_products(
+        self, question: Mapping[str, Tensor], sizes: Tensor, means: Tensor, products: Tensor
     ) -> str | None:
-        """See `Finish.refuse`."""
-        answer = {name: values.double() for name, values in answer.items()}
-        if (reason := refused_sums(answer, samples)) is not None:
-            return reason
-        held = answer["sizes"] > 0
-        if answer["products"][~held].any():
+        """See `ClassSums.refuse_products`."""
+        held = sizes > 0
+        if products[~held].any():
             return "it has sums for classes of which it has no samples"
-        means = answer["sums"][held] / answer["sizes"][held, None]
-        return refused_products(answer["products"][held], means[:, None], answer["sizes"][held, None])
+        return refused_products(products[held], means[held][:, None], sizes[held, None])
 
     def finish(self, head: Head, ask: Ask, known: Known) -> Finished:
         """Draw features and train the layer; see `Finish.finish`."""

@@ -25,17 +25,6 @@ def sums_by_class(observed: Observed) -> dict[str, Tensor]:
     return {"sizes": torch.bincount(observed.targets, minlength=classes).double(), "sums": sums}
 
 
-def refused_sums(answer: Mapping[str, Tensor], samples: FloatArray | None) -> str | None:
-    """Return why sizes and sums of a site can't be true; None if nothing is wrong."""
-    if (reason := not_counts(answer["sizes"], samples)) is not None:
-        return f"its sizes {reason}"
-    if max(float(answer[name].abs().max()) for name in ("sums", "products")) > LARGEST:
-        return f"a number is above {LARGEST:g}"
-    if answer["sums"][answer["sizes"] == 0].any():
-        return "it has sums for classes of which it has no samples"
-    return None
-
-
 def refused_products(products: Tensor, means: Tensor, weights: Tensor) -> str | None:
     """Return why products, `(..., dim, dim)`, can't be those of samples around means, `(..., k, dim)`; None if so.
 
@@ -57,8 +46,8 @@ def class_shares(sizes: Tensor, mix: FloatArray | None) -> Tensor:
     return shares / shares.sum()
 
 
-class ForTarget(Finish):
-    """Base of finishes that can go by the target's label mix in place of the clients'.
+class ClassSums(Finish):
+    """Base of finishes that ask for `sums_by_class` and products, and can go by the target's label mix.
 
     Attributes:
         target: Whether they do (needs `[target] mix`).
@@ -78,8 +67,27 @@ class ForTarget(Finish):
         unsure = "no estimate is sure enough, so the target's label mix is not used"
         return mix, {"mix": unsure if mix is None else mix.tolist()} if self.target else {}
 
+    def refuse(
+        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
+    ) -> str | None:
+        """See `Finish.refuse`."""
+        sizes, sums, products = (answer[name].double() for name in ("sizes", "sums", "products"))
+        if (reason := not_counts(sizes, samples)) is not None:
+            return f"its sizes {reason}"
+        if max(float(part.abs().max()) for part in (sums, products)) > LARGEST:
+            return f"a number is above {LARGEST:g}"
+        if sums[sizes == 0].any():
+            return "it has sums for classes of which it has no samples"
+        return self.refuse_products(question, sizes, sums / sizes.clamp(min=1)[:, None], products)
 
-class PooledMoments(ForTarget):
+    def refuse_products(
+        self, question: Mapping[str, Tensor], sizes: Tensor, means: Tensor, products: Tensor
+    ) -> str | None:
+        """Return why samples of these sizes and means by class can't have such products; None if they can."""
+        raise NotImplementedError
+
+
+class PooledMoments(ClassSums):
     """Base of finishes that ask for sums by class, and for one sum of products of all classes, `(dim, dim)`.
 
     A question may hold `weights`, `(classes,)`, by which samples count in the products.
@@ -96,13 +104,9 @@ class PooledMoments(ForTarget):
         scaled = features * weights.to(features.device)[observed.targets, None]
         return {**found, "products": features.T @ scaled}
 
-    def refuse(
-        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
+    def refuse_products(
+        self, question: Mapping[str, Tensor], sizes: Tensor, means: Tensor, products: Tensor
     ) -> str | None:
-        """See `Finish.refuse`."""
-        answer = {name: values.double() for name, values in answer.items()}
-        if (reason := refused_sums(answer, samples)) is not None:
-            return reason
-        sizes, weights = answer["sizes"], question.get("weights", torch.ones_like(answer["sizes"])).double()
-        means = answer["sums"] / sizes.clamp(min=1)[:, None]
-        return refused_products(answer["products"], means, weights * sizes)
+        """See `ClassSums.refuse_products`."""
+        weights = question.get("weights", torch.ones_like(sizes)).double()
+        return refused_products(products, means, weights * sizes)
