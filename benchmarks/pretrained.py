@@ -96,7 +96,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "LoRA": {"adapters": {"kind": "lora", "rank": 8, "targets": ["blocks.4", "blocks.8", "blocks.12"]}},
     "all": {},
 }
-RATES = (0.01, 0.03, 0.1)
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 
 
 def federate(way: str, lr: float, seed: int, validation: float, body: Path, root: str) -> dict[str, float]:
@@ -147,7 +147,7 @@ def extend(results: Path, keys: Iterable[Key], validation: float, body: Path, ro
 def best_rate(way: str, results: Path) -> float:
     """Return the rate that was best on validation samples."""
     if way == "gaussian":
-        return RATES[0]  # of which nothing depends
+        return RATES[2]  # of which nothing depends
     tuned = {
         lr: one["validation"] for (name, lr, seed), one in known(results).items() if seed == TUNING and name == way
     }
