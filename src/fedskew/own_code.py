@@ -117,7 +117,7 @@ def is_run(config: Path) -> bool:
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
     """Import from a folder first while the block runs; what was imported from it is forgotten afterwards."""
-    place, wrote = str(folder), sys.dont_write_bytecode
+    place, wrote = os.path.abspath(folder), sys.dont_write_bytecode
     sys.path.insert(0, place)
     sys.dont_write_bytecode = True
     try:
@@ -126,8 +126,7 @@ def importable(folder: Path) -> Iterator[None]:
         sys.dont_write_bytecode = wrote
         sys.path[:] = [path for path in sys.path if path != place]
         for name, module in sys.modules.copy().items():  # in one step: a collection may import in the midst of a list
-            file = getattr(module, "__file__", None)
-            if file is not None and _is_in(Path(file), {folder}):
+            if (getattr(module, "__file__", None) or "").startswith(place + os.sep):
                 del sys.modules[name]
 
 
