@@ -45,7 +45,7 @@ BOUND: Mapping[Item, Item] = {
 """Components that go with one of another slot alone, which therefore comes with them."""
 
 ALIKE = {"fedadagrad": "plain", "fedadam": "plain", "fedyogi": "plain", "feddisco": "fedla", "fedcbs": "fedentopt"}
-ALIKE |= {"gaussian": "ccvr", "ridge": "ccvr"}
+ALIKE |= {"gaussian": "ccvr", "ridge": "ccvr", "fedcof": "ccvr"}
 """Components that the whole product leaves out, as they declare what another one of their slot does."""
 
 NAMED_TERMS: tuple[tuple[str, ...], ...] = (

@@ -11,7 +11,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 
 from fedskew.errors import ArgumentError
-from fedskew.finish import CCVR, Adapt, GaussianHead, Head, Known, Observed, RidgeHead
+from fedskew.finish import CCVR, Adapt, FedCOF, GaussianHead, Head, Known, Observed, RidgeHead
 from fedskew.labels import EDGES, NEVER, adapt, calibrate, estimate_mix, outcome_cells, outcome_table
 
 ALL = frozenset({"training", "held_out", "target"})
@@ -25,7 +25,7 @@ def asking(component, holders):
     """Ask holders, by source, as the engine does: their answers added up."""
 
     def ask(source, **question):
-        answers = [component.statistics(question, one) for one in holders[source]]
+        answers = [component.summand(question, component.statistics(question, one)) for one in holders[source]]
         return {name: sum(answer[name].double() for answer in answers) for name in answers[0]}
 
     return ask
@@ -297,3 +297,69 @@ def test_products_that_no_samples_have_are_refused(clouds):
     assert "no samples have" in component.refuse({}, answer | {"products": 0.5 * answer["products"]}, counts)
     assert "as many samples" in component.refuse({}, answer, counts[::-1].copy())
     assert "has no samples" in component.refuse({}, answer | {"sums": answer["sums"] + 1}, counts)
+
+
+# ---- FedCOF
+
+
+def spread_over(clients, seed=0, each=40, root=None):
+    """Clients' samples of three classes, all of one covariance; the last class is held by the last client alone."""
+    rng = np.random.default_rng(seed)
+    centres = np.array([[3.0, 0.0, 1.0, 0.0], [0.0, 2.0, 0.0, 1.0], [1.0, 1.0, 4.0, 0.0]])
+    root = np.diag([1.0, 0.5, 2.0, 1.0]) if root is None else root
+    held = [rng.choice(3 if client == clients - 1 else 2, each) for client in range(clients)]
+    return [(centres[targets] + rng.normal(size=(each, 4)) @ root, targets) for targets in held]
+
+
+def observed(held):
+    return [Observed(torch.tensor(own), torch.zeros(len(own), 3), torch.tensor(targets)) for own, targets in held]
+
+
+@pytest.mark.parametrize("mix", [None, [0.2, 0.3, 0.5]])
+@pytest.mark.parametrize("shrinkage", [0.0, 1.0])
+def test_fedcofs_layer_is_that_of_its_formulas_client_by_client(shrinkage, mix):
+    held = spread_over(5)
+    asked = asking(FedCOF(), {"training": observed(held)})
+    head = FedCOF(shrinkage, mix is not None).finish(new_head(3, 4), asked, known(mix)).head
+    sizes = np.array([[np.sum(targets == label) for label in range(3)] for _, targets in held])
+    total = sizes.sum(axis=0)
+    shares = total / total.sum() if mix is None else np.array(mix)
+    gram, means = np.zeros((4, 4)), []
+    for label in range(3):
+        own = [features[targets == label] for features, targets in held if (targets == label).any()]
+        mean = np.concatenate(own).mean(axis=0)
+        covariance = sum(len(one) * np.outer(one.mean(0) - mean, one.mean(0) - mean) for one in own)
+        covariance = covariance / max(len(own) - 1, 1) + shrinkage * np.eye(4)
+        gram += shares[label] * (total[label] - 1) / total[label] * covariance
+        means.append(mean)
+    centre = shares @ np.array(means)
+    rows = np.linalg.solve(gram + np.outer(centre, centre), np.array(means).T).T
+    np.testing.assert_allclose(head.weight.numpy(), rows / np.linalg.norm(rows, axis=1, keepdims=True), atol=1e-9)
+    assert not head.bias.any()
+
+
+def test_fedcofs_covariance_is_that_of_the_samples_on_average_and_0_where_one_client_holds_a_class():
+    root = np.array([[1.0, 0.3, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 2.0, 0.4], [0.0, 0.0, 0.0, 1.0]])
+    found = []
+    for seed in range(200):
+        sums = asking(FedCOF(), {"training": observed(spread_over(8, seed, 20, root))})("training")
+        means = sums["sums"] / sums["sizes"][:, None]
+        scatter = sums["products"] - sums["sizes"][:, None, None] * means[:, :, None] * means[:, None]
+        assert scatter[2].abs().max() < 1e-9
+        found.append((scatter[:2] / (sums["holders"][:2, None, None] - 1)).numpy())
+    np.testing.assert_allclose(np.mean(found, axis=(0, 1)), root.T @ root, atol=0.25)
+
+
+def test_fedcof_sends_means_alone_and_refuses_sums_of_no_samples():
+    held = observed(spread_over(2))[0]
+    answer = FedCOF().statistics({}, held)
+    assert {name: tuple(part.shape) for name, part in answer.items()} == {"sizes": (3,), "sums": (3, 4)}
+    assert FedCOF().refuse({}, answer, answer["sizes"].numpy()) is None
+    assert "sums for classes" in FedCOF().refuse({}, {**answer, "sums": answer["sums"] + 1}, None)
+    nobody = {
+        name: part * torch.tensor([1.0, 0.0, 0.0]).reshape(-1, *[1] * (part.ndim - 1)) for name, part in answer.items()
+    }
+    head = FedCOF().finish(new_head(3, 4), lambda source: FedCOF().summand({}, nobody), known()).head
+    assert head.bias.tolist() == [0.0, NEVER, NEVER]
+    with pytest.raises(ArgumentError, match="fedcof needs 3 x 20000 x 20000 numbers"):
+        FedCOF().summand({}, {"sizes": torch.ones(3), "sums": torch.zeros(3, 20_000)})

@@ -511,7 +511,9 @@ def _finishes(component: Any) -> None:
 
         def ask(source: Source, held: list[Observed] = held, **question: Tensor) -> dict[str, Tensor]:
             seen = [one._replace(targets=None) for one in held[:1]] if source == "target" else held
-            return checked_sums(component, [component.statistics(question, one) for one in seen])
+            return checked_sums(
+                component, (component.summand(question, component.statistics(question, one)) for one in seen)
+            )
 
         sources: frozenset[Source] = frozenset({"training", "held_out", "target"})
         known = Known(sources, np.full(CLASSES, 1 / CLASSES), False, np.random.default_rng(0))

@@ -92,7 +92,9 @@ def finish_model(
         for given in answers(source, question):
             answered[-1].append(tensor_bytes(given))
             bytes_down += tensor_bytes(state._asdict()) + tensor_bytes(question)
-            yield given
+            with calling("finish", component, "summand"):
+                summand = component.summand(question, given)
+            yield summand
 
     def ask(source: Source, **question: Tensor) -> dict[str, Tensor]:
         if source not in known.sources:

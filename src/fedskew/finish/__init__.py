@@ -7,6 +7,7 @@ before it. The trained model is kept too, and both are evaluated.
 
 from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, Calibrate
 from fedskew.finish._ccvr import CCVR
+from fedskew.finish._fedcof import FedCOF
 from fedskew.finish._gaussian import GaussianHead
 from fedskew.finish._protocol import Finish, Finished, Head, Known, Observed, Source
 from fedskew.finish._ridge import RidgeHead
@@ -14,6 +15,7 @@ from fedskew.finish._ridge import RidgeHead
 INDEX: dict[str, type] = {
     "adapt": Adapt,
     "ccvr": CCVR,
+    "fedcof": FedCOF,
     "gaussian": GaussianHead,
     "ridge": RidgeHead,
 }

@@ -31,8 +31,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedskew.components import Cost
-from fedskew.errors import ArgumentError
-from fedskew.finish._moments import ClassSums, class_shares, refused_products, sums_by_class
+from fedskew.finish._moments import ClassSums, class_shares, refuse_many, refused_products, sums_by_class
 from fedskew.finish._protocol import Ask, Finished, Head, Known, Observed
 from fedskew.labels import NEVER
 from fedskew.parameters import Count, NonNegative, Switch, component
@@ -42,9 +41,6 @@ JITTER = 1e-6
 
 LEAST_SPREAD = 1e-3
 """Smallest standard deviation by which a feature is divided, as a share of the largest: some features never vary."""
-
-MOST_NUMBERS = 1 << 28
-"""Most numbers in a sum: 2 GiB."""
 
 STEPS = 200
 """Most iterations of L-BFGS."""
@@ -73,11 +69,7 @@ class CCVR(ClassSums):
         """Return numbers of samples, sums of features and of their products by class; see `Finish.statistics`."""
         features, found = observed.features.double(), sums_by_class(observed)
         classes, dim = found["sums"].shape
-        if classes * dim**2 > MOST_NUMBERS:
-            raise ArgumentError(
-                f"ccvr needs {classes} x {dim} x {dim} numbers of each client, more than {MOST_NUMBERS:,}; take a "
-                "network with fewer features, or the finish gaussian, which needs one covariance for all classes"
-            )
+        refuse_many("ccvr", classes, dim)
         products = features.new_zeros(classes, dim, dim)
         for label in range(classes):
             own = features[observed.targets == label]

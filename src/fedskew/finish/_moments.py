@@ -13,8 +13,20 @@ from fedskew.errors import ArgumentError
 from fedskew.finish._protocol import LARGEST, Finish, FloatArray, Known, Observed, not_counts
 from fedskew.parameters import Switch
 
+MOST_NUMBERS = 1 << 28
+"""Most numbers in a sum: 2 GiB."""
+
 ROUNDING = 1e-9
 """Tolerance for the checks of a site's products, as a share of their largest number."""
+
+
+def refuse_many(name: str, classes: int, dim: int) -> None:
+    """Raise ArgumentError where a covariance for each class takes too much memory."""
+    if classes * dim**2 > MOST_NUMBERS:
+        raise ArgumentError(
+            f"{name} needs {classes} x {dim} x {dim} numbers for each client, more than {MOST_NUMBERS:,}; take a "
+            "network with fewer features, or the finish gaussian, which needs one covariance for all classes"
+        )
 
 
 def sums_by_class(observed: Observed) -> dict[str, Tensor]:
@@ -71,14 +83,16 @@ class ClassSums(Finish):
         self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
     ) -> str | None:
         """See `Finish.refuse`."""
-        sizes, sums, products = (answer[name].double() for name in ("sizes", "sums", "products"))
+        sizes, sums, *products = (answer[name].double() for name in ("sizes", "sums", "products") if name in answer)
         if (reason := not_counts(sizes, samples)) is not None:
             return f"its sizes {reason}"
-        if max(float(part.abs().max()) for part in (sums, products)) > LARGEST:
+        if max(float(part.abs().max()) for part in (sums, *products)) > LARGEST:
             return f"a number is above {LARGEST:g}"
         if sums[sizes == 0].any():
             return "it has sums for classes of which it has no samples"
-        return self.refuse_products(question, sizes, sums / sizes.clamp(min=1)[:, None], products)
+        return (
+            self.refuse_products(question, sizes, sums / sizes.clamp(min=1)[:, None], *products) if products else None
+        )
 
     def refuse_products(
         self, question: Mapping[str, Tensor], sizes: Tensor, means: Tensor, products: Tensor

@@ -68,7 +68,7 @@ class Ask(Protocol):
     """Asks all holders of some samples for sums."""
 
     def __call__(self, source: Source, **question: Tensor) -> dict[str, Tensor]:
-        """Return `Finish.statistics` of every holder of such samples, added up in their order, as float64."""
+        """Return every holder's answer (`Finish.summand`), added up in their order, as float64."""
 
 
 _LACKS: Mapping[Source, str] = {
@@ -114,11 +114,15 @@ class Finish:
         return next((_LACKS[source] for source in sorted(self.asks - known.sources)), None)
 
     def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
-        """Answer what the server asks at one holder of at least one sample; only the sum over all holders is used.
+        """Answer what the server asks at one holder of at least one sample; only the sum of `summand` is used.
 
         The shapes of the tensors must not depend on the samples.
         """
         raise NotImplementedError
+
+    def summand(self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return what of one holder's answer is added up, which the server computes: the answer itself, as a rule."""
+        return answer
 
     def refuse(
         self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
