@@ -232,6 +232,7 @@ def test_a_good_component_is_tried_and_nothing_is_found(check):
         (IN_PLACE, "move() or share() writes to the model or to the updates"),
         (ZERO_STEP, "a gradient of 0, plain SGD: the parameters are NaN or infinite"),
         (OWN_SGD, "step() does the same with optimizer adamw and with SGD; step by SGD().step(...), or refuse it"),
+        (OWN_SGD, "step() does the same with training.clip_norm as without; let SGD().step(...) take the step"),
         (NEEDS_LIMIT, "limit: missing"),
         (BARE, "write @dataclass(frozen=True) above class Bare"),
         (WRONG_CALL, "Two.weigh(counts, sizes) is called as weigh(answered), after self"),

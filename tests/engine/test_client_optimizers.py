@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -175,6 +176,53 @@ def test_a_step_of_one_s_own_goes_by_it_or_is_refused():
     ours, theirs = (fedskew.simulate(TASK, method={"local_step": one}).model for one in (Doubled(), SGD()))
     for name, value in theirs.state_dict().items():  # Adam's steps don't depend on the gradient's scale
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-3)
+
+
+@dataclass(frozen=True)
+class InPlace(Doubled):
+    """One whose short cut knows no optimiser."""
+
+    def step_in_place(self, parameters, gradient, carried, settings):
+        parameters -= settings.lr * gradient(parameters)
+
+
+@dataclass(frozen=True)
+class Refusing(Plainly):
+    refuses: ClassVar[dict[str, str]] = {"training.clips_gradients": "it has no gradient; leave it out"}
+
+
+HEAD = {"match": "fc2.*"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"clip_norm": 5.0}, "training.clip_norm"),
+        ({"groups": [HEAD | {"lr": 0.1}]}, "the lr of training.groups"),
+        ({"groups": [HEAD | {"weight_decay": 0.1}]}, "the weight_decay of training.groups"),
+    ],
+)
+def test_a_step_of_one_s_own_that_ignores_a_setting_is_refused_in_a_line(options, said):
+    tree = task(3, rounds=1, width=8, lr=0.01, **options) | {"data": {"name": "digits", "rows": 100}}
+    for step, backend in ((Plainly(), "sequential"), (Plainly(), "cohort"), (InPlace(), "sequential")):
+        with pytest.raises(
+            ComponentError, match=rf"^local_step .* the same with {said} as without; let SGD\(\)\.step"
+        ) as seen:
+            fedskew.simulate(tree, method={"local_step": step}, engine={"backend": backend})
+        assert "\n" not in str(seen.value)
+    fedskew.simulate(tree, method={"local_step": Doubled()})
+
+
+def test_one_that_says_so_is_refused_before_it_trains():
+    with pytest.raises(ConfigError, match="Refusing doesn't go with training.optimizer: it has no gradient"):
+        fedskew.simulate(task(3, rounds=1, clip_norm=5.0), method={"local_step": Refusing()})
+
+
+def test_layers_that_take_turns_leave_it_to_the_step_inside():
+    own = {"local_step": Plainly(), "personal": {"name": "partial", "head_epochs": 1}}
+    tree = task(3, rounds=1, width=8, epochs=2, clip_norm=5.0) | {"data": {"name": "digits", "client_test": 0.2}}
+    with pytest.raises(ComponentError, match=r"training.clip_norm as without"):
+        fedskew.simulate(tree, method=own)
 
 
 def test_in_bf16_gradients_are_those_of_autocast_and_all_else_is_float32():

@@ -74,7 +74,6 @@ def notes(tmp_path):
         {"method": "moon"},
         {"method": "fedvls"},
         {"method": {"preset": "fedavg", "finish": "ccvr"}},
-        {"method": {"preset": "fedavg", "personal": "prior"}, "data": {"held_out": 0.2, "client_test": 0.2}},
         {
             "method": "fedpals",
             "data": {"held_out": 0.2, "validation": 0.2},
@@ -91,6 +90,20 @@ def test_a_run_is_the_same_but_for_rounding(more, trained, notes) -> None:
     for name, values in state(kept).items():
         torch.testing.assert_close(values, state(anew)[name], rtol=0, atol=2e-5, msg=name)
     assert [one["bytes_up"] for one in kept.rounds] == [one["bytes_up"] for one in anew.rounds]
+
+
+@pytest.mark.parametrize("personal", ["prior", "finetune", "ditto", "rod", "partial"])
+def test_personal_models_are_the_same_but_for_rounding(personal: str, trained, notes) -> None:
+    more = {"method": {"preset": "fedavg", "personal": personal}, "data": {"client_test": 0.3, "held_out": 0.1}}
+    kept, anew = trained(True, **more), trained(False, **more)
+    assert "are computed once at each client" in notes(True)
+    both = list(zip(kept.sites(), anew.sites(), strict=True))
+    assert {one["row"] for one, _ in both} == {"common", "personal"}
+    for one, other in both:
+        assert all(one[key] == other[key] for key in ("client", "row", "samples", "accuracy"))
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+    for name, values in state(kept).items():
+        torch.testing.assert_close(values, state(anew)[name], rtol=0, atol=2e-5, msg=name)
 
 
 def test_processes_have_the_same_bits(trained) -> None:

@@ -33,6 +33,7 @@ from fedskew.engine.contracts import (
     checked_trainings,
     checked_weights,
 )
+from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.engine.totals import summed
 from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
 from fedskew.experiment import Config, make_network
@@ -438,6 +439,12 @@ def _by_optimizer(component: Any, sized: _Sized) -> None:
         )
 
 
+def _heeds(component: Any, sized: _Sized) -> None:
+    asked = [name for name in HEEDED if f"training.{name}" not in getattr(component, "refuses", {})]
+    for _, settings in _settings(component, sized.start):
+        check_heeds(component, asked, settings, _seen(component, "step", sized))
+
+
 def _in_place(component: Any) -> None:
     in_place = steps_in_place(component)
     if in_place is None:
@@ -552,6 +559,7 @@ _CASES: Mapping[str, tuple[tuple[str, Callable[..., None]], ...]] = {
     "local_step": (
         ("steps are finite and write to nothing: SGD, with momentum, AdamW, gradient 0", _steps),
         ("steps go by training.optimizer, unless a run would refuse the step with another than SGD", _by_optimizer),
+        ("steps go by training.clip_norm and training.groups, unless a run would refuse it with these", _heeds),
         ("step_in_place(), where it has one, takes the step that step() takes", _in_place),
     ),
     "aggregation": (("what it returns is finite: one update, zeros, updates that cancel out", _aggregates),),

@@ -26,7 +26,8 @@ from fedskew.engine._backend import (
 )
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._sight import ClientLog
-from fedskew.engine.contracts import calling, checked_carried, checked_step, name_in
+from fedskew.engine.contracts import calling, checked_carried, checked_figure, checked_step, is_own, name_in
+from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
 from fedskew.local_steps import SGD, StepSettings, steps_in_place
@@ -87,6 +88,9 @@ class SequentialBackend(Backend):
         batch_statistics = self.work.training.teacher_train_mode
         self.model.network.bf16 = self.work.training.precision == "bf16"
         self._of_parameters = self.work.training.of_parameters(self.model)
+        step = self.work.local_step
+        own = is_own(getattr(step, "inner", step))
+        self._unproven = [name for name in HEEDED if own and getattr(self.work.training, name)]
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _FrozenModel(self.model) if "previous" in reads else None
 
@@ -157,6 +161,10 @@ class SequentialBackend(Backend):
         counts = torch.as_tensor(samples.counts, dtype=common.parameters.dtype, device=device)
         settings = self.work.settings(round, sent, state)._replace(**self._of_parameters)
         context = Context(counts, broadcast=sent.broadcast)
+        with calling("local_step", self.work.local_step, "step", f"round {round}, client {task.client}: "):
+            seen = {"layout": self.model.layout, "log": checked_figure}
+            check_heeds(self.work.local_step, self._unproven, settings, seen)
+        self._unproven = []
         return ClientSetup(round, task, sent, common, state, samples, settings, context)
 
     def finish(self, setup: ClientSetup, result: ClientResult, row: Tensor | None = None) -> Update:

@@ -153,6 +153,11 @@ class LocalTraining:
         """Whether a group of parameters has a learning rate of its own (a property for rules)."""
         return any(group.lr is not None for group in self.groups)
 
+    @property
+    def has_decays(self) -> bool:
+        """Whether a group of parameters has a weight decay of its own (a property for rules)."""
+        return any(group.weight_decay is not None for group in self.groups)
+
     def settings(self, round: int, start: Tensor) -> StepSettings:
         """Make the settings that all local steps of a client share, but for groups and what came beside the model."""
         return StepSettings(
