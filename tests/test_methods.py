@@ -399,7 +399,7 @@ def test_the_covering_set_holds_every_accepted_pair_in_few_accepted_combinations
     others = [len(index) for slot, index in SLOTS.items() if slot != "objective"]
     first, second = sorted([len(LOSSES), *others])[-2:]
     # A cell for each pair of the two largest slots, of the objective's losses, and not many more.
-    assert len(cells) <= first * second * 1.4
+    assert len(cells) <= first * second * 1.5
 
 
 def test_the_covering_set_is_written_as_configs():

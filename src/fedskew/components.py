@@ -98,7 +98,7 @@ def covers(component: Any, short: str, plain: str) -> bool:
 
 
 SEEN: Mapping[str, tuple[str, ...]] = {
-    "select": ("kept", "losses", "log"),
+    "select": ("kept", "losses", "target", "log"),
     "value": ("log",),
     "step": ("layout", "log"),
     "end_local": ("layout", "log"),
@@ -115,6 +115,7 @@ SEEN: Mapping[str, tuple[str, ...]] = {
     sent        the model that was sent, (parameters,)
     updates     the updates of the clients that replied, (answered, parameters)
     kept        what the component keeps at the server, by name (`hooks.Hooks`)
+    target      the target's label mix, `(classes,)`; None where it is not known, or not yet
     losses      a function from client ids to the mean objective of the present model over each one's samples
     network     the network with the next model (`models.FlatModel`)
     samples     the samples that the server holds itself ([data] validation): inputs, targets

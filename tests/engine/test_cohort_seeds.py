@@ -160,7 +160,7 @@ def test_a_config_that_cannot_be_set_up_keeps_no_other_from_training() -> None:
     first, refused = simulate_together([resolve(FEW | {"method": method}) for method in ("fedavg", "fedpals")])
     assert isinstance(first, fedskew.Result)
     assert isinstance(refused, ArgumentError)
-    assert "FedPALS weighs clients towards a target label mix" in str(refused)
+    assert "FedPALS goes towards a target label mix" in str(refused)
     (alone,) = simulate_together([resolve(FEW | {"method": "fedpals"})])
     assert str(alone) == str(refused)
 

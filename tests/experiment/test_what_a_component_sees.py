@@ -18,7 +18,7 @@ from common import built, round_end, task
 from fedskew import methods
 from fedskew.aggregation import Aggregation
 from fedskew.engine import Assignment, LocalTraining, LocalWork, PartitionedData, Sent, SequentialBackend
-from fedskew.errors import ComponentError, ConfigError
+from fedskew.errors import ArgumentError, ComponentError, ConfigError
 from fedskew.hooks import Hooks
 from fedskew.local_steps import SGD, StepSettings
 from fedskew.models import FlatModel
@@ -225,6 +225,33 @@ def test_candidates_are_asked_for_the_loss_of_the_present_model_and_their_answer
     with pytest.raises(ConfigError, match=r"engine.updates: power_of_choice:PowerOfChoice reads what each client"):
         fedskew.simulate(config | {"method": method, "engine": {"updates": "masked"}})
     assert "losses before a round" in str(methods.sites_refused(built(**method)))
+
+
+@component
+class SeesMix:
+    """Logs a share of the target's mix."""
+
+    needs_label_counts: ClassVar[bool] = False
+
+    def init(self, counts):
+        return None
+
+    def select(self, state, counts, size, rng, target, log):
+        log("share of 3", -1.0 if target is None else target[3])
+        return np.arange(size), None
+
+
+def test_a_selection_may_see_the_targets_mix_and_fedentopt_towards_it_needs_one():
+    target = {"target": {"mix": [*range(10)]}}
+    records = run(4, {"selection": SeesMix()}, **target).rounds[1], run(4, {"selection": SeesMix()}).rounds[1]
+    assert [one["logged"]["share of 3"] for one in records] == pytest.approx([3 / 45, -1.0])
+    target = {"target": {"mix": [50, 50, 10, 10, 10, 5, 5, 2, 2, 1]}}
+    config = task(30, beta=0.1, rounds=3, participation=0.2, batch_size=64) | target
+    choices = ({"name": name, "buffer": 0.0} for name in ("fedentopt_target", "fedentopt"))
+    near, even = (fedskew.simulate(config | {"method": {"selection": one}}).rounds[1:] for one in choices)
+    assert all(one["target_distance"] < 0.3 * other["target_distance"] for one, other in zip(near, even, strict=True))
+    with pytest.raises(ArgumentError, match="target: FedEntOptTarget goes towards a target label mix, and none is given"):
+        run(4, {"selection": "fedentopt_target"})
 
 
 def test_losses_are_the_mean_objective_over_a_clients_samples():

@@ -18,7 +18,17 @@ COUNTS = np.random.default_rng(0).integers(0, 9, (20, 4)).astype(float)
 COUNTS.setflags(write=False)  # no selection changes them
 
 every_selection = pytest.mark.parametrize(
-    "selection", [Uniform(), FedEntOpt(0.25), FedCBS(), SeolKim(0), GreedyKL(), GreedyKL(normalise=True)], ids=repr
+    "selection",
+    [
+        Uniform(),
+        FedEntOpt(0.25),
+        INDEX["fedentopt_target"](0.25),
+        FedCBS(),
+        SeolKim(0),
+        GreedyKL(),
+        GreedyKL(normalise=True),
+    ],
+    ids=repr,
 )
 
 

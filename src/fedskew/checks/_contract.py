@@ -246,6 +246,7 @@ def _seen(component: Any, function: str, sized: _Sized | None = None, clients: i
         "sent": sized.start,
         "updates": torch.randn(clients, len(sized.start), generator=torch.Generator().manual_seed(0)),
         "kept": hooks.init_server(sized.start, len(COUNTS)),
+        "target": None,
         "losses": lambda ids: 1.0 + np.arange(len(ids)),
         "log": checked_figure,
     }

@@ -271,7 +271,9 @@ def _needed(method: str, rule: str) -> dict[str, dict[str, Any]]:
     asks: frozenset[str] = getattr(built.finish, "asks", frozenset())
     needed: dict[str, dict[str, Any]] = {}
     has_target = getattr(partition.INDEX.get(rule), "target_client", False)
-    if not has_target and (components.has(built.weighting, "needs_target") or "held_out" in asks):
+    if not has_target and (
+        "held_out" in asks or any(components.has(part, "needs_target") for _, part in built.components())
+    ):
         needed["target"] = {"mix": "uniform"}
     if "held_out" in asks:
         needed["data"] = {"held_out": 0.1}

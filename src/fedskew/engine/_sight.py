@@ -47,7 +47,7 @@ class Sight(NamedTuple):
         }
         seen = {key: known.get(key) for key in seen}
         for key, value in seen.items():
-            if value is None:
+            if value is None and key != "target":
                 raise ComponentError(f"{name}: {function}() takes {key}: {_MISSING[key]}")
         if network is not None and "network" in seen:
             network.write_state(self.state.model)

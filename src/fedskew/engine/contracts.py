@@ -72,11 +72,12 @@ def shortage(aggregation: Any, clients: int) -> str:
 def fitting(federation: Any) -> Method:
     """Return a federation's method, whose server update knows the number of clients."""
     method: Method = federation.method
-    if federation.target is None and federation.aim is None and components.has(method.weighting, "needs_target"):
-        raise ArgumentError(
-            f"target: {type(method.weighting).__name__} weighs clients towards a target label mix, and none is given; "
-            "set [target] mix, or choose another weighting"
-        )
+    for slot in ("selection", "weighting") if federation.target is None and federation.aim is None else ():
+        if components.has(component := getattr(method, slot), "needs_target"):
+            raise ArgumentError(
+                f"target: {type(component).__name__} goes towards a target label mix, and none is given; set [target] "
+                f"mix, or choose another {slot}"
+            )
     if federation.cohort_size < method.aggregation.least:
         raise ArgumentError(
             f"aggregation: {shortage(method.aggregation, federation.cohort_size)}; let more clients take part "

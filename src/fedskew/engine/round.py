@@ -142,7 +142,8 @@ class Federation:
         where, kept = f"round {round}: ", unpacked(state.of("selection"), self._untouched)
         state, notes = replace(state, round=round), Notes()
         called = kept, self.counts_seen, self.cohort_size, generator(self.seed, Purpose.SELECTION, round)
-        seen = {"kept": state.of("selection.hooks"), "losses": losses_of(self, state, notes)}
+        mix = self.target if self.aim is None else self.aim.mix(state.of("target"))[0]
+        seen = {"kept": state.of("selection.hooks"), "losses": losses_of(self, state, notes), "target": mix}
         chosen = self.sight(state, notes).call("selection", selection, "select", *called, **seen)
         ids, kept = checked_choice(selection, chosen, len(self.counts), where)
         lost = self.conditions.dropped(len(ids), self.seed, round) | self.codec.declines(state.of("codec"), ids)

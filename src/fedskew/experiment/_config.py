@@ -187,7 +187,7 @@ class Config(sections.Section):
 
     def target_in_words(self) -> str | None:
         """Say which target there is; None where the config names none."""
-        weighting = methods.build(self.method, self.training.momentum).weighting
+        method = methods.build(self.method, self.training.momentum)
         mix = self.target.truth if self.target.mix == "truth" else self.target.mix
         said = filled(
             "fedskew.experiment",
@@ -195,8 +195,8 @@ class Config(sections.Section):
             {},
             target=self.target,
             mix="client" if mix is None and self.has_target_client else mix,
-            reads=components.has(weighting, "needs_target"),
-            off=getattr(weighting, "target", True) is False,
+            reads=any(components.has(part, "needs_target") for part in (method.selection, method.weighting)),
+            off=getattr(method.weighting, "target", True) is False,
         )
         return said.strip() or None
 

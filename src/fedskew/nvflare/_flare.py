@@ -164,6 +164,10 @@ class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without type
                 f"selection: {selection} says on how many samples of each class a site trains, and FLARE's clients "
                 "are not told; take fedentopt"
             )
+        if has(self._rule, "needs_target"):
+            raise ConfigError(
+                f"selection: {selection} needs a target label mix, which is given to weightings only here"
+            )
         self._sites: list[str] = []
         self._selection_state: Any = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedskew.selection._fedcbs import FedCBS
 from fedskew.selection._fedentopt import FedEntOpt
+from fedskew.selection._fedentopt_target import FedEntOptTarget
 from fedskew.selection._function import Function
 from fedskew.selection._greedy_kl import GreedyKL
 from fedskew.selection._protocol import Selection
@@ -14,6 +15,7 @@ from fedskew.selection._uniform import Uniform
 INDEX: dict[str, type] = {
     "uniform": Uniform,
     "fedentopt": FedEntOpt,
+    "fedentopt_target": FedEntOptTarget,
     "seol_kim": SeolKim,
     "greedy_kl": GreedyKL,
     "fedcbs": FedCBS,
@@ -25,6 +27,7 @@ INDEX: dict[str, type] = {
 __all__ = [
     "INDEX",
     "FedEntOpt",
+    "FedEntOptTarget",
     "GreedyKL",
     "Selection",
     "SeolKim",

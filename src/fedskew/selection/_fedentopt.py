@@ -74,14 +74,20 @@ class FedEntOpt(Checked):
             raise ArgumentError(f"candidates: {self.candidates} are fewer than the cohort of {size}")
 
     def _choose(
-        self, state: FedEntOptState, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
+        self,
+        state: FedEntOptState,
+        counts: FloatArray,
+        size: int,
+        rng: np.random.Generator,
+        first: int | None,
+        bits: FloatArray | None = None,
     ) -> tuple[IntArray, FedEntOptState]:
         if first in state.buffer:
             raise ArgumentError(f"first: client {first} is in the buffer, so it can't be chosen this round")
         candidates = np.delete(np.arange(len(counts)), state.buffer)
         if self.candidates is not None and self.candidates < len(candidates):
             candidates = _drawn(candidates, self.candidates, rng, first)
-        cohort = even_cohort(counts, candidates, size, rng.choice(candidates) if first is None else first)
+        cohort = even_cohort(counts, candidates, size, rng.choice(candidates) if first is None else first, bits)
         remembered = np.concatenate([state.buffer, cohort])
         return cohort, FedEntOptState(remembered[max(0, len(remembered) - self._capacity(len(counts))) :])
 

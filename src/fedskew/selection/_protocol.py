@@ -26,7 +26,8 @@ IntArray = NDArray[np.int64]
 
 EVEN_LABELS: Mapping[str, str] = {
     "weighting.needs_target": "cohorts are chosen for even labels and weighed towards the target mix, so the goals "
-    "conflict unless the target is even; uniform selection leaves the mix to the weighting"
+    "conflict unless the target is even; take the selection fedentopt_target, or uniform, which leaves the mix to the "
+    "weighting"
 }
 """The warning of selections that make a cohort's pooled labels even."""
 
@@ -78,11 +79,14 @@ class Checked:
         self, state: Any, counts: CountsLike, size: int, rng: np.random.Generator, first: int | None = None
     ) -> tuple[IntArray, Any]:
         """Choose a cohort; see `Selection.select`."""
+        return self._choose(state, self._checked(counts, size, rng, first), size, rng, first)
+
+    def _checked(self, counts: CountsLike, size: int, rng: object, first: int | None) -> FloatArray:
         held = as_counts(counts)
         self._check(len(held), size, first)
         if not isinstance(rng, np.random.Generator):
             raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
-        return self._choose(state, held, size, rng, first)
+        return held
 
     def _check(self, clients: int, size: int, first: int | None = None) -> None:
         check_round(clients, size, first)
@@ -128,23 +132,30 @@ TIE = 1e-12
 """Smaller differences, of entropies in bits or of numbers of samples, are ties, so that rounding does not decide."""
 
 
-def even_cohort(counts: FloatArray, candidates: IntArray, size: int, first: int | None = None) -> IntArray:
+def even_cohort(
+    counts: FloatArray, candidates: IntArray, size: int, first: int | None = None, bits: FloatArray | None = None
+) -> IntArray:
     """Choose clients one by one so that the pooled labels of the chosen clients are as even as possible.
 
-    Every choice maximises the entropy of the pooled labels, that is, minimises their KL divergence to uniform. Of the
-    clients within `TIE` bits of the maximum, the one with the lowest id is chosen. `candidates` are ascending.
+    Every choice maximises the entropy of the pooled labels, that is, minimises their KL divergence to uniform; or to
+    another mix, given by the logarithms of its shares, `bits`, `(classes,)`. Of the clients within `TIE` bits of the
+    maximum, the one with the lowest id is chosen. `candidates` are ascending.
     """
     cohort = np.empty(size, dtype=np.int64)
     pooled = np.zeros(counts.shape[1])
     owners, labels = np.nonzero(counts[candidates])
     held, sizes = counts[candidates[owners], labels], counts[candidates].sum(axis=1)
+    aimed = np.zeros(counts.shape[1]) if bits is None else bits
+    aims = np.bincount(owners, held * aimed[labels], len(sizes))
     left = np.ones(len(candidates), dtype=bool)
     for turn in range(size):
         if turn or first is None:
             terms, totals = _terms(pooled), sizes + pooled.sum()
-            totals[totals == 0] = 1
+            empty = totals == 0
+            totals[empty] = 1
             gains = np.bincount(owners, _terms(held + pooled[labels]) - terms[labels], len(sizes))
-            entropies = np.where(left, np.log2(totals) - (gains + terms.sum()) / totals, -np.inf)
+            near = np.log2(totals) - (gains + terms.sum() - aims - pooled @ aimed) / totals
+            entropies = np.where(left, np.where(empty, aimed.min(), near), -np.inf)
             place = int(np.argmax(entropies >= entropies.max() - TIE))
         else:
             place = int(np.searchsorted(candidates, first))
