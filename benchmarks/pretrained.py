@@ -93,7 +93,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "gaussian": {"train": ["head.*"]},
     "head": {"train": ["head.*"]},
     "head, features anew": {"train": ["head.*"]},
-    "LoRA": {"adapters": {"kind": "lora", "rank": 8, "targets": ["blocks.4", "blocks.8", "blocks.12"]}},
+    "LoRA": {
+        "adapters": {
+            "kind": "lora",
+            "rank": 8,
+            "targets": ["blocks.4", "blocks.8", "blocks.12"],
+            "modules_to_save": ["head"],
+        }
+    },
     "all": {},
 }
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)

@@ -73,6 +73,19 @@ def test_only_what_trains_travels_and_a_run_s_files_say_so(tmp_path):
     assert torch.equal(loaded.fc.weight, model["fc.weight"])
 
 
+def test_a_last_layer_that_would_stay_as_it_was_drawn_is_refused(tmp_path):
+    path, lora = str(weights(tmp_path, 7)), {"kind": "lora", "rank": 1, "targets": ["body.0"]}
+    said = "model.weights: it has no layer fc of these classes, and it is not trained; add "
+    for model, more in (
+        ({"freeze": ["fc.*"]}, r"'fc.\*' to train"),
+        ({"train": ["body.*"]}, r"'fc.\*' to train"),
+        ({"adapters": lora}, r"'fc' to adapters.modules_to_save"),
+    ):
+        with pytest.raises(ConfigError, match=said + more):
+            make_training_loop(resolve(config(weights=path, **model)), 0)
+    make_training_loop(resolve(config(weights=path, adapters=lora | {"modules_to_save": ["fc"]})), 0)
+
+
 @pytest.mark.parametrize("backend", [pytest.param("processes", marks=pytest.mark.slow), "cohort"])
 def test_every_backend_trains_the_same_and_moves_nothing_frozen(tmp_path, backend):
     path = weights(tmp_path)

@@ -86,7 +86,7 @@ class TestTexts:
         found = model.predict(["good good film", "the bank was money", "sport goal the goal"]).argmax(1)
         assert [model.classes[label] for label in found] == ["films", "banks", "sports"]
         notes = fedskew.experiment.RunFolder.notes(run, 0)
-        assert "classifier start as they were drawn: model.safetensors has no such layers of these classes." in notes
+        assert "classifier starts as it was drawn: model.safetensors has no such layer of these classes." in notes
         first = load_file(folder / "tiny" / "model.safetensors")
         plain = load_file(model.export(tmp_path / "all.safetensors", "weights"))
         assert plain.keys() == first.keys()  # as transformers reads it

@@ -250,7 +250,9 @@ def test_a_selection_may_see_the_targets_mix_and_fedentopt_towards_it_needs_one(
     choices = ({"name": name, "buffer": 0.0} for name in ("fedentopt_target", "fedentopt"))
     near, even = (fedskew.simulate(config | {"method": {"selection": one}}).rounds[1:] for one in choices)
     assert all(one["target_distance"] < 0.3 * other["target_distance"] for one, other in zip(near, even, strict=True))
-    with pytest.raises(ArgumentError, match="target: FedEntOptTarget goes towards a target label mix, and none is given"):
+    with pytest.raises(
+        ArgumentError, match="target: FedEntOptTarget goes towards a target label mix, and none is given"
+    ):
         run(4, {"selection": "fedentopt_target"})
 
 

@@ -239,19 +239,20 @@ def _prepared(
     config: Config, seed: int, module: nn.Module, in_shape: tuple[int, ...], samples: Tensor | None
 ) -> nn.Module:
     """Give a network the weights of a config's file, and freeze what the config names."""
-    section, weights, note = config.model, config.model.weights, None
+    section, weights, drawn = config.model, config.model.weights, list[str]()
     try:
         if weights is not None:
             path = Path(config.place(weights))
             if file_hash(path) != section.weights_hash:
                 raise ArgumentError(f"weights: {path} is another file than that of weights_hash; put that one there")
             some = torch.zeros(1, *in_shape) if samples is None else samples
-            note = load_weights(module, path, some)
+            drawn = load_weights(module, path, some)
         inner = module.network if isinstance(module, TextClassifier) else module
         if section.adapters is not None:
             inner = with_adapters(inner, section.adapters, stream_key(seed, Purpose.MODEL_ADAPT))
         elif section.freezes:
             freeze(inner, section.freeze, section.train)
+        _check_trained(inner, drawn, section.adapters is not None)
     except ArgumentError as error:
         raise ConfigError(f"model.{error}") from None
     except (DataError, OSError) as error:
@@ -261,8 +262,20 @@ def _prepared(
         module.network = inner
     else:
         module = inner
-    vars(module)["fedskew_note"] = note
+    start = "starts as it was drawn" if len(drawn) == 1 else "start as they were drawn"
+    said = f"{', '.join(drawn)} {start}: {Path(weights or '').name} has no such layer of these classes"
+    vars(module)["fedskew_note"] = said if drawn else None
     return models.Dropout.swap(module, samples) if ":" in section.name or section.adapters is not None else module
+
+
+def _check_trained(module: nn.Module, drawn: list[str], adapted: bool) -> None:
+    """Raise ArgumentError where layers that a weights file lacks would stay as they were drawn for ever."""
+    trained = [f".{name}" for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if drawn and not any(f".{layer}." in name for layer in drawn for name in trained):
+        key, last = ("adapters.modules_to_save", drawn[-1]) if adapted else ("train", f"{drawn[-1]}.*")
+        raise ArgumentError(
+            f"weights: it has no layer {drawn[-1]} of these classes, and it is not trained; add {last!r} to {key}"
+        )
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ COUNTER = "num_batches_tracked"
 """How the name of a counter ends, which files from before PyTorch 0.4.1 lack."""
 
 
-def load_weights(whole: nn.Module, path: Path, samples: Tensor) -> str | None:
-    """Set weights and running statistics from a file, in place; return what is to be said of the last layer.
+def load_weights(whole: nn.Module, path: Path, samples: Tensor) -> list[str]:
+    """Set weights and running statistics from a file, in place; return the layers that stay as they were drawn.
 
     The file's last layer may have another name; where it has other classes, or there is none, the network's stays as it
     was drawn. `samples`, `(batch, ...)`, show which layer is the last. ArgumentError where the file is of another
@@ -43,10 +43,10 @@ def load_weights(whole: nn.Module, path: Path, samples: Tensor) -> str | None:
     missing = own.keys() - state.keys() - (head if left_out else set())
     _check(path, state, own, {name for name in missing if not name.endswith(COUNTER)})
     module.load_state_dict(state, strict=False)
-    return f"{last} starts as it was drawn: {path.name} has no such layer of these classes" if left_out else None
+    return [str(last)] if left_out else []
 
 
-def _load_text(whole: TextClassifier, path: Path) -> str | None:
+def _load_text(whole: TextClassifier, path: Path) -> list[str]:
     """Load a file of transformers': what is after the body may be missing, or something else."""
     state, own, body = _read(path), whole.network.state_dict(), whole.body
     if not any(name.startswith(body) for name in state):
@@ -59,12 +59,7 @@ def _load_text(whole: TextClassifier, path: Path) -> str | None:
     free = {name for name in own if not name.startswith(body) or ".pooler." in name}
     _check(path, kept, own, own.keys() - kept.keys() - free)
     whole.network.load_state_dict(kept, strict=False)
-    drawn = sorted({name.rpartition(".")[0] for name in free - kept.keys()})
-    return (
-        f"{', '.join(drawn)} start as they were drawn: {path.name} has no such layers of these classes"
-        if drawn
-        else None
-    )
+    return sorted({name.rpartition(".")[0] for name in free - kept.keys()})
 
 
 def _check(path: Path, state: Mapping[str, Tensor], own: Mapping[str, Tensor], missing: set[str]) -> None:
