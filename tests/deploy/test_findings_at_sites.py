@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,32 @@ def test_init_writes_findings_and_how_a_site_reads_them(tmp_path: Path) -> None:
     assert code == 0, said
     assert f"{len(SiteData.load(place / 'data.toml', agreement).targets)} samples to train on" in " ".join(said.split())
     assert load("csv", tmp_path / "all.csv", rng=np.random.default_rng(0), schema=schema, separator="|").multi_label
+
+
+SAYS_SEVERAL = [
+    ({"label": ["Edema", "Hernia"]}, (), {"name": "csv", "root": "data.csv", "label": ["Edema", "Hernia"]}),
+    ({"label": "dx", "separator": "|"}, (), {"name": "csv", "root": "data.csv", "label": "dx", "separator": "|"}),
+    ({"name": "npz"}, ("--multi-label",), {"name": "npz", "root": "samples.npz"}),
+    ({"label": "dx"}, (), None),
+]
+
+
+@pytest.mark.parametrize(("data", "words", "described"), SAYS_SEVERAL)
+def test_init_without_data_takes_several_labels_from_the_config_or_a_word(
+    tmp_path: Path, data: dict[str, Any], words: tuple[str, ...], described: dict[str, Any] | None
+) -> None:
+    config = tmp_path / "run.toml"
+    data = {"name": "csv", "root": "elsewhere.csv"} | data
+    config.write_text(tomli_w.dumps({**tree("fedavg", rounds=1), "data": data}))
+    kind = ("--classes", "Edema,Hernia", "--shape", "2", *words)
+    code, said = fedskew("deploy", "init", tmp_path / "f", "--config", config, "--sites", "a,b", *kind)
+    assert code == 0, said
+    agreement = Agreement.read(tmp_path / "f" / "app" / "deploy.toml")
+    assert agreement.multi_label == (described is not None)
+    there = tomllib.loads((tmp_path / "f" / "sites" / "a" / "data.toml").read_text())["data"]
+    assert there == (described or {"name": "csv", "root": "data.csv", "label": "dx"})
+    code, said = fedskew("deploy", "init", tmp_path / "g", "--config", config, "--sites", "a,b", "--multi-label")
+    assert (code, "--multi-label: goes with --classes and --shape" in " ".join(said.split())) == (2, True)
 
 
 def scored(folder: Path, names: tuple[str, ...] = NAMES, **more: Any) -> Federated:

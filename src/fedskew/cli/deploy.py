@@ -71,6 +71,14 @@ def init(
     shape: Annotated[
         str | None, Option(help="Shape of one sample, such as 3,32,32, where the data is not on this machine.")
     ] = None,
+    multi_label: Annotated[
+        bool,
+        Option(
+            "--multi-label",
+            help="With --classes: a sample may have several of these, or none. A config that says so by data.separator "
+            "or a list data.label needs no such word.",
+        ),
+    ] = False,
     wheel: Annotated[
         Path | None,
         Option(
@@ -85,7 +93,7 @@ def init(
     """Write a federation's folder: the app, TLS certificates, and a key, a data file and a start script for every site.
 
     Class names, the shape of a sample and its normalisation are taken from the config's data, or given by --classes and
-    --shape where the data is not on this machine. Where three sites or more take part in a round, and the config says
+    --shape (and --multi-label) where the data is not on this machine. Where three sites or more take part in a round, and the config says
     nothing else, no site's update counts for more than half, or twice an equal share (training.weight_limit; 0.4 with
     masked updates), or is longer than the round's median (method.aggregation = norm_clipping).
 
@@ -98,6 +106,7 @@ def init(
         fedskew deploy init hospitals --config run.toml --sites north,south,west --updates masked --label-counts noisy
         --epsilon 1
         fedskew deploy init shops --config run.toml --sites a,b --classes shoe,hat --shape 3,32,32
+        fedskew deploy init chests --config run.toml --sites a,b --classes Edema,Hernia --shape 1,64,64 --multi-label
         fedskew deploy init clinics --config run.toml --sites north,south --target-site new --set target.mix=estimate
         fedskew deploy init shops --config run.toml --sites a,b --wheel fedskew-0.1.0-py3-none-any.whl
     """
@@ -108,10 +117,16 @@ def init(
     whole = read(config, changed_keys(changes, None, None, data_root))
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
+    if multi_label and classes is None:
+        raise ConfigError(
+            "--multi-label: goes with --classes and --shape; data that is read says it itself (columns of 0 and 1, a "
+            "list as data.label, or data.separator)"
+        )
     if classes is not None and shape is not None:
         samples: dict[str, Any] = {
             "classes": several("--classes", classes, named, "names"),
             "shape": several("--shape", shape, int, "whole numbers, such as 3,32,32"),
+            "multi_label": multi_label or _says_several(whole),
         }
     else:
         samples = _kind_by_schema(whole) or _kind(_dataset(whole))
@@ -264,6 +279,12 @@ def _dataset(config: Config) -> Dataset:
         ) from None
 
 
+def _says_several(config: Config) -> bool:
+    """Return whether a config says that a sample may have several labels, or none."""
+    label, separator = (config.data.parameters.get(key) for key in ("label", "separator"))
+    return separator is not None or (isinstance(label, list) and len(label) > 1)
+
+
 def _kind_by_schema(config: Config) -> dict[str, Any] | None:
     """Return the keys of an agreement that describe the samples, of a table's schema alone; None where it can't be."""
     from fedskew.data import TableSchema
@@ -273,7 +294,7 @@ def _kind_by_schema(config: Config) -> dict[str, Any] | None:
     schema = TableSchema.of_plain(config.data.parameters["schema"])
     if not schema.classes or schema.without_range:
         return None
-    several = len(schema.labelled) > 1 or "separator" in config.data.parameters
+    several = len(schema.labelled) > 1 or _says_several(config)
     samples = {"classes": list(schema.classes), "shape": [len(schema.slots)], "multi_label": several}
     return samples | {"encoder": schema.plain()}
 
@@ -301,10 +322,14 @@ def _print_notes(made: Draft, losses: list[str]) -> None:
 
 
 def _images_table(config: Config, samples: dict[str, Any]) -> dict[str, object]:
-    """Return the table `[data]` of every site's `data.toml`: a table, or images of the size that the config sets."""
+    """Return the table `[data]` of every site's `data.toml`: a table, images of the size that the config sets, or, as
+    folders name one class, arrays of samples that may have several labels."""
     if config.data.name == "csv" or samples.get("encoder", {}).get("kind") == "table":
-        own = {key: config.data.parameters[key] for key in ("separator",) if key in config.data.parameters}
+        said = ("separator",) if "encoder" in samples else ("label", "separator")
+        own = {key: config.data.parameters[key] for key in said if key in config.data.parameters}
         return {"name": "csv", "root": "data.csv", **own}
+    if samples.get("multi_label"):
+        return {"name": "npz", "root": "samples.npz"}
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}

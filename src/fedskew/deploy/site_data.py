@@ -207,8 +207,9 @@ def _fitted(dataset: Dataset, agreement: Agreement, state: Path, in_cells: bool)
     """Return a data set as the federation has it; where labels stand together `in_cells`, some may occur in none."""
     if dataset.multi_label != agreement.multi_label:
         kinds = ("of one class each", "of several labels, or none")
+        advice = "; where a cell holds several, give their separator in [data]" if agreement.multi_label else ""
         raise DataError(
-            f"samples are {kinds[dataset.multi_label]}; the federation's are {kinds[agreement.multi_label]}"
+            f"samples are {kinds[dataset.multi_label]}; the federation's are {kinds[agreement.multi_label]}{advice}"
         )
     parts, number = [one.numpy() for one in (dataset.targets, dataset.test_targets)], dataset.num_classes
     if dataset.multi_label:
