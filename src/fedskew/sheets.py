@@ -78,7 +78,11 @@ class Sheet:
 
     def fail_row(self, row: int, wrong: str, column: str | None = None) -> NoReturn:
         """Raise the error that names a place by its row, from 0."""
-        self.fail(next(islice(self, row, None))[0], wrong, column)
+        self.fail(self.line_of(row), wrong, column)
+
+    def line_of(self, row: int) -> int:
+        """Return the line of a row, from 0."""
+        return next(islice(self, row, None))[0]
 
     def check_header(self, unnamed: bool = False) -> None:
         """Refuse a header in which a name occurs twice or, unless `unnamed`, is missing."""

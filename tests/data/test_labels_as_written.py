@@ -35,10 +35,9 @@ def sizes(dataset: Dataset) -> dict[str, int]:
 SICK = ["sick", "well"] * 20
 
 REFUSED = [
-    ([*SICK, "nan"], "1 sample without a label ('nan', first in sample 41)"),
+    ([*SICK, "nan"], "1 sample without a label ('nan', first in own.csv, line 42)"),
     ([*SICK, "NaN", "N/A"], "2 samples without a label"),
-    ([*SICK, "NA"], "data.missing_labels = 'drop'"),
-    (["", *SICK], "('', first in sample 1)"),
+    (["", *SICK], "('', first in own.csv, line 2)"),
     ([*SICK, "null"], "give what they are a name"),
     ([*SICK, "?"], "without a label ('?'"),
     (["0", "1.0", "nan"] * 10, "10 samples without a label"),
@@ -75,7 +74,7 @@ def test_what_is_no_class_is_refused_in_one_line_with_what_to_do(labels, words, 
 def test_a_missing_label_of_a_schema_is_said_as_it_stands(cell, more, tmp_path):
     columns = {"age": {"kind": "number"}, "label": {"kind": "label", "categories": ["sick", "well"]}}
     schema = {"columns": columns, "missing": ["", "nan"]} | more
-    with pytest.raises(DataError, match=rf"1 sample without a label \('{cell}', first in sample 41\)"):
+    with pytest.raises(DataError, match=rf"1 sample without a label \('{cell}', first in own.csv, line 42\)"):
         table(tmp_path, [*SICK, cell], schema=schema)
     with pytest.warns(DataWarning, match="1 sample without a label left out"):
         assert sizes(table(tmp_path, [*SICK, cell], schema=schema, missing_labels="drop")) == {"sick": 20, "well": 20}
@@ -180,5 +179,18 @@ def test_a_folder_called_na_is_asked_about(tmp_path):
         (tmp_path / name).mkdir()
         for at in range(5):
             Image.new("L", (4, 4), at).save(tmp_path / name / f"{at}.png")
-    with pytest.raises(DataError, match="5 samples without a label"):
+    with pytest.raises(DataError, match="5 samples without a label .*; take them out, or give what they are a name"):
         data.load("folder", tmp_path, rng=rng())
+
+
+def test_a_missing_label_is_found_by_file_and_line_and_left_out_by_what_can_do_so(tmp_path):
+    for name, labels in (("north", "xy"), ("south", ["x", "NA"])):
+        (tmp_path / f"{name}.csv").write_text("age,label\n" + "".join(f"1.5,{one}\n" for one in labels))
+    first = r"1 sample without a label \('NA', first in south.csv, line 3\); "
+    with pytest.raises(DataError, match=rf"{first}take them out, or give what they are a name$"):
+        holdings(tmp_path)
+    with pytest.raises(DataError, match=rf"{first}leave them out \(data.missing_labels = 'drop'\), or give"):
+        data.load("csv", tmp_path, rng=rng())
+    (tmp_path / "south.csv").rename(tmp_path / "held.csv")
+    with pytest.raises(DataError, match=r"north.csv: 1 sample .*first in held.csv, line 3"):
+        data.load("csv", tmp_path / "north.csv", rng=rng(), test="held.csv")

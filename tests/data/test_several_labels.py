@@ -55,6 +55,19 @@ def test_findings_are_read_alike_from_columns_separators_arrays_tables_and_objec
     assert [made.classes for made in read] == [NAMES, NAMES, NAMES, ("0", "1", "2")]
 
 
+def test_a_text_with_commas_is_a_list_of_columns_unless_a_column_is_called_so(tmp_path):
+    for label in ("Edema,Effusion,Hernia", "Edema, Effusion, Hernia"):
+        made = data.load("csv", columns(tmp_path), rng=rng(), label=label)
+        assert (made.classes, made.multi_label, by_age(made)) == (NAMES, True, EXPECTED)
+    with pytest.raises(DataError, match="no column 'Oedema'; set data.label to the column of labels .columns: age"):
+        data.load("csv", columns(tmp_path), rng=rng(), label="Edema,Oedema")
+    path = tmp_path / "comma.csv"
+    path.write_text('age,"Edema,main",Edema,main\n' + "1,sick,1,0\n2,well,0,1\n" * 5)
+    assert data.load("csv", path, rng=rng(), label="Edema,main").classes == ("sick", "well")
+    path.write_text("age,Edema,main\n" + "1,1,0\n2,1,1\n" * 5)
+    assert data.load("csv", path, rng=rng(), label="Edema,main").multi_label
+
+
 def test_findings_of_a_table_of_hugging_face(tmp_path):
     datasets = pytest.importorskip("datasets")
     flags = {name: [bool(row[at]) for row in ROWS] for at, name in enumerate(NAMES)}
@@ -65,11 +78,13 @@ def test_findings_of_a_table_of_hugging_face(tmp_path):
     x = list(map(float, range(40)))
     for table, options in (
         (datasets.Dataset.from_dict({"x": x, **flags}), {"label": NAMES}),
+        (datasets.Dataset.from_dict({"x": x, **flags}), {"label": ",".join(NAMES)}),
         (datasets.Dataset.from_dict({"x": x, "label": ids}, features=listed), {}),
     ):
         made = data.from_huggingface(table, rng=rng(), **options)
         assert (made.classes, made.multi_label) == (NAMES, True)
         assert by_age(made) == EXPECTED
+        assert made.encoder.labelled == (NAMES if options else ("label",))
 
 
 def test_what_is_held_out_has_a_share_of_the_rarest_finding_of_each_sample(tmp_path):
@@ -82,9 +97,9 @@ def test_what_is_held_out_has_a_share_of_the_rarest_finding_of_each_sample(tmp_p
 
 
 MISTAKES = [
-    ([(1, 0, 2), *ROWS], {}, "sample 1 has '2' for 'Hernia'; several labels a sample are columns of 0 and 1"),
-    ([(1, 0, 0.5), *ROWS], {}, "sample 1 has '0.5' for 'Hernia'"),
-    ([(1, "", 0), *ROWS], {}, "1 sample without a label ('', first in sample 1)"),
+    ([(1, 0, 2), *ROWS], {}, "line 2 has '2' for 'Hernia'; several labels a sample are columns of 0 and 1"),
+    ([(1, 0, 0.5), *ROWS], {}, "line 2 has '0.5' for 'Hernia'"),
+    ([(1, "", 0), *ROWS], {}, "1 sample without a label ('', first in own.csv, line 2)"),
 ]
 
 
@@ -110,7 +125,7 @@ def test_more_mistakes_of_several_labels(tmp_path):
         assert data.load("csv", one_hot, rng=rng(), label=list(NAMES)).multi_label
     for cell in ("Edema||Hernia", "Edema|No Finding"):
         path.write_text(f"age,label\n1,Edema|Hernia\n2,{cell}\n", encoding="utf-8")
-        with pytest.raises(DataError, match="of sample 2 has an empty part, or says none beside another"):
+        with pytest.raises(DataError, match="of line 3 has an empty part, or says none beside another"):
             data.load("csv", path, rng=rng(), separator="|")
     many = np.eye(63, dtype=int)
     np.savez(tmp_path / "many.npz", x=np.zeros((63, 1)), y=many | many[::-1])
@@ -161,5 +176,5 @@ def test_a_data_set_holds_each_samples_labels_as_bits():
 
 def test_a_finding_that_is_missing_is_said_as_it_stands(tmp_path):
     path = columns(tmp_path, [*ROWS, (1, "N/A", 0)])
-    with pytest.raises(DataError, match=r"\('N/A', first in sample 41\); .*or write 0 where it has none"):
+    with pytest.raises(DataError, match=r"\('N/A', first in own.csv, line 42\); .*or write 0 where it has none"):
         data.load("csv", path, rng=rng(), label=list(NAMES))

@@ -219,9 +219,11 @@ def test_init_writes_findings_and_how_a_site_reads_them(tmp_path: Path) -> None:
 
 SAYS_SEVERAL = [
     ({"label": ["Edema", "Hernia"]}, (), {"name": "csv", "root": "data.csv", "label": ["Edema", "Hernia"]}),
+    ({"label": "Edema, Hernia"}, (), {"name": "csv", "root": "data.csv", "label": "Edema, Hernia"}),
     ({"label": "dx", "separator": "|"}, (), {"name": "csv", "root": "data.csv", "label": "dx", "separator": "|"}),
     ({"name": "npz"}, ("--multi-label",), {"name": "npz", "root": "samples.npz"}),
     ({"label": "dx"}, (), None),
+    ({"label": "Diagnosis, main"}, (), None),
 ]
 
 
@@ -238,7 +240,7 @@ def test_init_without_data_takes_several_labels_from_the_config_or_a_word(
     agreement = Agreement.read(tmp_path / "f" / "app" / "deploy.toml")
     assert agreement.multi_label == (described is not None)
     there = tomllib.loads((tmp_path / "f" / "sites" / "a" / "data.toml").read_text())["data"]
-    assert there == (described or {"name": "csv", "root": "data.csv", "label": "dx"})
+    assert there == (described or {"name": "csv", "root": "data.csv", "label": data["label"]})
     code, said = fedskew("deploy", "init", tmp_path / "g", "--config", config, "--sites", "a,b", "--multi-label")
     assert (code, "--multi-label: goes with --classes and --shape" in " ".join(said.split())) == (2, True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from fedskew.cli.options import Changes, DataRoot, TrustCode, changed_keys, conf
 from fedskew.cli.page import Console
 from fedskew.errors import ConfigError, DataError, DivergedError, EndedEarlyError, RunError, StandstillError
 from fedskew.own_code import away_from_current_folder, refused
+from fedskew.sheets import columns_in
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def init(
     """Write a federation's folder: the app, TLS certificates, and a key, a data file and a start script for every site.
 
     Class names, the shape of a sample and its normalisation are taken from the config's data, or given by --classes and
-    --shape (and --multi-label) where the data is not on this machine. Where three sites or more take part in a round, and the config says
+    --shape where the data is not on this machine. Where three sites or more take part in a round, and the config says
     nothing else, no site's update counts for more than half, or twice an equal share (training.weight_limit; 0.4 with
     masked updates), or is longer than the round's median (method.aggregation = norm_clipping).
 
@@ -126,8 +127,8 @@ def init(
         samples: dict[str, Any] = {
             "classes": several("--classes", classes, named, "names"),
             "shape": several("--shape", shape, int, "whole numbers, such as 3,32,32"),
-            "multi_label": multi_label or _says_several(whole),
         }
+        samples["multi_label"] = multi_label or _says_several(whole, samples["classes"])
     else:
         samples = _kind_by_schema(whole) or _kind(_dataset(whole))
     names = several("--sites", sites, named, "names")
@@ -279,10 +280,11 @@ def _dataset(config: Config) -> Dataset:
         ) from None
 
 
-def _says_several(config: Config) -> bool:
-    """Return whether a config says that a sample may have several labels, or none."""
-    label, separator = (config.data.parameters.get(key) for key in ("label", "separator"))
-    return separator is not None or (isinstance(label, list) and len(label) > 1)
+def _says_several(config: Config, classes: Sequence[str]) -> bool:
+    """Return whether a config says that a sample may have several of the classes, or none."""
+    label, separator = (config.data.parameters.get(key, ()) for key in ("label", "separator"))
+    columns = columns_in(label, ()) if isinstance(label, str) else label
+    return bool(separator) or (len(columns) > 1 and {*columns} == {*classes})
 
 
 def _kind_by_schema(config: Config) -> dict[str, Any] | None:
@@ -294,7 +296,7 @@ def _kind_by_schema(config: Config) -> dict[str, Any] | None:
     schema = TableSchema.of_plain(config.data.parameters["schema"])
     if not schema.classes or schema.without_range:
         return None
-    several = len(schema.labelled) > 1 or _says_several(config)
+    several = len(schema.labelled) > 1 or _says_several(config, schema.classes)
     samples = {"classes": list(schema.classes), "shape": [len(schema.slots)], "multi_label": several}
     return samples | {"encoder": schema.plain()}
 

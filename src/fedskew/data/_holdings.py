@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedskew.data._folder import is_image, tree
 from fedskew.data._huggingface import class_names, labels_of, names_of
-from fedskew.data._labels import Label, of_columns, prepared
+from fedskew.data._labels import Label, Place, by_number, of_columns, prepared
 from fedskew.data._own import findings_in, labels_in, names_in, ordered, read_arrays
-from fedskew.data._table import Table, is_saved, saved_table, table_files
+from fedskew.data._table import Table, is_saved, place_among, saved_table, table_files
 from fedskew.data._text import TEXT
 from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
@@ -53,10 +54,11 @@ def _counted(
     clients: Sequence[str] | None,
     class_names: Sequence[str] = (),
     client_names: Collection[str] = (),
+    place: Place = by_number,
 ) -> Counted:
     if not labels:
         raise DataError(f"{path}: holds no samples")
-    ((_, found),) = prepared(path, [labels], numbered=class_names)
+    ((_, found),) = prepared(path, [labels], numbered=class_names, places=[place])
     several = any(isinstance(label, tuple) for label in found)
     each = [label if isinstance(label, tuple) else (label,) for label in found]
     if clients is None:
@@ -99,18 +101,18 @@ def _of_tables(
 ) -> Counted:
     """Count tables; of several each is a client's, called as the file, unless a column names clients."""
     labels, clients, numbered = list[Label](), list[str](), tuple[str, ...]()
-    for file in files:
-        table = Table.read(file)
+    tables = [Table.read(file) for file in files]
+    for file, table in zip(files, tables, strict=True):
         named, owner = _columns(file, list(table.columns), label, client)
         if separator is not None and len(named) > 1:
             raise DataError(f"{file}: separator is for one column of labels, and these are {len(named)}; leave it out")
         one, numbered = named[0] if len(named) == 1 else named, named if len(named) > 1 else ()
-        labels += of_columns(file, one, table.columns.__getitem__, separator)
+        labels += of_columns(file, one, table.columns.__getitem__, separator, table.place)
         if owner is not None:
             clients += table.texts(owner, "client")
         elif len(files) > 1:
             clients += [file.stem] * len(table)
-    return _counted(path, labels, clients or None, numbered)
+    return _counted(path, labels, clients or None, numbered, place=partial(place_among, tables))
 
 
 def _columns(

@@ -21,6 +21,7 @@ from fedskew.data._schema import Column, Encoder, TableSchema
 from fedskew.data._table import datasets_package, saved_part, saved_table
 from fedskew.data._text import Texts, Vocabulary
 from fedskew.errors import ArgumentError, DataError, nearest
+from fedskew.sheets import columns_in
 
 Table = Any
 """A `datasets.Dataset`."""
@@ -60,7 +61,7 @@ def from_huggingface(
             `save_to_disk` wrote.
         inputs: Column to learn from: images, text, an array, or a number. By default the only column of images, else
             the only one of text, else the only one of arrays, else all columns of numbers together.
-        label: Column of labels, a list of several where a sample may have these; or columns of 0 and 1.
+        label: Column of labels, a list of several where a sample may have these; or columns of 0 and 1, as for `csv`.
         separator: Sign between the labels of a sample in one column of text, of which it may have several.
         client: Column of natural clients; a column called "client" by default, if there is one.
         test: Name of the test part.
@@ -82,8 +83,8 @@ def from_huggingface(
         if not isinstance(part, package.Dataset):
             raise DataError(f"table: {name} is a {type(part).__name__}; expected a datasets.Dataset, not streamed")
     train = parts["train"].with_format(None)
-    label = label if isinstance(label, str) else tuple(label)
-    named = (label,) if isinstance(label, str) else label
+    named = columns_in(label, train.column_names) if isinstance(label, str) else tuple(label)
+    label = named[0] if len(named) == 1 else named
     columns = _columns(train, named, client, inputs)
     if client is None and "client" in train.column_names and "client" not in (*named, inputs):
         client = "client"
@@ -125,7 +126,7 @@ def from_huggingface(
         if kind == "number":
             more["encoder"] = TableSchema(
                 {
-                    name: Column("label" if name == label else "number" if name in columns else "ignored")
+                    name: Column("label" if name in named else "number" if name in columns else "ignored")
                     for name in (*columns, *(name for name in train.column_names if name not in columns))
                 }
             )

@@ -37,6 +37,15 @@ Label: TypeAlias = str | tuple[str, ...]
 """The class of a sample; or all that it has of several, its findings."""
 
 
+Place: TypeAlias = Callable[[int], str]
+"""Names the place of a sample, from 0, in what it was read from."""
+
+
+def by_number(at: int) -> str:
+    """Name a sample by its number."""
+    return f"sample {at + 1}"
+
+
 class NoLabel(str):
     """A cell that says that a sample has no label, as it stands in the file."""
 
@@ -44,7 +53,11 @@ class NoLabel(str):
 
 
 def of_columns(
-    where: object, label: str | tuple[str, ...], column: Callable[[str], Sequence[str]], separator: str | None
+    where: object,
+    label: str | tuple[str, ...],
+    column: Callable[[str], Sequence[str]],
+    separator: str | None,
+    place: Place = by_number,
 ) -> Sequence[Label]:
     """Return the labels of a table: a column, with a separator of several in each cell, or columns of 0 and 1.
 
@@ -52,19 +65,21 @@ def of_columns(
     """
     if isinstance(label, tuple):
         cells = [[_FLAGS.get(cell.casefold(), cell) for cell in column(name)] for name in label]
-        return of_table(where, label, list(zip(*cells, strict=True)))
+        return of_table(where, label, list(zip(*cells, strict=True)), place)
     found = column(label)
-    return found if separator is None else [_split(where, at, cell, separator) for at, cell in enumerate(found)]
+    return found if separator is None else [_split(where, at, cell, separator, place) for at, cell in enumerate(found)]
 
 
-def of_table(where: object, names: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Label]:
+def of_table(
+    where: object, names: Sequence[str], rows: Iterable[Sequence[Any]], place: Place = by_number
+) -> list[Label]:
     """Return the findings of samples by a row of 0 and 1 of each; where a cell is missing, the sample has no label."""
     found: list[Label] = []
     for at, row in enumerate(rows):
         odd = next((place for place, cell in enumerate(row) if cell not in (0, 1)), None)
         if odd is not None and not _is_missing(str(row[odd])):
             raise DataError(
-                f"{where}: sample {at + 1} has {row[odd]!r} for {names[odd]!r}; several labels a sample are columns of "
+                f"{where}: {place(at)} has {row[odd]!r} for {names[odd]!r}; several labels a sample are columns of "
                 "0 and 1"
             )
         own = tuple(name for name, cell in zip(names, row, strict=True) if cell == 1)
@@ -72,15 +87,13 @@ def of_table(where: object, names: Sequence[str], rows: Iterable[Sequence[Any]])
     return found
 
 
-def _split(where: object, at: int, cell: str, separator: str) -> Label:
+def _split(where: object, at: int, cell: str, separator: str, place: Place) -> Label:
     if _is_missing(cell):
         return NoLabel(cell)
     pieces = tuple(dict.fromkeys(piece.strip() for piece in cell.split(separator)))
     none = [piece for piece in pieces if piece.casefold() in _NONE]
     if any(map(_is_missing, pieces)) or (none and len(pieces) > 1):
-        raise DataError(
-            f"{where}: the label {cell!r} of sample {at + 1} has an empty part, or says none beside another"
-        )
+        raise DataError(f"{where}: the label {cell!r} of {place(at)} has an empty part, or says none beside another")
     return () if none else pieces
 
 
@@ -94,14 +107,19 @@ def strata(labels: Sequence[Label]) -> Sequence[str]:
 
 
 def prepared(
-    where: object, parts: Sequence[Sequence[Label]], missing: Missing = "refuse", numbered: Collection[str] = ()
+    where: object,
+    parts: Sequence[Sequence[Label]],
+    missing: Missing | None = None,
+    numbered: Collection[str] = (),
+    places: Sequence[Place] = (by_number, by_number),
 ) -> list[tuple[Rows, Sequence[Label]]]:
     """Return of each part of a data set the rows that have a label, and these rows' labels as names of classes.
 
-    Where the data name all classes themselves (`numbered`), they are taken as they are.
+    Where the data name all classes themselves (`numbered`), they are taken as they are. With `missing` None there is no
+    option by which samples are left out.
     """
     rows = [
-        np.flatnonzero([missing == "refuse" or label in numbered or not _is_missing(label) for label in part])
+        np.flatnonzero([missing != "drop" or label in numbered or not _is_missing(label) for label in part])
         for part in parts
     ]
     if not len(rows[0]):
@@ -109,7 +127,7 @@ def prepared(
     if lost := sum(map(len, parts)) - sum(map(len, rows)):
         _warn(f"{where}: {counted(lost, 'sample')} without a label left out")
     kept = [[part[row] for row in own.tolist()] for part, own in zip(parts, rows, strict=True)]
-    _refuse_missing(where, kept, numbered)
+    _refuse_missing(where, kept, missing, numbered, places)
     if isinstance(kept[0][0], tuple):
         if not numbered:  # cells that were split: another sign may stand between some
             _check_joined(where, {name for part in kept for label in part for name in label})
@@ -147,16 +165,23 @@ def as_classes(where: object, *parts: Sequence[str]) -> list[list[Label]]:
     return [[names[label] for label in part] for part in parts]
 
 
-def _refuse_missing(where: object, parts: Sequence[Sequence[Label]], known: Collection[str]) -> None:
-    gone = ((at, label) for part in parts for at, label in enumerate(part) if _is_missing(label))
-    missing = [(at, label) for at, label in gone if label not in known]
-    if missing:
-        at, label = missing[0]
+def _refuse_missing(
+    where: object,
+    parts: Sequence[Sequence[Label]],
+    missing: Missing | None,
+    known: Collection[str],
+    places: Sequence[Place],
+) -> None:
+    labelled = ((of, at, label) for of, part in enumerate(parts) for at, label in enumerate(part))
+    gone = [(of, at, label) for of, at, label in labelled if _is_missing(label) and label not in known]
+    if gone:
+        of, at, label = gone[0]
         several = any(isinstance(one, tuple) for part in parts for one in part)
         advice = "write 0 where it has none" if several else "give what they are a name"
+        leave_out = "take them out" if missing is None else "leave them out (data.missing_labels = 'drop')"
         raise DataError(
-            f"{where}: {counted(len(missing), 'sample')} without a label ({str(label)!r}, first in sample {at + 1}); "
-            f"leave them out (data.missing_labels = 'drop'), or {advice}"
+            f"{where}: {counted(len(gone), 'sample')} without a label ({str(label)!r}, first in {places[of](at)}); "
+            f"{leave_out}, or {advice}"
         )
 
 

@@ -7,6 +7,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +19,13 @@ from torch import Tensor
 
 from fedskew import findings
 from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._labels import Label, Missing, of_table, prepared, strata
+from fedskew.data._labels import Label, Missing, Place, by_number, of_table, prepared, strata
 from fedskew.data._propose import identifiers
 from fedskew.data._schema import Column, Encoder, Kind, TableSchema
-from fedskew.data._table import Table, table_files
+from fedskew.data._table import Table, place_among, table_files
 from fedskew.errors import ArgumentError, DataError, DataWarning, in_one_line, nearest
 from fedskew.names import warn_of_look_alikes
+from fedskew.sheets import columns_in
 
 
 @dataclass
@@ -33,6 +35,7 @@ class RawSamples:
     inputs: Tensor
     labels: Sequence[Label]
     clients: Sequence[str] | None = None
+    place: Place = by_number
 
     def take(self, rows: NDArray[np.int64]) -> RawSamples:
         """Copy some samples."""
@@ -54,17 +57,18 @@ def make(
     clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
     where: object = "",
-    missing: Missing = "refuse",
+    missing: Missing | None = None,
     **more: Any,
 ) -> Dataset:
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
     `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set;
-    `where` says in messages where they were read from, `missing` what becomes of samples without a label. `more` is for
-    `assembled`.
+    `where` says in messages where they were read from, `missing` what becomes of samples without a label; None: they
+    are refused. `more` is for `assembled`.
     """
     parts = [train] if test is None else [train, test]
-    found = prepared(where or name, [part.labels for part in parts], missing, numbered)
+    places = [part.place for part in parts]
+    found = prepared(where or name, [part.labels for part in parts], missing, numbered, places)
     train, *others = (part.labelled(*own) for part, own in zip(parts, found, strict=True))
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
@@ -223,7 +227,8 @@ def csv(
     deviation of the training part. Without a schema columns other than labels and clients hold numbers, none missing.
 
     Args:
-        label: Column of labels, any text, "label" by default; or columns of 0 and 1, of which a sample has any.
+        label: Column of labels, any text, "label" by default; or a list of columns of 0 and 1, of which a sample has
+            any. A text with commas that is no column's name is such a list.
         separator: Sign between the labels in a cell, where a sample may have several, or none.
         client: Column of clients; a column called "client" by default, if there is one.
         test: Name of a file beside it with the same columns, the test part.
@@ -264,13 +269,15 @@ def csv(
         torch.cat([part.inputs for part in parts]),
         [label for part in parts for label in part.labels],
         None if parts[0].clients is None else [name for part in parts for name in part.clients or ()],
+        partial(place_among, tables),
     )
     samples = train, held, test_share, rng
     return make("csv", *samples, numbered=own.classes, where=root, encoder=own, missing=missing_labels)
 
 
 def _of_table(table: Table, schema: TableSchema, separator: str | None) -> RawSamples:
-    return RawSamples(schema.encoded(table), schema.labels_in(table, separator), schema.names_in(table, "client"))
+    clients = schema.names_in(table, "client")
+    return RawSamples(schema.encoded(table), schema.labels_in(table, separator), clients, partial(place_among, [table]))
 
 
 def _schema_of(given: str | dict[str, Any]) -> TableSchema:
@@ -285,7 +292,7 @@ def _schema_of(given: str | dict[str, Any]) -> TableSchema:
 def _all_numbers(table: Table, label: str | tuple[str, ...], client: str | None) -> TableSchema:
     """Return the schema of a table of which nothing is said but its columns of labels and clients."""
     names = list(table.columns)
-    labels = (label,) if isinstance(label, str) else label
+    labels = columns_in(label, names) if isinstance(label, str) else label
     for option, name in (*(("label", name) for name in labels), ("client", client)):
         if name is not None and name not in names:
             columns = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

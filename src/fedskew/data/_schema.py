@@ -319,7 +319,7 @@ class TableSchema:
                     table.fail(f"{cell!r} is none of the schema's classes{nearest(cell, known)}", row, name)
             return [NoLabel(cell) if absent else cell for cell, absent in zip(found, gone, strict=True)]
 
-        return of_columns(table.where, self.labelled if others else first, cells, separator)
+        return of_columns(table.where, self.labelled if others else first, cells, separator, table.place)
 
     def names_in(self, table: Table, kind: Literal["label", "client"]) -> Sequence[str] | None:
         """Return the label or client of each sample; None where the table has no clients."""

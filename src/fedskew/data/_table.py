@@ -73,13 +73,17 @@ class Table:
             return [f"{self.where}[{row}]" for row in range(len(self))]
         return [f"{self.where}:{line}" for line, _ in self.sheet]
 
+    def place(self, row: int) -> str:
+        """Name the place of a row, from 0, in its file."""
+        return f"row {row}" if self.sheet is None else f"line {self.sheet.line_of(row)}"
+
     def fail(self, wrong: str, row: int | None = None, column: str | None = None) -> NoReturn:
         """Raise the DataError that names a place: the header, or a row from 0."""
         if self.sheet is not None and row is not None:
             self.sheet.fail_row(row, wrong, column)
         if self.sheet is not None:
             self.sheet.fail(self.sheet.line, wrong, column)
-        place = self.where if row is None else f"{self.where}, row {row}"
+        place = self.where if row is None else f"{self.where}, {self.place(row)}"
         raise DataError(f"{place}{'' if column is None else f', column {column!r}'}: {wrong}")
 
     def texts(self, column: str, what: str) -> Sequence[str]:
@@ -138,6 +142,13 @@ class Table:
             elif not gone:
                 values[row] = days
         return values
+
+
+def place_among(tables: Sequence[Table], row: int) -> str:
+    """Name the place of a row, from 0, of tables below each other, with its file."""
+    ends = np.cumsum([len(table) for table in tables])
+    at = int(np.searchsorted(ends, row, side="right"))
+    return f"{Path(tables[at].where).name}, {tables[at].place(row - int(ends[at]) + len(tables[at]))}"
 
 
 def days_of(cell: str) -> float | None:
