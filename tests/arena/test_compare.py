@@ -132,6 +132,26 @@ def test_intervals_and_p_values_are_those_of_the_trainings() -> None:
     assert math.isnan(found["same"].p)
 
 
+def test_with_blocks_tasks_count_alike_and_an_interval_is_as_wide_as_tasks_differ() -> None:
+    gains = {"easy": [1.0, 1.2, 0.8, 1.0, 1.1, 0.9], "hard": [4.0, 4.2], "other": [7.0, 6.8]}
+    lines = []
+    for task, own in gains.items():
+        for at, gain in enumerate(own):
+            for method, ahead in (("fedavg", 0.0), ("up", gain)):
+                lines.append(line(method, f"{task}-{at}", 0, 0, 0.5 + ahead / 100) | {"task": task})
+    found = [
+        Scores.of(lines, ["task", "place"], "fedavg", blocks=blocks).standings("fedavg")[0] for blocks in (None, "task")
+    ]
+    assert found[0].difference == pytest.approx(sum(map(sum, gains.values())) / 10)
+    assert found[1].difference == pytest.approx((1.0 + 4.1 + 6.9) / 3)
+    # Of three blocks one in 27 resamples draws the lowest alone, or the highest: these are the ends of the interval.
+    assert (found[1].low, found[1].high) == pytest.approx((1.0, 6.9), abs=0.15)
+    assert found[0].high - found[0].low < 0.8 * (found[1].high - found[1].low)
+    assert found[1].p == pytest.approx(0.25)  # all signs alike: two of eight
+    two = [one for one in lines if one["task"] != "other"]
+    assert math.isnan(Scores.of(two, ["task", "place"], "fedavg", blocks="task").standings("fedavg")[0].p)
+
+
 def test_p_values_are_corrected_for_the_number_of_methods() -> None:
     lines = [line("fedavg", str(at), 0, 0, 0.5) for at in range(8)]
     for name in ("one", "two", "three"):

@@ -37,7 +37,7 @@ def noted(jobs: list[ArenaJob], scores: list[float]) -> dict[str, dict[str, str]
     """What the runs of some jobs would be in `runs.csv`."""
     found = {}
     for job, score in zip(jobs, scores, strict=True):
-        found |= {key: {"validation": f"{score}", "failure": ""} for key in job.keys.values()}
+        found |= {key: {"validation": f"{score}", "failure": "", "diverged": "0"} for key in job.keys.values()}
     return found
 
 
@@ -253,3 +253,74 @@ def test_situations_that_differ_in_the_scoring_alone_are_one_training(tmp_path) 
     assert set(trainings) == {(place, mix) for place in ("few", "all") for mix in ("even", "first")}
     assert trainings["few", "even"] == trainings["few", "first"] != trainings["all", "even"]
     assert len(set(trainings.values())) == 2
+
+
+WIDE = FILE.replace("budget = 5", "budget = 7\nwiden = true\ntuning = {partitions = [8, 9], seeds = [5, 6, 7]}")
+
+
+def tuned(plan: Plan, judge) -> list[tuple[float, float | None]]:
+    """The values that a method tries, in order, and the one that is compared; `judge` gives score and divergence."""
+    book: dict[str, dict[str, str]] = {}
+    order: list[tuple[float, float | None]] = []
+    while (jobs := plan.missing(book))[0].stage == "tune":
+        for job in jobs:
+            value = job.config.training.lr, float(job.own.split("=")[1]) if job.own else None
+            order += [] if value in order else [value]
+            for seed, key in job.keys.items():
+                score, diverged = judge(*value, job.config.partition.seed, seed)
+                book[key] = {"validation": str(score), "failure": "", "diverged": str(int(diverged))}
+    assert len(book) == plan.number - 4 == 7 * 6
+    return [*order, (jobs[0].config.training.lr, float(jobs[0].own.split("=")[1]) if jobs[0].own else None)]
+
+
+def test_grids_are_widened_while_the_best_is_at_an_end_within_the_budget_of_all(tmp_path) -> None:
+    arena = arena_of(tmp_path, WIDE, only={"place": "few"})
+    fedavg, fedprox = (Plan(arena, entry) for entry in arena.entries)
+    # Rates rise until 30 is too large; what is left goes beside 10.
+    rising = {0.01: 0.1, 0.1: 0.2, 1.0: 0.3, 10.0: 0.5, 100.0: 0.4}
+    order = tuned(fedavg, lambda rate, own, *_: (rising.get(rate, 0.45), False))
+    assert order == [(rate, None) for rate in (0.01, 0.1, 1.0, 10.0, 100.0, 31.6, 3.16, 10.0)]
+    # The best rate is inside, and of the own values the smaller one is better and better until the budget is spent.
+    order = tuned(fedprox, lambda rate, own, *_: ({0.1: 0.5}.get(rate, 0.1) + (0.1 / own if own else 0.0), False))
+    assert order == [
+        (0.01, None),
+        (0.1, None),
+        (1.0, None),
+        (0.1, 0.5),
+        (0.1, 2.0),
+        (0.1, 0.125),
+        (0.1, 0.0312),
+        (0.1, 0.0312),
+    ]
+
+
+def test_a_value_is_judged_by_all_tuning_runs_and_the_rate_next_to_divergence_is_not_taken(tmp_path) -> None:
+    arena = arena_of(tmp_path, WIDE, only={"place": "few"})
+    # 0.1 is best but for one run of six, whose mean makes 0.01 the best; then rates below it are worse.
+    scores = {0.01: 0.5, 0.1: 0.55, 1.0: 0.2}
+    unlucky = tuned(
+        Plan(arena, arena.entries[0]),
+        lambda rate, own, *at: (scores.get(rate, 0.1) - 0.4 * (rate == 0.1 and at == (9, 7)), False),
+    )
+    assert unlucky[-1] == (0.01, None)
+    # 0.1 is the best on all, and 0.316, the next higher one, diverged on one: 0.0316 is taken, the best of those left.
+    close = {0.1: 0.9, 0.0316: 0.6, 0.01: 0.5}
+    order = tuned(
+        Plan(arena, arena.entries[0]), lambda rate, own, *at: (close.get(rate, 0.1), rate > 0.1 and at == (8, 5))
+    )
+    assert order[-1] == (0.0316, None)
+
+
+def test_a_grid_of_tables_or_shares_ends_where_it_ends(tmp_path) -> None:
+    shares = WIDE.replace("fedprox", "fedentopt").replace("local_step.mu = [0.5, 2.0]", "selection.buffer = [0.2, 0.4]")
+    plan = Plan(arena := arena_of(tmp_path, shares, only={"place": "few"}), arena.entries[1])
+    order = tuned(plan, lambda rate, own, *_: ((own or 0.1) + (rate == 0.1) + rate / 100, False))
+    assert order[:5] == [(0.01, None), (0.1, None), (1.0, None), (0.1, 0.2), (0.1, 0.4)]
+    assert [own for _, own in order[5:]] == [0.8, 0.8, 0.8]  # 1.6 is no share, so a rate beside, with the best one
+    terms = "[[{name = 'fedntd', weight = 0.3}], [{name = 'fedntd', weight = 3.0}]]"
+    tables = WIDE.replace("fedprox", "fedntd").replace("local_step.mu = [0.5, 2.0]", f"objective.terms = {terms}")
+    plan = Plan(arena := arena_of(tmp_path, tables, only={"place": "few"}), arena.entries[1])
+    first = plan.missing({})
+    second = plan.missing(book := noted(first, [0.2, 0.2, 0.7, 0.7, 0.6, 0.6]))
+    assert len({job.own for job in second}) == 2
+    assert rates(plan.missing(book | noted(second, [0.8] * 4))) == [0.316, 0.316, 0.0316, 0.0316]

@@ -5,7 +5,9 @@ The file is a sweep with one more table; its grid holds the situations.
     [arena]
     partitions = [0, 1]                 # partition seeds: each situation is partitioned once with each
     rates = [0.01, 0.03, 0.1, 0.3]      # learning rates that every method tries
-    budget = 6                          # runs that every method may spend on its tuning, those of the rates included
+    budget = 6                          # values that every method may try in its tuning, the rates included
+    widen = true                        # values go on beyond an end of a grid while the best one is there
+    tuning = {partitions = [5, 6], seeds = [7, 8, 9]}  # on which every value is tried
     last = 5                            # a run's score is the mean of its last 5 evaluations
     together = 32                       # with engine.seeds_together: runs of a situation that train at a time
 
@@ -15,8 +17,9 @@ The file is a sweep with one more table; its grid holds the situations.
         {label = "fedprox", preset = "fedprox", own = {method.local_step.mu = [0.001, 0.1]}},
     ]
 
-`own` names one parameter of the method and the values to try besides its default; without it, the rest of the budget
-goes to learning rates near the best one.
+`own` names one parameter of the method and the values to try besides its default; the rest of the budget goes to
+learning rates near the best one. With `widen` a rate is not taken where the next higher one that was tried diverged.
+`blocks = "task"` names an axis whose labels intervals and tests take for a sample, too, of all that there could be.
 
 Situations may be drawn at random instead: evenly spread points (Sobol) of a box of settings; drawing more keeps the
 first ones.
@@ -76,12 +79,20 @@ class _Number(_Table):
     whole: bool = False
 
 
+class _Tuning(_Table):
+    partitions: list[NonNegativeInt] = pydantic.Field(default=[TUNING_SEED], min_length=1)
+    seeds: list[NonNegativeInt] = pydantic.Field(default=[TUNING_SEED], min_length=1)
+
+
 class Settings(_Table):
     """The table `[arena]`; `reference` is the label of the method that the others are compared with."""
 
     partitions: list[NonNegativeInt] = pydantic.Field([0], min_length=1)
     rates: list[PositiveFloat] = []
     budget: NonNegativeInt = 0
+    widen: bool = False
+    tuning: _Tuning = _Tuning()
+    blocks: str | None = None
     last: PositiveInt = 5
     reference: str = "fedavg"
     together: PositiveInt = 32
@@ -97,8 +108,10 @@ class Settings(_Table):
             raise ValueError("rates: a single rate leaves nothing to tune; give two or more, or set training.lr")
         if self.budget < len(self.rates) or (self.budget and not self.rates):
             raise ValueError(
-                f"budget: {self.budget} runs for {len(self.rates)} rates: expected some arena.rates, and a run for each"
+                f"budget: {self.budget} values for {len(self.rates)} rates: expected some arena.rates, and one for each"
             )
+        if both := sorted({*self.partitions} & {*self.tuning.partitions}):
+            raise ValueError(f"tuning.partitions: {both[0]} is compared, too; tune on partitions of its own")
         return self
 
 
@@ -192,6 +205,8 @@ class Arena:
             raise type(error)(f"{path}: {error}") from None
         whole = Sweep.of(tree, text, path, changes, quick, changed, "arena")
         axes = tuple(axis for axis in whole.axes if axis != "method")
+        if settings.blocks is not None and settings.blocks not in axes:
+            raise ConfigError(f"{path}: arena.blocks: no axis {settings.blocks!r}{nearest(settings.blocks, axes)}")
         by_situation: dict[tuple[str, ...], list[ArenaEntry]] = {}  # one that is stopped early has complete comparisons
         for cell in whole.cells:
             situation, method = {axis: cell.values[axis] for axis in axes}, cell.values["method"]

@@ -3,7 +3,9 @@
 On each partition, a method's difference from the reference is the mean over the seeds that both have of the difference
 on that seed; a situation's is the mean over its partitions; a training's is the mean over its situations, as those
 that differ only in the mix that models are scored on are one training scored several times. Partitions of one training
-are alike, too, so intervals, tests and ranks take trainings as independent.
+are alike, too, so intervals, tests and ranks take trainings as independent. With blocks (`arena.blocks`, the task, say)
+trainings of a block are alike: intervals are by a bootstrap that draws blocks, and of each its trainings, and p-values
+by the signs of blocks.
 
 The two of a pair are always evaluated alike: a finished model, of which there is one evaluation, is compared with the
 reference's of the same round, whatever the number of evaluations that other scores are means of.
@@ -51,10 +53,10 @@ class Standing:
     """How a method stands against the reference, over the trainings in which both have runs.
 
     `federations` are trainings times partitions; `score` (percent) and `difference` (points) are means over trainings;
-    `low` and `high` end the interval of 95 % of the mean difference, by bootstrap over trainings, NaN for fewer than
-    three; `median` is over runs, which a few that collapsed don't move. `p`: Wilcoxon's signed-rank test over
-    trainings, corrected by Holm's method; NaN where there is no test. `ahead` and `harmed` are shares of the trainings,
-    `collapsed` is a number of runs.
+    `low` and `high` end the interval of 95 % of the mean difference, by bootstrap over trainings, or over blocks, NaN
+    for fewer than three; `median` is over runs, which a few that collapsed don't move. `p`: Wilcoxon's signed-rank test
+    over trainings, or the signs of blocks' means, corrected by Holm's method; NaN where there is no test. `ahead` and
+    `harmed` are shares of the trainings, `collapsed` is a number of runs.
     """
 
     method: str
@@ -111,12 +113,14 @@ class Scored(NamedTuple):
 class Scores:
     """The score of every compared run under one view: by method, then situation, partition and seed.
 
-    A situation is part of the training that `trainings` names, else one of its own.
+    A situation is part of the training that `trainings` names, else one of its own, and of the block that its label on
+    the axis `blocks` names, if there is one.
     """
 
     axes: tuple[str, ...]
     values: Mapping[str, Mapping[tuple[Situation, str, str], Scored]]
     trainings: Mapping[Situation, Hashable]
+    blocks: str | None = None
 
     def pairs(self, method: str, within: Mapping[str, str] | None = None) -> tuple[Runs, Runs]:
         """Return a method's scores and differences where the reference has the seed, too, and labels as `within`.
@@ -140,6 +144,7 @@ class Scores:
         view: View = "rounds",
         last: int = 5,
         trainings: Mapping[Situation, Hashable] | None = None,
+        blocks: str | None = None,
     ) -> Scores:
         """Return the scores that are compared.
 
@@ -152,6 +157,7 @@ class Scores:
             view: What is equal when methods are compared.
             last: Number of evaluations whose mean is a score.
             trainings: For each situation the training that it belongs to (see `Arena.trainings`).
+            blocks: Name of the axis whose labels are blocks of trainings.
         """
         of: dict[str, dict[tuple[Situation, str, str], Line]] = {}
         for line in sorted(lines, key=lambda line: line["stage"] == "traffic"):
@@ -163,28 +169,27 @@ class Scores:
             for key, line in own.items():
                 if (scored := _scored(line, of.get(reference, {}).get(key), view, last)) is not None:
                     values.setdefault(method, {})[key] = scored
-        return Scores(tuple(axes), values, trainings or {})
+        return Scores(tuple(axes), values, trainings or {}, blocks)
 
     def standings(self, reference: str, within: Mapping[str, str] | None = None) -> list[Standing]:
         """Compare every method with the reference, the largest difference first.
 
         With `within`, only situations with these labels, by axis, count; there are no order, intervals and tests then.
         """
-        from scipy import stats
-
         rows, tests = [], []
         for method in self.values:
             percent, runs = self.pairs(method, within)
             if method == reference or not runs:
                 continue
-            units = np.array([*_by_training(runs).values()])
-            low, high = (math.nan, math.nan) if within else _interval(units)
+            of_training = _by_training(runs)
+            units = np.array([*of_training.values()])
+            difference, low, high, p = self._tested(of_training, tests=not within)
             row = Standing(
                 method=method,
                 trainings=len(units),
                 federations=len({(training, partition) for training, partition, _ in runs}),
                 score=fmean(_by_training(percent).values()),
-                difference=float(units.mean()),
+                difference=difference,
                 low=low,
                 high=high,
                 median=median(runs.values()),
@@ -195,13 +200,31 @@ class Scores:
                 runs=len(runs),
             )
             rows.append(row)
-            tests.append(float(stats.wilcoxon(units).pvalue) if len(units) >= _FEWEST and units.any() else math.nan)
+            tests.append(p)
         if within:
             return rows
         corrected = holm(np.array(tests, dtype=np.float64)).tolist()
         return sorted(
             (replace(row, p=p) for row, p in zip(rows, corrected, strict=True)), key=lambda row: -row.difference
         )
+
+    def _tested(self, gains: Mapping[Hashable, float], tests: bool) -> tuple[float, float, float, float]:
+        """Return the mean difference, the ends of its interval, and the p-value that it is not 0; NaN without tests."""
+        units = np.array([*gains.values()])
+        if not tests:
+            return float(units.mean()), math.nan, math.nan, math.nan
+        if self.blocks is not None:
+            at = self.axes.index(self.blocks)
+            of = {self.trainings.get(one, one): one[at] for own in self.values.values() for one, _, _ in own}
+            blocks: dict[str, list[float]] = {}
+            for training, gain in gains.items():
+                blocks.setdefault(of[training], []).append(gain)
+            means = [fmean(own) for own in blocks.values()]
+            return fmean(means), *_by_blocks([np.array(own) for own in blocks.values()])
+        from scipy import stats
+
+        p = float(stats.wilcoxon(units).pvalue) if len(units) >= _FEWEST and units.any() else math.nan
+        return float(units.mean()), *_interval(units), p
 
     def ranks(self) -> Ranks:
         """Rank the methods in every training, and average the ranks.
@@ -273,6 +296,28 @@ def _mean(line: Line, last: int, share: float = 1.0) -> float | None:
     until = share * len(curve)
     at = [place for place in (until - back for back in range(last)) if place >= 1]
     return fmean(np.interp(at, range(1, len(curve) + 1), curve).tolist()) if at else None
+
+
+def _by_blocks(blocks: Sequence[FloatArray]) -> tuple[float, float, float]:
+    """Return the interval of the mean over blocks of their means, by bootstrap, and a two-sided p-value that it is 0.
+
+    Each resample draws blocks, and of each that is drawn its trainings, with replacement. The p-value is the share of
+    all signs of the blocks' means with which their mean is as far from 0: of three blocks a quarter at least.
+    """
+    size = len(blocks)
+    if size < _FEWEST:
+        return math.nan, math.nan, math.nan
+    rng = np.random.default_rng(0)
+    # Each block is resampled anew for each place where it may be drawn, so that twice the same block is not the same.
+    means = np.stack([rng.choice(own, (_RESAMPLES, size, len(own))).mean(axis=2) for own in blocks])
+    drawn = rng.integers(size, size=(_RESAMPLES, size))
+    found = means[drawn, np.arange(_RESAMPLES)[:, None], np.arange(size)].mean(axis=1)
+    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    centres = np.array([own.mean() for own in blocks])
+    every = 2**size <= _RESAMPLES
+    bits = np.arange(2**size)[:, None] >> np.arange(size) & 1 if every else rng.integers(2, size=(_RESAMPLES, size))
+    flipped = np.abs((1 - 2 * bits) @ centres)
+    return low, high, float((flipped >= abs(centres.sum()) * (1 - 1e-9)).mean())
 
 
 def _interval(units: FloatArray) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """The runs that an arena still needs, worked out from those that it has, so that it can be continued from any state.
 
 Each method in each situation goes through the same steps. It tries the arena's learning rates; then, with the best
-of them, the values of its own parameter, and rates near the best one while its budget lasts. The values with the best
+of them, the values of its own parameter, and rates near the best one while its budget lasts. With `arena.widen` it goes
+on beyond an end of the rates, and of its own values, while the best one is there. The values with the best mean
 validation score are trained on every partition with every seed. A method with a finish is trained once more, for as
 many rounds fewer as its finish costs traffic.
 """
@@ -14,9 +15,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
 
-from fedskew.arena._arena import TUNING_SEED, Arena, ArenaEntry
+from fedskew.arena._arena import Arena, ArenaEntry
+from fedskew.errors import FedskewError
 from fedskew.experiment import Config
 
 Line = Mapping[str, str]
@@ -56,7 +59,7 @@ class ArenaJob:
         return f"{self.entry.name}, {of}, lr {self.config.training.lr:g}{own}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a value may be a list
 class _Values:
     """What is tuned: a learning rate, and perhaps a value of the method's own parameter."""
 
@@ -66,6 +69,13 @@ class _Values:
     @property
     def text(self) -> str:
         return "" if self.own is None else f"{self.own[0].removeprefix('method.')} = {json.dumps(self.own[1])}"
+
+
+class _Judged(NamedTuple):
+    """What is known of values that were tried: their mean validation score, and whether a run diverged."""
+
+    score: float
+    diverged: bool
 
 
 @dataclass
@@ -81,21 +91,18 @@ class Plan:
 
         The steps are the rates, what else is tuned, what is compared, and what is compared at equal traffic.
         """
-        settings = self.arena.settings
-        steps: list[list[ArenaJob]] = [[], []]
-        best = _Values(None)
-        if self._is_tuned:
-            tried: list[tuple[_Values, ArenaJob]] = []
-            for step in steps:
-                values = self._further(best) if tried else [_Values(rate) for rate in settings.rates]
-                step += [self._tune(one) for one in values]
-                if not all(job.is_done(runs) for job in step):
-                    return steps if tried else steps[:1]
-                tried += zip(values, step, strict=True)
-                best, _ = max(tried, key=lambda pair: _validation(pair[1], runs))  # the first of equals
-        steps.append([self._job("run", self._config(best, seed), best) for seed in settings.partitions])
-        if self._has_finish and all(job.is_done(runs) for job in steps[2]):
-            steps.append([self._paying(job, best, runs) for job in steps[2]])
+        steps: list[list[ArenaJob]] = []
+        best, tried = _Values(None), dict[_Values, _Judged]()
+        while self._is_tuned and (values := self._next(tried, best)):
+            jobs = {one: self._tune(one) for one in values}
+            steps.append([job for own in jobs.values() for job in own])
+            if not all(job.is_done(runs) for job in steps[-1]):
+                return steps
+            tried |= {one: _judged(own, runs) for one, own in jobs.items()}
+            best = self._best(tried)
+        steps.append([self._job("run", self._config(best, seed), best) for seed in self.arena.settings.partitions])
+        if self._has_finish and all(job.is_done(runs) for job in steps[-1]):
+            steps.append([self._paying(job, best, runs) for job in steps[-1]])
         return steps
 
     def missing(self, runs: Runs) -> list[ArenaJob]:
@@ -110,7 +117,9 @@ class Plan:
     def number(self) -> int:
         """Number of runs in all."""
         compared = len(self.arena.settings.partitions) * len(self.entry.config.seeds)
-        return (self.arena.settings.budget if self._is_tuned else 0) + compared * (2 if self._has_finish else 1)
+        settings = self.arena.settings
+        tuning = settings.budget * len(settings.tuning.partitions) * len(settings.tuning.seeds)
+        return (tuning if self._is_tuned else 0) + compared * (2 if self._has_finish else 1)
 
     @property
     def _is_tuned(self) -> bool:
@@ -132,17 +141,56 @@ class Plan:
         fewer = training.model_copy(update={"rounds": rounds})
         return self._job("traffic", job.config.model_copy(update={"training": fewer}), values)
 
-    def _further(self, best: _Values) -> list[_Values]:
-        """Return the values that are tried with the rest of the budget."""
-        assert best.rate is not None, "there are rates"
-        rates = self.arena.settings.rates
-        own = [_Values(best.rate, value) for value in self.entry.own]
-        left = self.arena.settings.budget - len(rates) - len(own)
-        return [*own, *(_Values(rate) for rate in _rates_beside(best.rate, rates, left))]
+    def _next(self, tried: Collection[_Values], best: _Values) -> list[_Values]:
+        """Return the values that are tried next; none when the budget is spent."""
+        settings = self.arena.settings
+        left = settings.budget - len(tried)
+        if best.rate is None:
+            return [_Values(rate) for rate in settings.rates]
+        if left == 0:
+            return []
+        rates = sorted(one.rate for one in tried if one.own is None and one.rate is not None)
+        has_own = any(one.own is not None for one in tried)
+        own = [] if has_own else [_Values(best.rate, value) for value in self.entry.own]
+        if settings.widen and not has_own and left > len(own) and best.rate in (rates[0], rates[-1]):
+            return [_Values(_beyond(best.rate, rates))]
+        if settings.widen and own:
+            return own
+        if settings.widen and best.own is not None and (further := self._further(tried, best)) is not None:
+            return [further]
+        beside = _rates_beside(best.rate, rates, left - len(own))
+        return [*own, *(_Values(rate, best.own) for rate in beside)]
 
-    def _tune(self, values: _Values) -> ArenaJob:
-        config = self._config(values, TUNING_SEED)
-        return self._job("tune", config.model_copy(update={"seeds": [TUNING_SEED]}), values)
+    def _further(self, tried: Collection[_Values], best: _Values) -> _Values | None:
+        """Return a value of its own beyond the best one, if that is at an end of those tried, and there is such one."""
+        assert best.own is not None, "by the caller"
+        key, value = best.own
+        known = [one.own[1] for one in tried if one.own is not None]
+        if not all(isinstance(one, int | float) and one > 0 for one in known) or len(known) < 2:
+            return None
+        if value not in (min(known), max(known)):
+            return None
+        own = key, _beyond(value, sorted(known))
+        try:
+            self.entry.config.with_value(*own)
+        except FedskewError:  # a share above 1, say
+            return None
+        return _Values(best.rate, own)
+
+    def _best(self, tried: Mapping[_Values, _Judged]) -> _Values:
+        """Return the best values, the first of equals; those next to a rate that diverged only where all are."""
+
+        def is_next_to_divergence(one: _Values) -> bool:
+            above = [other for other in tried if other.own == one.own and (other.rate or 0) > (one.rate or 0)]
+            return any(tried[other].diverged for other in sorted(above, key=lambda other: other.rate or 0)[:1])
+
+        taken = [one for one in tried if not (self.arena.settings.widen and is_next_to_divergence(one))]
+        return max(taken or tried, key=lambda one: tried[one].score)
+
+    def _tune(self, values: _Values) -> list[ArenaJob]:
+        tuning = self.arena.settings.tuning
+        configs = [self._config(values, partition) for partition in tuning.partitions]
+        return [self._job("tune", config.model_copy(update={"seeds": [*tuning.seeds]}), values) for config in configs]
 
     def _job(self, stage: Stage, config: Config, values: _Values) -> ArenaJob:
         return self._made.setdefault((stage, config.hash), ArenaJob(self.entry, stage, config, values.text))
@@ -192,10 +240,18 @@ def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[ArenaJob]]:
     return calls
 
 
-def _validation(job: ArenaJob, runs: Runs) -> float:
-    """Return the validation score of a tuning job."""
-    texts = [runs[key]["validation"] for key in job.keys.values()]
-    return max((float(text) for text in texts if text), default=-math.inf)
+def _judged(jobs: Sequence[ArenaJob], runs: Runs) -> _Judged:
+    """Return what the tuning runs of some values say: of one that has no score there is none."""
+    lines = [runs[key] for job in jobs for key in job.keys.values()]
+    texts = [line["validation"] for line in lines]
+    score = fmean(map(float, texts)) if all(texts) else -math.inf
+    return _Judged(score, any(line["failure"] or int(line["diverged"] or 0) for line in lines))
+
+
+def _beyond(value: float, values: Sequence[float]) -> float:
+    """Return the next value beyond an end of rising values, as far from it in ratio as its neighbour."""
+    neighbour = values[1] if value == values[0] else values[-2]
+    return float(f"{value * value / neighbour:.3g}")
 
 
 def _rates_beside(best: float, rates: Sequence[float], number: int) -> list[float]:

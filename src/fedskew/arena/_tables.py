@@ -57,7 +57,8 @@ def comparison(state: ArenaState) -> tuple[list[str], list[list[str]], list[str]
 
 def _scores(state: ArenaState, view: View) -> Scores:
     arena, settings = state.arena, state.arena.settings
-    return Scores.of(state.compared, arena.axes, settings.reference, view, settings.last, arena.trainings)
+    made_of = arena.trainings, settings.blocks
+    return Scores.of(state.compared, arena.axes, settings.reference, view, settings.last, *made_of)
 
 
 def _standing_table(rows: Sequence[Standing]) -> tuple[list[str], list[list[str]]]:
@@ -148,15 +149,37 @@ def _rounded(value: float) -> float | None:
 
 
 def _choice_lines(state: ArenaState) -> Iterable[list[Any]]:
-    """Yield the values chosen for each method in each situation, and their validation score."""
+    """Yield the values chosen for each method in each situation, their mean validation score, and which lie at an end.
+
+    An end: of the learning rates, or of the method's own numbers, that were tried there.
+    """
     columns = [*state.arena.axes, "method", "lr", "own"]
-    yield [*columns, "validation"]
-    tuned, compared = (
-        {tuple(line[column] for column in columns): line["validation"] for line in lines}
-        for lines in ((line for line in state.runs if line["stage"] == "tune"), state.compared)
-    )
-    for key in compared:
-        yield [*key, tuned.get(key)]
+    yield [*columns, "validation", "rate_at_end", "own_at_end"]
+    tuned: dict[tuple[str, ...], list[str]] = {}
+    for line in (line for line in state.runs if line["stage"] == "tune"):
+        tuned.setdefault(tuple(line[column] for column in columns), []).append(line["validation"])
+    for key in dict.fromkeys(tuple(line[column] for column in columns) for line in state.compared):
+        beside = [other for other in tuned if other[:-2] == key[:-2]]
+        yield [
+            *key,
+            f"{fmean(map(float, scores)):.5f}" if all(scores := tuned.get(key, [""])) else "",
+            *(_at_end(key[at], {other[at] for other in beside}) for at in (-2, -1)),
+        ]
+
+
+def _at_end(chosen: str, tried: Iterable[str]) -> bool | None:
+    """Return whether a number, such as that of `local_step.mu = 0.5`, is the largest or smallest of some."""
+    numbers = {text: _number(text) for text in {chosen, *tried}}
+    known = {number for number in numbers.values() if number is not None}
+    value = numbers[chosen]
+    return None if value is None or len(known) < 2 else value in (min(known), max(known))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.rpartition("=")[2])
+    except ValueError:
+        return None
 
 
 def _evidence(state: ArenaState, found: Scores) -> bytes:
