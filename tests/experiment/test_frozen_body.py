@@ -112,6 +112,14 @@ def test_processes_have_the_same_bits(trained) -> None:
         assert torch.equal(values, state(several)[name]), name
 
 
+def test_samples_that_are_not_in_the_run_never_pass_the_body(trained, monkeypatch) -> None:
+    passed, computed = [], nn.Conv2d.forward
+    monkeypatch.setattr(nn.Conv2d, "forward", lambda layer, x: passed.append(len(x)) or computed(layer, x))
+    trained(True, data={"rows": 120, "validation": 0.2}, training={"participation": 1.0})
+    tested = len(load("digits").test_targets)
+    assert 120 + tested <= sum(passed) <= 120 + tested + 100  # those beside are to try the network out
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [

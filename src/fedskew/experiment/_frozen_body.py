@@ -52,7 +52,7 @@ def behind_body(config: Config, method: Method, task: Task, module: nn.Module, s
     number = len(dataset.targets) + len(dataset.test_targets) + (0 if unlabelled is None else len(unlabelled))
     if number * prod(shape) * 4 > _MOST_BYTES:
         return Training(module, task, f"{kept}{prod(shape):,} numbers for each of {number:,} samples are too many")
-    groups = [*task.partition.indices, *task.held_out, *task.client_test]
+    groups = [*task.partition.indices, *task.held_out, *task.client_test, task.validation]
     seen = replace(
         dataset,
         inputs=Features(dataset.inputs.to(device), body, [rows for rows in groups if len(rows)]),
