@@ -4,10 +4,12 @@
     python benchmarks/pretrained.py tune FOLDER RESULTS.jsonl        # learning rates, on validation samples of seed 100
     python benchmarks/pretrained.py train FOLDER RESULTS.jsonl [--seeds 0 1 2]
     python benchmarks/pretrained.py table RESULTS.jsonl              # Markdown: accuracy, MB, seconds
+    python benchmarks/pretrained.py features FOLDER                  # FOLDER/cifar10.npz and more, for heads.toml
 
 Twenty clients hold the 25,000 samples by Dir(0.1) a class, a quarter takes part in each of 20 rounds of one epoch, in
 batches of 32, SGD with momentum 0.9; one thread. A line of RESULTS is a training; what is there is not trained again.
-`gaussian` trains nothing: its head is computed from sums over the clients in one exchange.
+`gaussian` trains nothing: its head is computed from sums over the clients in one exchange. `features` are what the body
+makes of 12,000 training and 5,000 test samples of four data sets; grey ones get margins and three channels.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedskew
@@ -135,6 +138,32 @@ def federate(way: str, lr: float, seed: int, validation: float, body: Path, root
     return {"accuracy": final["accuracy"], "validation": judged, "mb_up": sent / 1e6, "seconds": round(seconds, 1)}
 
 
+def featured(dataset: Dataset, body: nn.Module) -> dict[str, np.ndarray]:
+    """Return what the body makes of some of a data set's samples, and their labels, as an .npz file has them."""
+    rng, made = np.random.default_rng(0), dict[str, np.ndarray]()
+    for part, number in (("", 12_000), ("_test", 5_000)):
+        prefix = "test_" if part else ""
+        targets = getattr(dataset, f"{prefix}targets")
+        rows = torch.from_numpy(rng.permutation(len(targets))[:number])
+        inputs = take(getattr(dataset, f"{prefix}inputs"), rows)
+        margin = (32 - inputs.shape[-1]) // 2
+        whole = nn.functional.pad(inputs, [margin] * 4).expand(-1, 3, -1, -1)
+        with torch.no_grad():
+            made[f"x{part}"] = torch.cat([body(some).flatten(1) for some in whole.split(64)]).numpy()
+        made[f"y{part}"] = targets[rows].numpy()
+    return made
+
+
+def write_features(folder: Path, root: str) -> None:
+    """Write the features of each data set."""
+    body = Body().eval()
+    body.load_state_dict(load_file(folder / "body.safetensors"), strict=False)
+    for name in ("mnist", "fashion_mnist", "cifar10", "cifar100"):
+        dataset = half(range(50, 100), root) if name == "cifar100" else load(name, root)
+        np.savez(folder / f"{name}.npz", **featured(dataset, body.blocks))
+        print(folder / f"{name}.npz", flush=True)
+
+
 def known(results: Path) -> dict[Key, dict[str, float]]:
     """Read what has been trained."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
@@ -177,7 +206,7 @@ def print_table(results: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["body", "tune", "train", "table"])
+    parser.add_argument("what", choices=["body", "tune", "train", "table", "features"])
     parser.add_argument("paths", type=Path, nargs="+", metavar="FOLDER RESULTS.jsonl")
     parser.add_argument("--data", default=".data")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -187,6 +216,8 @@ def main() -> None:
     trained = [way for way in WAYS if way not in ("gaussian", "head, features anew")]
     if arguments.what == "body":
         pretrain(folder, arguments.data)
+    elif arguments.what == "features":
+        write_features(folder, arguments.data)
     elif arguments.what == "tune":
         extend(results, itertools.product(trained, RATES, [TUNING]), 0.1, body, arguments.data)
     elif arguments.what == "train":
