@@ -39,7 +39,7 @@ def adapted(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("finish", ["ccvr", {"name": "ccvr", "target": True, "samples": 50}])
+@pytest.mark.parametrize("finish", ["ccvr", {"name": "ccvr", "target": True, "samples": 50}, "fedcof"])
 def test_the_finished_model_is_that_of_the_simulation(finish, tmp_path):
     sites, grid, done = finished(tmp_path, finish)
     simulated = fedskew.simulate(sites.config, out=tmp_path / "simulated", progress=False)
