@@ -82,3 +82,54 @@ def test_the_server_and_each_site_get_the_file_once_with_their_folders(tmp_path:
     (folder / "server" / "weights.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model.weights: .*server/weights.safetensors: No such file"):
         check_folder(folder)
+
+
+FINETUNE = {"preset": "fedavg", "personal": {"name": "ditto", "strengths": [0.1]}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "updates"),
+    [("fedavg", "masked"), ({"preset": "fedavg", "finish": "gaussian"}, "plain"), (FINETUNE, "plain")],
+)
+def test_features_that_a_site_keeps_change_nothing_but_the_time(tmp_path: Path, method: Any, updates: str) -> None:
+    models, answers = [], []
+    for keeps in (True, False):
+        config = tree(method, rounds=2, **({"weight_limit": 0.4} if updates == "masked" else {}))
+        config["model"] |= {"freeze": ["fc1"]}
+        config["engine"] = {"updates": updates, "keep_features": keeps}
+        federation = federate(tmp_path / str(keeps), config, updates=updates)
+        federation.play()
+        models.append(
+            load_file(next(federation.run_folder.glob("*finished*"), federation.run_folder / "model.safetensors"))
+        )
+        answers.append([one["bytes_up"] for one in federation.records()])
+        found = sorted(one.name.partition("-")[0] for one in (federation.kept("ash") / "home").glob("*-*/"))
+        assert found == (["test", "training"] if keeps else [])
+    assert answers[0] == answers[1]
+    for name, values in models[0].items():
+        np.testing.assert_allclose(models[1][name], values, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_kept_features_are_of_this_body_and_these_samples(tmp_path: Path) -> None:
+    config = tree("fedavg", rounds=1)
+    config["model"] |= {"freeze": ["fc1"]}
+    federation = federate(tmp_path, config, label_counts="withheld")
+    grid = federation.grid()
+    federation.run(grid).run(resume=True)
+    question, home = grid.last("train"), federation.kept("ash") / "home"
+    first = {one.name for one in home.glob("*-*")}
+    values = home / next(one for one in first if one.startswith("training")) / "values.npy"
+    before = np.load(values)
+    assert np.load(values.parent / "known.npy")[0]
+    np.lib.format.open_memmap(values, "r+")[:] = 0  # what is kept is what is used
+    federation.ask("train", question.content)
+    assert not np.load(values).any()
+    held = dict(np.load(tmp_path / "ash" / "own.npz"))
+    np.savez(tmp_path / "ash" / "own.npz", **held | {"x": held["x"][::-1]})
+    federation.ask("train", question.content)
+    (second,) = home.glob("training-*")
+    assert second.name not in first
+    np.testing.assert_allclose(np.load(second / "values.npy"), before[::-1], rtol=0, atol=1e-5)
+    assert {one.name for one in home.glob("test-*")} < first
+    assert oct(second.stat().st_mode)[-3:] == "700"

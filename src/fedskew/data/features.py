@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew.data._dataset import Inputs
+from fedskew.files import replacing
+
+MOST_BYTES = 1 << 32
+"""Largest features of a data set that are kept."""
 
 _ROWS = 64
 """Samples that pass the body at a time."""
@@ -31,9 +35,12 @@ class Features:
         body: The network's frozen part; it is moved to no other device.
         groups: The rows of every group, such as a client's; the last one with a row has it. The samples of none are
             groups of 64, in their order.
+        place: A folder whose files stay, and are used where they are there: its name stands for samples and body.
     """
 
-    def __init__(self, inputs: Inputs, body: nn.Module, groups: Sequence[NDArray[np.int64]]) -> None:
+    def __init__(
+        self, inputs: Inputs, body: nn.Module, groups: Sequence[NDArray[np.int64]], place: Path | None = None
+    ) -> None:
         self._inputs, self._body = inputs, body
         rest = np.setdiff1d(np.arange(len(inputs)), np.concatenate([*groups, np.empty(0, np.int64)]))
         groups = [*groups, *np.split(rest, range(_ROWS, len(rest), _ROWS))]
@@ -41,12 +48,15 @@ class Features:
         for number, rows in enumerate(groups):
             self._group_of[rows] = number
         self._groups = [rows[self._group_of[rows] == number] for number, rows in enumerate(groups)]
-        folder = tempfile.mkdtemp(prefix="fedskew-features-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.shape: tuple[int, ...] = (len(inputs), *self._outputs(np.arange(1)).shape[1:])
-        self._folder = Path(folder)
-        np.lib.format.open_memmap(self._folder / "values.npy", "w+", np.float32, self.shape)
-        np.lib.format.open_memmap(self._folder / "known.npy", "w+", np.bool_, (len(self._groups),))
+        self._stays = place is not None
+        self._folder = place or Path(tempfile.mkdtemp(prefix="fedskew-features-"))
+        if place is None:
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        if not (self._folder / "known.npy").exists():
+            np.lib.format.open_memmap(self._folder / "values.npy", "w+", np.float32, self.shape)
+            with replacing(self._folder / "known.npy", shared=True, wait=False) as part:
+                np.lib.format.open_memmap(part, "w+", np.bool_, (len(self._groups),))
         self._open()
 
     @property
@@ -59,14 +69,15 @@ class Features:
 
     def __getstate__(self) -> dict[str, object]:
         """Pickle where the files are, not what they hold."""
-        return vars(self) | {"_values": None, "_known": None}
+        return vars(self) | {"_file": None, "_values": None, "_known": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._open()
 
     def _open(self) -> None:
-        self._values = torch.from_numpy(np.load(self._folder / "values.npy", mmap_mode="r+"))
+        self._file = np.load(self._folder / "values.npy", mmap_mode="r+")
+        self._values = torch.from_numpy(self._file)
         self._known = np.load(self._folder / "known.npy", mmap_mode="r+")
 
     def index_select(self, dim: int, index: Tensor, /) -> Tensor:
@@ -76,6 +87,8 @@ class Features:
         for number in asked[~self._known[asked]].tolist():
             for some in np.split(self._groups[number], range(_ROWS, len(self._groups[number]), _ROWS)):
                 self._values[some] = self._outputs(some).cpu()
+            if self._stays:
+                self._file.flush()  # before a power cut may find that it is known
             self._known[number] = True
         return self._values.index_select(dim, rows).to(self.device)
 

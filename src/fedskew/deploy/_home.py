@@ -1,29 +1,38 @@
 """What a site does for itself: models of its own, and a journal, all in its state folder.
 
 <run>/<round>.safetensors has them beside what the method keeps, and "own.rounds", `(rounds, 2)`: each round that the
-site took part in, and its client index there; apps/<app>/home the trained model and a line for each answer.
+site took part in, and its client index there; apps/<app>/home the trained model, a line for each answer, and
+features of a frozen body.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.data import ByteImages, Inputs
+from fedskew.data.features import MOST_BYTES, Features
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._log import utc_now
+from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._plan import Plan
+from fedskew.deploy.site_data import SiteData
 from fedskew.engine import Assignment, LocalWork, SequentialBackend
 from fedskew.engine.own import OwnModels
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_own
 from fedskew.files import append, load_tensors, private_folder, save_tensors, writing
-from fedskew.models import ModelState
+from fedskew.models import FlatModel, ModelState
+from fedskew.models.body import cut, quickened
 from fedskew.personal import OwnTraining
 
 ROUNDS = "own.rounds"
@@ -31,10 +40,60 @@ HOME, COMMON, JOURNAL = "home", "common.safetensors", "journal.jsonl"
 
 
 def own_models(
-    plan: Plan, work: LocalWork, name: str, wanted: OwnTraining, first: ModelState | None = None
+    model: FlatModel, work: LocalWork, samples: Tensor, name: str, wanted: OwnTraining, first: ModelState | None = None
 ) -> OwnModels:
     """Make what trains a model of the site's own."""
-    return make_own(f"own.{name}", wanted, plan.model, work, plan.some_samples, SequentialBackend, first=first)
+    return make_own(f"own.{name}", wanted, model, work, samples, SequentialBackend, first=first)
+
+
+def behind_body(plan: Plan, data: SiteData, folder: Path) -> tuple[FlatModel, SiteData, Tensor]:
+    """Cut the network behind its frozen body, whose features are kept in a folder: files named by body and samples.
+
+    Returns the network that trains, its samples, and two of them: the plan's and the site's where no features are kept.
+    """
+    whole, config, as_it_is = plan.model, plan.config, (plan.model, data, plan.some_samples)
+    frozen = {id(one): one for one in whole.module.parameters() if not one.requires_grad}
+    if not (frozen and config.engine.keep_features) or config.training.augmentation is not None:
+        return as_it_is
+    try:
+        body, rest = cut(copy.deepcopy(whole.module, dict(frozen)), plan.some_samples)
+        model = FlatModel(rest, channels_last=whole.channels_last, constant=whole.constant)
+        with torch.no_grad():
+            some: Tensor = quickened(body)(plan.some_samples)
+    except Exception:  # whatever a network of the user's raises where it is computed in parts
+        return as_it_is
+    held, size = (data.inputs, data.test_inputs), (len(data.inputs) + len(data.test_inputs)) * some[:1].nbytes
+    is_same = (model.names, model.buffer_names) == (whole.names, whole.buffer_names)
+    if not is_same or size > MOST_BYTES or not all(isinstance(part, Tensor | ByteImages) for part in held):
+        return as_it_is
+    mark = sha256(torch.__version__.encode())
+    for part in (*frozen.values(), *body.buffers()):
+        _mark(mark, part)
+
+    def kept(name: str, inputs: Inputs) -> Inputs:
+        if not len(inputs):
+            return some[:0]
+        own = mark.copy()
+        _mark(own, inputs)
+        place = folder / f"{name}-{own.hexdigest()[:32]}"
+        if not place.exists():
+            LOG.info("the features of the frozen layers (%s samples) are computed once, into %s", name, folder)
+            for old in folder.glob(f"{name}-*"):
+                shutil.rmtree(old, ignore_errors=True)
+        private_folder(place)
+        return Features(inputs, body, [np.arange(len(inputs))] if name == "training" else [], place)
+
+    seen = replace(data, inputs=kept("training", data.inputs), test_inputs=kept("test", data.test_inputs))
+    if (read := data.unlabelled) is not None:
+        seen = replace(seen, unlabelled=lambda: kept("unlabelled", read()))
+    return model, seen, some
+
+
+def _mark(digest: Any, values: Any) -> None:
+    """Let a digest depend on a tensor, or on pictures in memory."""
+    values = (values.pixels if isinstance(values, ByteImages) else values).detach().cpu().contiguous()
+    digest.update(repr((values.shape, values.dtype)).encode())
+    digest.update(values.numpy())
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedskew import components
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
-from fedskew.deploy._home import HOME, Home, own_models
+from fedskew.deploy._home import HOME, Home, behind_body, own_models
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
 from fedskew.deploy._moments import encoded_moments, encoded_profile
@@ -31,7 +31,6 @@ from fedskew.deploy.releases import ROUNDING, CountsRequest, NotAgreedError, Rel
 from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
 from fedskew.engine.finish import answer
-from fedskew.engine.own import OwnModels
 from fedskew.engine.sums import encode_answer, summable
 from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, RunError
@@ -110,12 +109,13 @@ class Site:
     """A site that keeps to its terms: it checks what a message asks for, charges it in its book, and then does it.
 
     With `masks` its updates and evaluations leave it in masked sums alone; without, its server sees each. `figures` are
-    those of its answer, for its own journal.
+    those of its answer, for its own journal. The worker's inputs may be features of a frozen body, made of `data`.
     """
 
     worker: Worker
     plan: Plan
     terms: Terms
+    data: SiteData
     state: Path
     masks: Masks | None
     figures: Figures = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Site:
         self._count("sites", about, 1)
         if not masks.has_figures:
             self.keep(content)
-            masks.keep_figures(asked.round, about, figures_of(self.plan, self.terms, self.worker.data))
+            masks.keep_figures(asked.round, about, figures_of(self.plan, self.terms, self.data))
         return self._within(masks.answer(asked))
 
     @property
@@ -258,7 +258,7 @@ class Site:
         self._check_labelled()
         asked = self._sum(content, wire.SUM_MOMENTS)
         self._count("moments", "", 1)
-        inputs = self.worker.data.inputs
+        inputs = self.data.inputs
         assert isinstance(inputs, Tensor), "of a table"
         values = self.book.share(self.terms, lambda: encoded_moments(schema, inputs), "moments", np.int64)
         return self._over_all(content, asked, values)
@@ -272,7 +272,7 @@ class Site:
         self._check_means()
         asked, cells = self._sum(content, wire.SUM_PROFILE), wire.fingerprint([*agreement.mean, *agreement.std])
         self._count("profile", cells, 1)
-        inputs = self.worker.data.inputs
+        inputs = self.data.inputs
         values = self.book.share(self.terms, lambda: encoded_profile(agreement, inputs), f"profile {cells}", np.int64)
         return self._over_all(content, asked, values)
 
@@ -457,17 +457,14 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     plan = Plan.of(config, agreement, at_site=True)
     assert data.state is not None, "data.toml always has one"
     moments = tuple(agreement.mean), tuple(agreement.std)
-    work = make_work(config, config.seeds[0], plan.method, plan.model, data, *moments, len(agreement.classes))
     torch.set_num_threads(config.engine.threads)
-    home = Home(terms.folder(data.state) / HOME, _own_ways(plan, work) if terms.own_models else ())
-    worker = Worker(plan.model, work, data, home)
+    folder = terms.folder(data.state) / HOME
+    model, seen, some = behind_body(plan, data, folder)
+    work = make_work(config, config.seeds[0], plan.method, model, seen, *moments, len(agreement.classes))
+    wanted = () if plan.method.personal is None or not terms.own_models else plan.method.personal.trainings()
+    ways = tuple(own_models(model, work, some, "personal", one) for one in wanted if one.when == "rounds")
     masks = Masks.of(plan, terms, data.state, place) if plan.is_masked else None
-    return Site(worker, plan, terms, data.state, masks)
-
-
-def _own_ways(plan: Plan, work: LocalWork) -> tuple[OwnModels, ...]:
-    wanted = () if plan.method.personal is None else plan.method.personal.trainings()
-    return tuple(own_models(plan, work, "personal", one) for one in wanted if one.when == "rounds")
+    return Site(Worker(model, work, seen, Home(folder, ways)), plan, terms, data, data.state, masks)
 
 
 def trained_reply(

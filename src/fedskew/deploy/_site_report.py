@@ -172,7 +172,9 @@ class _Models:
             raise _LackingError(OFF)
         if not self._rounds:
             raise _LackingError("the site's training counted in no round")
-        way = own_models(self.plan, self.work, "alone", OwnTraining("rounds"), self.untrained)
+        way = own_models(
+            self.plan.model, self.work, self.plan.some_samples, "alone", OwnTraining("rounds"), self.untrained
+        )
         kept: dict[str, Tensor] = {}
 
         def kept_of(_: int) -> dict[str, Tensor]:
@@ -195,7 +197,8 @@ class _Models:
             raise _LackingError("the site's training counted in no round")
         own = self._model(self.plan.model, self.common if private is None else private.start(self.common, self.kept))
         for wanted in personal.trainings():
-            way, kept = own_models(self.plan, self.work, "personal", wanted), dict(self.kept)
+            some, kept = self.plan.some_samples, dict(self.kept)
+            way = own_models(self.plan.model, self.work, some, "personal", wanted)
             if not self.terms.own_models:
                 raise _LackingError(OFF)
             if wanted.when == "end":

@@ -6,18 +6,14 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from fedskew.data.features import Features
+from fedskew.data.features import MOST_BYTES, Features
 from fedskew.errors import in_one_line
 from fedskew.experiment._config import Config
 from fedskew.experiment._task import Task
 from fedskew.methods import Method
-from fedskew.models import Faster
-from fedskew.models.body import cut
-
-_MOST_BYTES = 1 << 32
+from fedskew.models.body import cut, quickened
 
 
 class Training(NamedTuple):
@@ -42,15 +38,12 @@ def behind_body(config: Config, method: Method, task: Task, module: nn.Module, s
             return Training(module, task, kept + reason)
     try:
         body, rest = cut(module, samples)
-        if not Faster(body).takes_views():
-            # Convolutions take half the time on CPUs; PyTorch's types leave this form out.
-            body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        shape = tuple(body(samples).shape[1:])
+        shape = tuple(quickened(body)(samples).shape[1:])
     except Exception as error:  # whatever a network of the user's raises where it is computed in parts
         return Training(module, task, kept + in_one_line(error))
     dataset, unlabelled, device = task.dataset, task.unlabelled, samples.device
     number = len(dataset.targets) + len(dataset.test_targets) + (0 if unlabelled is None else len(unlabelled))
-    if number * prod(shape) * 4 > _MOST_BYTES:
+    if number * prod(shape) * 4 > MOST_BYTES:
         return Training(module, task, f"{kept}{prod(shape):,} numbers for each of {number:,} samples are too many")
     groups = [*task.partition.indices, *task.held_out, *task.client_test, task.validation]
     seen = replace(

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map_only
 
 from fedskew.models._dropout import Dropout, count_anew
+from fedskew.models._faster import Faster
 from fedskew.models._graph import UnreadableError, read_graph
 from fedskew.models.frozen import hold_still
 
@@ -62,6 +63,13 @@ def cut(module: nn.Module, samples: Tensor) -> tuple[nn.Module, nn.Module]:
             raise UnreadableError("its two parts compute something else")
     hold_still(module.train())
     return body, rest
+
+
+def quickened(body: nn.Module) -> nn.Module:
+    """Return a body with the channels of its convolutions innermost, where it can be: half the time on CPUs."""
+    if not Faster(body).takes_views():
+        body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which PyTorch's types leave out
+    return body.eval()
 
 
 def _trained(module: nn.Module) -> list[str]:
