@@ -214,7 +214,7 @@ class Plan:
                         f"{MOST_BYTES / 1e6:,.0f} MB; take a network with fewer features at its end, or another finish"
                     )
                 asked[repr(one)] = one
-                return {name: part.double() for name, part in found.items()}
+                return {name: part.double() for name, part in component.summand(question, found).items()}
 
             component.finish(head, ask, known)
         except FedskewError as error:
