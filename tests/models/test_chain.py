@@ -216,16 +216,18 @@ def test_dropout_that_is_used_twice_draws_two_masks():
     assert_same(Dropout.swap(nn.Sequential(nn.Flatten(), drop, nn.Linear(768, 9), drop, nn.Linear(9, 5))))
 
 
-def test_a_network_is_traced_once_in_each_mode(monkeypatch):
+@pytest.mark.parametrize(("layer", "times"), [(nn.ReLU(), 1), (nn.BatchNorm2d(4), 2), (Dropout(0.5), 2)])
+def test_a_network_is_traced_once_or_once_in_each_mode_where_they_differ(monkeypatch, layer, times):
     traces = []
     trace = torch.fx.Tracer.trace
     monkeypatch.setattr(torch.fx.Tracer, "trace", lambda *a, **k: (traces.append(1), trace(*a, **k))[1])
-    network = FlatModel(nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), *head(4 * 49))).network.train()
+    network = FlatModel(nn.Sequential(nn.Conv2d(3, 4, 3, 2), layer, *head(4 * 49))).network.train()
     assert network.chain(X) is not None
     assert network.chain(X[..., :15, :15]) is not None
     assert len(traces) == 1
     assert network.eval().chain(X) is not None
-    assert len(traces) == 2
+    assert len(traces) == times
+    assert "chain" in network.rules
 
 
 FORWARDS = {

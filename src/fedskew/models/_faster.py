@@ -17,6 +17,8 @@ from fedskew.models._network import Outputs
 from fedskew.models._wrappers import with_features
 from fedskew.models.frozen import still_layers
 
+_WITHOUT_MODES = {nn.Sequential, nn.Identity, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten, nn.MaxPool2d, nn.AvgPool2d}
+"""Layers that compute the same in training and in evaluation: a network of these alone is read once."""
 _SAMPLES = 3  # on which a chain is compared with the network
 _TOLERANCE = 1e-4  # as a share of a tensor's largest value
 _ROUNDING = 1e-5  # as a share of the largest of all gradients
@@ -43,6 +45,7 @@ class Faster(nn.Module):
         self._graphs: dict[tuple[bool, ...], fx.GraphModule | UnreadableError] = {}
         self._chains: dict[tuple[Any, ...], Chain | None] = {}
         self._is_plain = True
+        self._has_modes = not all(type(layer) in _WITHOUT_MODES or _is_ours(layer) for layer in self._layers)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle without graphs and chains: they would keep the tensors of the original."""
@@ -92,7 +95,7 @@ class Faster(nn.Module):
         return any(node.op == "call_method" and node.target == "view" for node in nodes)
 
     def _modes(self) -> tuple[bool, ...]:
-        return tuple([layer.training for layer in self._layers])
+        return tuple([layer.training for layer in self._layers]) if self._has_modes else ()
 
     @torch.inference_mode(False)
     @torch.enable_grad()
@@ -123,7 +126,7 @@ class Faster(nn.Module):
         except Exception as error:  # also what the chain raises, of shapes, or of a folder for caches
             why = str(error) if isinstance(error, UnreadableError) else in_one_line(error)
             chain, rules = None, {"as_written": why}
-        if self.training:
+        if self.training or not self._has_modes:
             self.rules = rules
         return chain
 
@@ -149,6 +152,11 @@ class Faster(nn.Module):
         agree += [_agree(*pair, rounding) for pair in zip(expected, found, strict=True)]
         if not all(agree):
             raise UnreadableError("a chain of its layers gives other values than its forward()")
+
+
+def _is_ours(layer: nn.Module) -> bool:
+    """Return whether a layer is one of our networks, none of which asks for its mode."""
+    return type(layer).__module__ == "fedskew.models._networks"
 
 
 @torch.no_grad()
