@@ -13,6 +13,7 @@ from federated import fedskew, tree
 
 from fedskew import deploy
 from fedskew.cli import deploy as commands
+from fedskew.data import load
 from fedskew.deploy import Agreement, SiteData, write_samples
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, make_task, resolve
@@ -124,6 +125,22 @@ def test_the_command_writes_tables_and_agrees_for_their_sites(tmp_path: Path, mo
     assert (tmp_path / "trial" / "sites" / "west" / "agreed.toml").exists()
     code, said = fedskew("deploy", "local", tmp_path / "b", "--config", config, "--set", "data.test_share=0.02")
     assert (code, "test samples can't be divided among 3 sites" in said) == (2, True), said
+
+
+def test_texts_come_back_as_the_same_numbers_in_the_classes_folders(tmp_path: Path) -> None:
+    for label, text in enumerate(
+        ("the goal , the sport", "the bank's money", "the good film", "the odd", "the bank", "the sport")
+    ):
+        (tmp_path / "texts" / f"of {label % 2}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / f"of {label % 2}" / f"{label}.txt").write_text(text)
+    data = {"name": "folder", "root": str(tmp_path / "texts"), "vocabulary_size": 9, "length": 6}
+    read = make_task(resolve({**tree("fedavg"), "data": data, "partition": {"rule": "iid", "clients": 2}}), 0)
+    write_samples(read.dataset, read.partition.indices, [tmp_path / "a", tmp_path / "b"])
+    for site, rows in zip("ab", read.partition.indices, strict=True):
+        found = load("folder", tmp_path / site / "texts", rng=np.random.default_rng(0), encoder=read.dataset.encoder)
+        assert sorted(found.inputs.tolist()) == sorted(read.dataset.inputs[rows].tolist())
+        assert found.classes == read.dataset.classes
+        assert sorted(found.targets.tolist()) == sorted(read.dataset.targets[rows].tolist())
 
 
 def test_what_is_no_table_and_no_picture_is_refused_by_what_to_do(tmp_path: Path) -> None:

@@ -189,8 +189,8 @@ def local(
     changes: Changes = None,
     data_root: DataRoot = None,
 ) -> None:
-    """Run a whole federation on this machine: write each site's images or table, start server and sites with TLS and
-    node keys, train, and stop everything.
+    """Run a whole federation on this machine: write each site's images, texts or table, start server and sites with
+    TLS and node keys, train, and stop everything.
 
     Examples:
 
@@ -324,14 +324,16 @@ def _print_notes(made: Draft, losses: list[str]) -> None:
 
 
 def _images_table(config: Config, samples: dict[str, Any]) -> dict[str, object]:
-    """Return the table `[data]` of every site's `data.toml`: a table, images of the size that the config sets, or, as
-    folders name one class, arrays of samples that may have several labels."""
+    """Return the table `[data]` of every site's `data.toml`: a table, texts, images of the size that the config sets,
+    or, as folders name one class, arrays of samples that may have several labels."""
     if config.data.name == "csv" or samples.get("encoder", {}).get("kind") == "table":
         said = ("separator",) if "encoder" in samples else ("label", "separator")
         own = {key: config.data.parameters[key] for key in said if key in config.data.parameters}
         return {"name": "csv", "root": "data.csv", **own}
     if samples.get("multi_label"):
         return {"name": "npz", "root": "samples.npz"}
+    if samples.get("encoder", {}).get("kind") in ("text", "tokens"):
+        return {"name": "folder", "root": "texts"}
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
     return table if size is None else table | {"size": size}

@@ -14,6 +14,7 @@ from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
 from fedskew.data._samplers import SAMPLERS
 from fedskew.data._schema import Encoder, TableSchema, encoder_of
+from fedskew.data._text import Texts
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
@@ -40,6 +41,7 @@ __all__ = [
     "Proposal",
     "Stored",
     "TableSchema",
+    "Texts",
     "encoder_of",
     "from_huggingface",
     "from_object",

@@ -102,6 +102,10 @@ class Texts:
         """Return ids, `(texts, length)` int64."""
         raise NotImplementedError
 
+    def decode(self, ids: Tensor) -> list[str]:
+        """Return texts that `encode` turns into these ids, as far as there are such."""
+        raise NotImplementedError
+
     def read(self, path: Path, skip_broken: bool = False) -> tuple[list[str], Tensor]:
         """See `Encoder.read`: of `.txt` files, a text each, of folders of these, and of tables."""
         if not path.exists():
@@ -193,6 +197,12 @@ class Vocabulary(Texts):
                 stacklevel=2,
             )
         return tokens
+
+    def decode(self, ids: Tensor) -> list[str]:
+        """See `Texts.decode`."""
+        other = "x" * (1 + max(map(len, self.words)))
+        words = ("", other, *self.words)
+        return [" ".join(words[number] for number in row if number != PADDING) for row in ids.tolist()]
 
 
 ENCODERS[Vocabulary.kind] = Vocabulary.of_plain

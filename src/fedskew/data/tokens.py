@@ -83,5 +83,11 @@ class Tokens(Texts):
             row[: len(found.ids)] = torch.tensor(found.ids, dtype=torch.int64)
         return ids
 
+    def decode(self, ids: Tensor) -> list[str]:
+        """See `Texts.decode`."""
+        beside = {self.padding, *self._made.encode("").ids}
+        kept = [[number for number in row if number not in beside] for row in ids.tolist()]
+        return list(self._made.decode_batch(kept, skip_special_tokens=False))
+
 
 ENCODERS[Tokens.kind] = Tokens.of_plain

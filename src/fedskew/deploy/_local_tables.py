@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import findings
-from fedskew.data import Dataset, Inputs, Profile, TableSchema, in_own_units
-from fedskew.deploy._folder import write_images
-from fedskew.errors import ConfigError
+from fedskew.data import Dataset, Inputs, Profile, TableSchema, Texts, in_own_units
+from fedskew.deploy._folder import renamed_folders, write_images
+from fedskew.errors import ConfigError, DataWarning
 from fedskew.files import write_text
 from fedskew.tables import csv_text
 
@@ -25,13 +26,25 @@ NONE = "no finding"
 def write_samples(
     dataset: Dataset, shares: Sequence[NDArray[np.int64]], sites: Sequence[Path], separator: str | None = None
 ) -> None:
-    """Write each site's samples to its folder: a table as `data.csv` and `test.csv`, or pictures in `images/`.
+    """Write each site's samples to its folder: a table as `data.csv` and `test.csv`, texts or pictures in folders.
 
-    Numbers have seven digits, as a network has them; `separator` stands between several labels in one cell. For
-    `shares`, and the test part, see `write_images`. Raises ConfigError where the samples are neither, or there are
-    fewer test samples of a table than sites.
+    Numbers have seven digits, as a network has them, and texts the words that it is given; a DataWarning says of how
+    many these come back as others. `separator` stands between several labels in one cell. For `shares`, and the test
+    part, see `write_images`. Raises ConfigError where the samples are none of these, or there are fewer test samples of
+    a table than sites.
     """
-    schema = dataset.encoder
+    schema: Any = dataset.encoder
+    if isinstance(schema, Texts):
+        other = 0
+        for place, (rows, site) in enumerate(zip(shares, sites, strict=True)):
+            dealt = np.arange(place, len(dataset.test_targets), len(sites))
+            tested = dataset.test_inputs, dataset.test_targets, dealt
+            other += _write_texts(dataset, schema, dataset.inputs, dataset.targets, rows, site / "texts" / "train")
+            other += _write_texts(dataset, schema, *tested, site / "texts" / "test")
+        if other:
+            said = f"{other:,} texts of the sites have other numbers than those of {dataset.name}, by their tokeniser"
+            warnings.warn(said, DataWarning, stacklevel=2)
+        return
     if not isinstance(schema, TableSchema):
         write_images(dataset, shares, [site / "images" for site in sites])
         return
@@ -48,6 +61,21 @@ def write_samples(
         }
         for name, part in parts.items():
             write_text(folder / name, csv_text(_lines(dataset, schema, separator, *part)), private=True)
+
+
+def _write_texts(
+    dataset: Dataset, encoder: Texts, inputs: Inputs, targets: Tensor, rows: NDArray[np.int64], folder: Path
+) -> int:
+    """Write each text into its class's folder; return how many would be read as other numbers."""
+    classes = {name: place for place, name in renamed_folders(dataset.classes).items()}
+    ids = inputs.index_select(0, torch.from_numpy(np.asarray(rows)))
+    texts = encoder.decode(ids)
+    for name in dataset.classes:
+        (folder / classes.get(name, name)).mkdir(parents=True, exist_ok=True)
+    for row, text in zip(rows.tolist(), texts, strict=True):
+        name = dataset.classes[int(targets[row])]
+        write_text(folder / classes.get(name, name) / f"{row:06d}.txt", text, private=True)
+    return int((encoder.encode(texts) != ids).any(1).sum()) if texts else 0
 
 
 def _lines(
