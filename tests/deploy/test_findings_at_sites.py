@@ -173,9 +173,10 @@ def test_agreements_that_several_labels_do_not_go_with_are_refused(change: dict[
 def test_what_is_for_one_class_is_refused_and_what_leaves_is_listed(tmp_path: Path) -> None:
     federation = chests(tmp_path)
     agreement = federation.agreement
-    weighted = federation.config.with_value("training.class_weights", [1.0, 2.0, 3.0])
-    with pytest.raises(ConfigError, match=r"training\.class_weights: is for samples of one class"):
-        agreement.check_config(weighted)
+    drawn = federation.config.with_value("training.sampler", "balanced")
+    with pytest.raises(ConfigError, match=r"training\.sampler: is for samples of one class"):
+        agreement.check_config(drawn)
+    agreement.check_config(federation.config.with_value("training.class_weights", [1.0, 2.0, 3.0]))
     with pytest.raises(CombinationError, match="is for samples of one class"):
         agreement.check_config(resolve({**tree("fedlc"), "data": {"name": "npz", "root": "x"}}))
     what = [one.what for one in Disclosure.all_of(federation.config, agreement)]

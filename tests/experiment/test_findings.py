@@ -14,8 +14,10 @@ from fedskew import findings
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, RunError
 from fedskew.experiment import Adaptation, RunFolder
+from fedskew.hooks import Batch
 from fedskew.methods import objective_in_words
 from fedskew.metrics import finding_figures
+from fedskew.objectives import INDEX, Context
 
 NAMES = ("Edema", "Effusion", "Hernia")
 SIZES = (40, 10, 25, 25)
@@ -195,6 +197,37 @@ def test_models_at_the_clients_are_compared_by_the_same_figures(personal):
         assert all(np.isfinite(row["loss"]) for row in of_client)
         has_some = table[CHESTS.clients == client].any()
         assert all(np.isfinite(row["auroc"]) == has_some for row in of_client)
+
+
+@pytest.mark.parametrize("mask", [None, torch.tensor([True, False, True, True, False])])
+def test_a_label_counts_for_its_weight_as_in_bce_with_logits_and_the_slope_is_the_gradient(mask):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 3, generator=generator, dtype=torch.float64).requires_grad_()
+    table, weights = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1], [1, 0, 1]]), torch.tensor([0.5, 3.0, 9.0])
+    targets, real = torch.from_numpy(findings.as_bits(table.numpy())), slice(None) if mask is None else mask
+    loss = INDEX["cross_entropy"]().of_findings()
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=weights.double())(logits[real], table[real].double())
+    (gradient,) = torch.autograd.grad(expected, logits)
+    batch = Batch(logits.detach(), logits.detach(), targets, mask, weights.double())
+    assert loss.value(batch, Context(torch.zeros(3))).item() == pytest.approx(expected.item())
+    number, slope = loss.slope(batch)
+    assert number.item() == pytest.approx(expected.item())
+    torch.testing.assert_close(slope, gradient)
+
+
+def test_balanced_is_the_samples_without_a_label_by_those_with_it():
+    having = CHESTS.labels.sum(axis=0)
+    balanced = run(training={"class_weights": "balanced"})
+    assert bits(balanced) == bits(run(training={"class_weights": ((100 - having) / having).tolist()}))
+    assert bits(balanced) != bits(run())
+    for ours, theirs in zip(
+        balanced.model.parameters(),
+        run(training={"class_weights": "balanced"}, engine={"backend": "cohort"}).model.parameters(),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ConfigError, match="training.sampler: draws by a sample's one class"):
+        run(training={"sampler": "balanced"})
 
 
 REFUSED = [

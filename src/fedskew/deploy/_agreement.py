@@ -433,7 +433,6 @@ def _of_findings(config: Config, method: methods.Method) -> methods.Method:
     """Return a method as it trains on several labels a sample; ConfigError for what is for samples of one class."""
     one_class = {
         "target.mix": config.target.is_estimated,
-        "training.class_weights": config.training.class_weights is not None,
         "training.sampler": config.training.sampler is not None,
         "evaluation.measure": config.evaluation.measure == "target_accuracy",
     }

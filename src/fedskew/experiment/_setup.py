@@ -179,8 +179,10 @@ def _make_runner(
         else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE))
     )
     pooled = (task.counts if noisy is None else noisy).sum(axis=0)
+    sizes = task.sizes.astype(np.float64) if dataset.multi_label else None
     moments = dataset.mean, dataset.std
-    work = make_work(config, seed, method, model, samples, *moments, dataset.num_classes, pooled)
+    total = None if sizes is None else float(sizes.sum())
+    work = make_work(config, seed, method, model, samples, *moments, dataset.num_classes, pooled, total)
     weighed = noisy if conditions.count_use == "all" else None
     if weighed is not None and config.engine.label_counts == "summed":
         weighed = summable(weighed)
@@ -196,7 +198,7 @@ def _make_runner(
         method=method,
         backend=_backend(config, model, work, observe, size, processes),
         counts=task.counts,
-        sizes=task.sizes.astype(np.float64) if dataset.multi_label else None,
+        sizes=sizes,
         target=target,
         participation=training.participation,
         seed=seed,

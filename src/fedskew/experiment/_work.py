@@ -46,11 +46,10 @@ def make_method(config: Config, dataset: Dataset) -> Method:
     method = methods.build(config.method, config.training.momentum)
     if not dataset.multi_label:
         return method
-    for key in ("class_weights", "sampler"):
-        if getattr(config.training, key) is not None:
-            raise ConfigError(
-                f"training.{key}: goes by a sample's one class, and here it may have several; leave it out"
-            )
+    if config.training.sampler is not None:
+        raise ConfigError(
+            "training.sampler: draws by a sample's one class, and here it may have several; take class_weights"
+        )
     return methods.for_findings(method)
 
 
@@ -92,11 +91,12 @@ def make_work(
     std: tuple[float, ...],
     classes: int,
     counts: NDArray[np.float64] | None = None,
+    size: float | None = None,
 ) -> LocalWork:
     """Build the local training of a config; ConfigError where the network lacks layers that clients are to keep.
 
     Samples were normalised by `mean` and `std`, by channel, which augmentation needs. `counts` are the label counts of
-    the federation, `(classes,)`, where they are known.
+    the federation, `(classes,)`, where they are known, and `size` its samples where these may have several labels.
     """
     training, local = config.training, config.training.local()
     try:
@@ -109,7 +109,7 @@ def make_work(
         augment = partial(augmentation.apply, mean=mean, std=std)
     return LocalWork(
         data=samples,
-        objective=replace(method.objective, class_weights=_class_weights(config, classes, counts)),
+        objective=replace(method.objective, class_weights=_class_weights(config, classes, counts, size)),
         local_step=method.local_step if method.personal is None else method.personal.local_step(method.local_step),
         training=local,
         seed=seed,
@@ -119,8 +119,13 @@ def make_work(
     )
 
 
-def _class_weights(config: Config, classes: int, counts: NDArray[np.float64] | None) -> tuple[float, ...]:
-    """Return what a sample of each class counts for; balanced as scikit-learn has it, n / (classes held x n_c)."""
+def _class_weights(
+    config: Config, classes: int, counts: NDArray[np.float64] | None, size: float | None
+) -> tuple[float, ...]:
+    """Return what a sample of each class counts for; balanced as scikit-learn has it, n / (classes held x n_c).
+
+    Of several labels a sample, what having each label counts for; balanced (n - n_c) / n_c, and 1 where that is none.
+    """
     wanted = config.training.class_weights
     if wanted is None:
         return ()
@@ -133,6 +138,8 @@ def _class_weights(config: Config, classes: int, counts: NDArray[np.float64] | N
         return tuple(wanted)
     assert counts is not None, "real sites refuse it"
     held = counts > 0
+    if size is not None:
+        return tuple(np.where(held & (counts < size), (size - counts) / np.where(held, counts, 1), 1.0).tolist())
     weights = counts.sum() / np.maximum(held.sum(), 1) / np.where(held, counts, np.inf)
     return tuple(np.where(held, weights, weights.max()).tolist())  # counts with noise may miss a class
 

@@ -1,9 +1,10 @@
 """Cross-entropy of samples that may have several labels, or none: one sigmoid for each.
 
-    L = mean_{n,c}  -y_{n,c} log s(f_{n,c}) - (1 - y_{n,c}) log(1 - s(f_{n,c})),    s(f) = 1 / (1 + e^{-f})
+    L = mean_{n,c}  -w_c y_{n,c} log s(f_{n,c}) - (1 - y_{n,c}) log(1 - s(f_{n,c})),    s(f) = 1 / (1 + e^{-f})
 
-y_{n,c} is 1 where sample n has label c. The mean over labels is PyTorch's `BCEWithLogitsLoss`; it takes the place of
-cross-entropy where a data set has several labels a sample.
+y_{n,c} is 1 where sample n has label c, and w_c the label's weight (`training.class_weights`), else 1. The mean over
+labels is PyTorch's `BCEWithLogitsLoss`, whose `pos_weight` w is; it takes the place of cross-entropy where a data set
+has several labels a sample.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ class SigmoidCrossEntropy(Classification):
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
         logits = real_rows(batch.logits, batch.mask)
-        each = F.binary_cross_entropy_with_logits(logits, _labels(batch), reduction="none")
-        return row_mean(each.mean(dim=1), batch.mask)
+        weights = {"reduction": "none", "pos_weight": batch.class_weights}
+        return row_mean(F.binary_cross_entropy_with_logits(logits, _labels(batch), **weights).mean(dim=1), batch.mask)
 
     def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the value and its gradient by the logits; see `Sloped`."""
         logits, labels, mask = batch.logits, _labels(batch), batch.mask
         if mask is not None:
             logits = torch.where(mask.unsqueeze(-1), logits, 0)
-        losses = (F.softplus(logits) - labels * logits).mean(-1)
-        gradient = torch.sigmoid(logits).sub_(labels)
+        losses, gradient = F.softplus(logits) - labels * logits, torch.sigmoid(logits).sub_(labels)
+        if batch.class_weights is not None:
+            counts_for = 1 + (batch.class_weights - 1) * labels
+            losses, gradient = losses * counts_for, gradient.mul_(counts_for)
+        losses = losses.mean(-1)
         if mask is None:
             return losses.mean(-1), gradient.div_(logits.shape[-2] * logits.shape[-1])
         rows = mask.sum(-1).clamp(min=1)
