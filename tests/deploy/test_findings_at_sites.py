@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import tomli_w
 from federated import NAMES, Federated, federate, federate_files, fedskew, figures, on, tree
 from safetensors.numpy import load_file
 from test_masked import FOUR
+from test_summed_counts_at_sites import OF_FEW
 
 import fedskew as package
 from fedskew.data import load
 from fedskew.deploy import Agreement, Disclosure, SiteData, agree
 from fedskew.deploy._site_report import SiteReport
+from fedskew.deploy.releases import CountsRequest
 from fedskew.errors import CombinationError, ConfigError, DataError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.metrics import Tally, finding_figures
@@ -129,6 +133,39 @@ def test_a_masked_sum_that_no_sites_have_is_no_evaluation(tmp_path: Path, caplog
     assert "the sum of the sites' confusion matrices can't be one" in caplog.text
 
 
+@pytest.mark.slow
+def test_noisy_counts_have_noise_for_all_labels_and_the_number_of_samples(tmp_path: Path) -> None:
+    federation = chests(tmp_path, training={"rounds": 1, "weight_limit": 0.6}, label_counts="noisy", epsilon=0.5)
+    assert CountsRequest.of(federation.agreement).each == 4
+    run = federation.run(federation.grid())
+    (_, after) = run.run(resume=True).rounds
+    assert len(after.answered) == 3
+    stored = json.loads((federation.run_folder / "deployment.json").read_text())["sites"]
+    told = np.array([[*one["counts"], one["samples"]] for one in stored.values()])
+    exact = np.array([SiteData.load(federation.data_of(name), federation.agreement).reported for name in stored])
+    assert (told != exact)[exact > 0].all()  # others may be cut at 0
+    assert (told >= 0).all()
+    assert np.abs(told - exact).max() < 40 * 4 / 0.5  # e^-40
+    what = [one.what for one in Disclosure.all_of(federation.config, federation.agreement)]
+    assert any("of each of 3 labels, and in all, with Laplace noise for epsilon 0.5" in one for one in what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [None, 1.0])
+def test_counts_of_labels_are_summed_for_fedla_alone(tmp_path: Path, epsilon: float | None) -> None:
+    summed = {"engine": {"updates": "masked", "label_counts": "summed"}, "updates": "masked", "round_timeout": 0.5}
+    agreed = {"label_counts": "summed", "evaluation": "none", "epsilon": epsilon}
+    federation = chests(tmp_path, OF_FEW, FOUR, training={"rounds": 1, "weight_limit": 0.5}, **summed, **agreed)
+    (_, deployed) = federation.run(federation.grid()).run(resume=True).rounds
+    assert len(deployed.answered) == 4
+    if epsilon is None:
+        make_training_loop(federation.config, 3, tmp_path / "simulated").run()
+        check_models(tmp_path / "simulated", federation.run_folder)
+    plain = federation.config.with_value("method.weighting", {"name": "fedavg"})
+    with pytest.raises(CombinationError, match="fedavg weighs by samples, and sums of counts of several labels"):
+        federation.agreement.check_config(plain)
+
+
 def site(folder: Path, data: str, **arrays: Any) -> Path:
     folder.mkdir()
     if arrays:
@@ -160,7 +197,6 @@ def test_a_site_s_labels_are_found_by_name_and_what_is_not_said_is_no_label(tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label_counts": "noisy", "epsilon": 1.0}, "label_counts: 'noisy' is for samples of one class"),
         ({"classes": ["one"]}, "multi_label: of 2 to 62 classes a sample has any, not of 1"),
     ],
 )
@@ -196,6 +232,24 @@ def test_a_site_reports_on_its_models(tmp_path: Path) -> None:
     assert (common.samples, np.isnan(common.ece), 0 < common.auroc <= 1) == (20, True, True)
     page = made.page.read_text()
     assert "Common: accuracy" in page
+    assert re.search(rf"{100 * common.auroc:.1f} \([0-9.]+ to [0-9.]+\)", page)  # by bootstrap over its 20 samples
+
+
+@pytest.mark.slow
+def test_sites_add_up_what_their_models_are_worth_but_no_calibration(tmp_path: Path) -> None:
+    masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 1.0, "site_figures": "summed"}
+    federation = chests(tmp_path, training={"rounds": 1}, names=FOUR, **masked)
+    federation.play()
+    found = json.loads((federation.run_folder / "site-figures.json").read_text())
+    made = [SiteReport.write(federation.data_of(name), federation.app).rows for name in found["sites"]]
+    assert len(found["sites"]) == 4
+    for model, known_of in found["models"].items():
+        assert list(known_of) == ["accuracy", "balanced_accuracy", "macro_f1", "loss"]
+        for name, known in known_of.items():
+            values = [getattr(row, name) for rows in made for row in rows if row.row == model]
+            assert known["mean"] == pytest.approx(np.mean(values), abs=2**-11)
+    what = [one.what for one in Disclosure.all_of(federation.config, federation.agreement)]
+    assert any(one.startswith("accuracy, balanced accuracy, macro f1, loss of the models") for one in what)
 
 
 def test_init_writes_findings_and_how_a_site_reads_them(tmp_path: Path) -> None:

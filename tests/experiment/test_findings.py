@@ -15,8 +15,9 @@ from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, RunError
 from fedskew.experiment import Adaptation, RunFolder
 from fedskew.hooks import Batch
+from fedskew.labels import privatize
 from fedskew.methods import objective_in_words
-from fedskew.metrics import finding_figures
+from fedskew.metrics import FindingScores, finding_figures
 from fedskew.objectives import INDEX, Context
 
 NAMES = ("Edema", "Effusion", "Hernia")
@@ -203,7 +204,10 @@ def test_models_at_the_clients_are_compared_by_the_same_figures(personal):
 def test_a_label_counts_for_its_weight_as_in_bce_with_logits_and_the_slope_is_the_gradient(mask):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 3, generator=generator, dtype=torch.float64).requires_grad_()
-    table, weights = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1], [1, 0, 1]]), torch.tensor([0.5, 3.0, 9.0])
+    table, weights = (
+        torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1], [1, 0, 1]]),
+        torch.tensor([0.5, 3.0, 9.0]),
+    )
     targets, real = torch.from_numpy(findings.as_bits(table.numpy())), slice(None) if mask is None else mask
     loss = INDEX["cross_entropy"]().of_findings()
     expected = torch.nn.BCEWithLogitsLoss(pos_weight=weights.double())(logits[real], table[real].double())
@@ -230,6 +234,35 @@ def test_balanced_is_the_samples_without_a_label_by_those_with_it():
         run(training={"sampler": "balanced"})
 
 
+def test_noisy_counts_have_the_noise_of_a_sample_that_has_all_labels_and_sizes_are_exact():
+    privatized = privatize(np.zeros((4000, 3)) + 1e6, 2.0, rng=np.random.default_rng(0), each=3) - 1e6
+    assert np.abs(privatized).mean() == pytest.approx(3 / 2, rel=0.03)  # the mean of |Laplace| is its scale
+    noisy = run(rounds=2, method="fedla", conditions={"count_epsilon": 0.5, "count_use": "all"})
+    assert not np.allclose(weights_of(noisy), weights_of(run(rounds=2, method="fedla")))
+    assert noisy.runs[0].samples.tolist() == list(SIZES)
+
+
+def test_summed_counts_of_labels_give_fedlas_weights():
+    split = {"partition": {"rule": "iid", "clients": 10}, "method": "fedla", "rounds": 1}
+    masked = {"updates": "masked", "label_counts": "summed"}
+    summed = run(engine=masked, training={"weight_limit": 0.5}, **split)
+    assert weights_of(summed) == pytest.approx(weights_of(run(**split)))
+
+
+def test_intervals_are_quantiles_of_figures_of_samples_drawn_again():
+    rng = np.random.default_rng(3)
+    table = rng.random((60, 3)) < [0.5, 0.2, 0.1]
+    logits, bits = np.round(rng.normal(size=(60, 3)) + 2 * table, 1), findings.as_bits(table)
+    found = FindingScores(logits, bits).intervals(np.random.default_rng(0))
+    places = np.random.default_rng(0).integers(60, size=(60, 500))  # draws as they are made, a column each
+    each = [finding_figures(logits[rows], bits[rows]) for rows in places.T]
+    for name in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "pr_auc", "loss"):
+        assert found[name] == pytest.approx(np.nanquantile([one[name] for one in each], [0.025, 0.975])), name
+    result = run()
+    for name, (low, high) in result.summary["intervals"].items():
+        assert low <= result.summary["final"][name] <= high, name
+
+
 REFUSED = [
     ({"method": "fedlc"}, CombinationError, "method.objective: fedlc is for samples of one class"),
     ({"method": "fedvls"}, CombinationError, "fedvls_calibration is for samples of one class"),
@@ -242,7 +275,11 @@ REFUSED = [
     ({"method": "fedavg+ccvr"}, CombinationError, "method.finish: ccvr is for samples of one class"),
     ({"method": "seol_kim"}, CombinationError, "method.selection: seol_kim is for"),
     ({"method": "fedconcat"}, CombinationError, "method.pipeline: fedconcat"),
-    ({"conditions": {"count_epsilon": 1.0}}, ConfigError, "conditions.count_epsilon: its noise is for counts"),
+    (
+        {"engine": {"updates": "masked", "label_counts": "summed"}, "training": {"weight_limit": 0.5}},
+        CombinationError,
+        "method.weighting: fedavg weighs by samples, and sums of counts of several labels, or none, don't tell how",
+    ),
     ({"evaluation": {"clients": True}}, ConfigError, "evaluation.clients"),
     (
         {"data": {"name": CHESTS, "client_test": 0.3, "held_out": 0.2}, "method": {"personal": "prior"}},

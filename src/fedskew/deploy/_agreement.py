@@ -62,6 +62,10 @@ SIMULATED = {
 """Keys of a config that can't be deployed, and why."""
 
 
+SITE_FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "ece", "loss")
+"""Figures in sums over sites: those that each site with a test sample has, so that no sum of one is over fewer."""
+
+
 class Agreement(BaseModel):
     """The contents of `deploy.toml`.
 
@@ -173,13 +177,6 @@ class Agreement(BaseModel):
             raise ValueError(
                 f"multi_label: of 2 to {findings.MOST} classes a sample has any, not of {len(self.classes)}"
             )
-        if self.multi_label and self.label_counts not in ("exact", "withheld"):
-            raise ValueError(
-                f"label_counts: {self.label_counts!r} is for samples of one class, and these have several labels, or "
-                "none; take 'exact' or 'withheld'"
-            )
-        if self.multi_label and self.site_figures != "none":
-            raise ValueError("site_figures: are of samples of one class, and these have several labels, or none")
         if self.label_counts == "noisy" and self.epsilon is None:
             raise ValueError("label_counts = 'noisy' needs epsilon")
         if self.epsilon is not None and self.label_counts not in ("noisy", "summed"):
@@ -256,6 +253,11 @@ class Agreement(BaseModel):
         mean, std, window = tuple(self.mean), tuple(self.std), tuple(self.window)
         form = tuple(self.shape), self.tokens, mean, std, window, self.encoder, self.multi_label
         return ModelInfo(tuple(self.classes), *form)
+
+    @property
+    def summed_figures(self) -> tuple[str, ...]:
+        """The figures of sites' models that are summed: of several labels a sample there is no calibration error."""
+        return tuple(name for name in SITE_FIGURES if name != "ece" or not self.multi_label)
 
     @property
     def tally(self) -> Tally:
@@ -439,7 +441,7 @@ def _of_findings(config: Config, method: methods.Method) -> methods.Method:
     for key, is_set in one_class.items():
         if is_set:
             raise ConfigError(f"{key}: is for samples of one class, and here they have several labels, or none")
-    return methods.for_findings(method)
+    return methods.for_findings(method, config.engine.label_counts == "summed")
 
 
 def _check_personal(personal: Personal) -> None:

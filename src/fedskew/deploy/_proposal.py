@@ -12,7 +12,6 @@ from fedskew.deploy._folder import asked_of_site, other_code
 from fedskew.deploy._log import utc_now
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._terms import Terms, terms_path
-from fedskew.deploy._wire import SITE_FIGURES
 from fedskew.deploy.app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy.book import Book, cost
 from fedskew.deploy.keys import key_fingerprint, read_mask_key
@@ -212,12 +211,12 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) ->
 
 
 def _figures(agreement: Agreement) -> Disclosure:
-    names = ", ".join(SITE_FIGURES).replace("_", " ")
+    names = ", ".join(agreement.summed_figures).replace("_", " ")
     return Disclosure(
         f"{names} of the models that it has (alone, common, personal) on its test samples, and whether they are better "
         f"than alone{_within(agreement)}; not with own_figures = false in agreed.toml",
         "after the last round, once",
-        8 * 6 * len(SITE_FIGURES) + _seeds(agreement),
+        8 * 6 * len(agreement.summed_figures) + _seeds(agreement),
     )
 
 

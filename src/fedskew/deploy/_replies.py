@@ -111,7 +111,7 @@ def check_counts(content: RecordDict, classes: int, whole: bool, several: bool =
             raise RefusedError(f"one of its label counts is {short(value)}; expected a number from 0 to {MOST_SAMPLES}")
         if whole and value != int(value):
             raise RefusedError(f"one of its label counts is {short(value)}; expected a whole number")
-    if several and max(values) > values[-1]:
+    if several and whole and max(values) > values[-1]:
         raise RefusedError(f"it has {short(max(values))} samples with one label, and {short(values[-1])} in all")
     if not several and sum(values) > MOST_SAMPLES:
         raise RefusedError(f"its label counts are {short(sum(values))} samples in all; expected {MOST_SAMPLES} at most")

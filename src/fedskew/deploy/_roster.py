@@ -19,8 +19,8 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG, utc_now
-from fedskew.deploy._replies import check_counts, check_only_samples, only
-from fedskew.deploy.releases import NOISIEST, is_too_noisy
+from fedskew.deploy._replies import MOST_SAMPLES, check_counts, check_only_samples, only
+from fedskew.deploy.releases import NOISIEST, CountsRequest, is_too_noisy
 from fedskew.errors import EndedEarlyError, RunError
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
@@ -86,7 +86,7 @@ class Roster:
     def sizes(self) -> FloatArray:
         """Samples of each site as far as the server knows them, `(sites,)`; of several labels, counts sum to others."""
         sizes: FloatArray = self.counts.sum(axis=1)
-        if self._agreement.multi_label:
+        if self._agreement.multi_label and not self.is_summed:
             sizes = np.array([self._reports.get(name, {}).get("samples", 0.0) for name in self.names])
         return sizes
 
@@ -117,11 +117,12 @@ class Roster:
         Its release may be an earlier one, with another epsilon than agreed.
         """
         if self.is_summed:
-            return self.samples
+            return MOST_SAMPLES if self._agreement.multi_label else self.samples  # labels don't tell how many there are
         epsilon = self._reports.get(self.names[client], {}).get("epsilon", self._agreement.epsilon)
         if epsilon is None:
             return 0.0
-        scale = SENSITIVITY[self._agreement.neighbours] / epsilon
+        request = CountsRequest.of(self._agreement)
+        scale = SENSITIVITY[request.neighbours] * request.each / epsilon
         return float(NOISE_SPREAD * scale * len(self._agreement.classes))
 
     def ask_again(self, name: str) -> None:

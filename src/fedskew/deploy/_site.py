@@ -439,7 +439,7 @@ class Site:
     def _noisy(self) -> NDArray[np.float64]:
         """Return noisy counts with the noise that was agreed on: nobody who gets a sum is told another epsilon."""
         request = CountsRequest.of(self.plan.agreement)._replace(label_counts="noisy")
-        release = self.book.release(request, self.worker.data.counts, self.terms.budget)
+        release = self.book.release(request, self.worker.data.reported, self.terms.budget)
         epsilon, wanted = release.epsilon_for(request.neighbours), request.epsilon
         assert epsilon is not None, "of noisy counts"
         assert wanted is not None, "of noisy counts"
@@ -449,7 +449,7 @@ class Site:
             f"this site released its label counts with {epsilon:g}, and what is summed is to have {wanted:g}; to "
             "release them once more, agree: fedskew deploy site --check data.toml",
         )
-        return summable(np.array(release.values(request.classes)))
+        return summable(np.array(release.values(self.plan.agreement.classes)))
 
 
 def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Terms, place: Path) -> Site:

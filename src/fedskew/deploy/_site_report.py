@@ -32,9 +32,10 @@ from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment import Config, RunFolder, make_work, read, summarise
 from fedskew.files import private_folder, write_text, writing
-from fedskew.metrics import Scores, SiteRow
+from fedskew.metrics import FindingScores, Scores, SiteRow
 from fedskew.models import FlatModel, ModelState, last_layer
 from fedskew.personal import HeldOut, OwnTraining
+from fedskew.randomness import Purpose, generator
 from fedskew.report import SeedRun, write_report
 
 PAGE, PERSONAL = "site-report.html", "personal"
@@ -255,8 +256,16 @@ class _Models:
             client_names=(self.plan.agreement.names[self.about["client"]],),
             class_names=tuple(self.plan.agreement.classes),
             target=None,
-            summary=summarise(records, None, "final"),
+            summary=summarise(records, None, "final") | {"intervals": self._intervals(model.logits)},
         )
+
+    def _intervals(self, logits: FloatArray) -> dict[str, list[float]]:
+        """Return those of a model's figures, by bootstrap over the site's test samples (see `Scores.intervals`)."""
+        targets, rng = self.data.test_targets.cpu().numpy(), generator(self.config.seeds[0], Purpose.BOOTSTRAP)
+        if self.data.multi_label:
+            return FindingScores(logits, targets).intervals(rng)
+        scores = Scores.of(logits, targets)
+        return Scores.intervals(scores.confusion(), rng, scores)
 
     def _of_journal(self) -> Iterator[RoundRecord]:
         """Yield a record of each round with the training loss, and the evaluation that the server asked for."""
@@ -298,11 +307,12 @@ def figures_of(plan: Plan, terms: Terms, data: SiteData) -> FloatArray:
     found = _Models(plan, terms, data)
     if not (len(data.test_targets) and terms.own_models and ROUNDS in found.kept):
         raise ConfigError(f"the site has no test samples, has trained in no round that counted, or {OFF}")
-    rows = {row.row: [getattr(row, figure) for figure in wire.SITE_FIGURES] for row in found.rows}
-    values = np.array([rows.get(kind, [np.nan] * len(wire.SITE_FIGURES)) for kind in plan.site_models])
-    worst = [{"ece": 1.0, "loss": wire.FIGURES_FORM.limit}.get(figure, 0.0) for figure in wire.SITE_FIGURES]
+    figures = plan.agreement.summed_figures
+    rows = {row.row: [getattr(row, figure) for figure in figures] for row in found.rows}
+    values = np.array([rows.get(kind, [np.nan] * len(figures)) for kind in plan.site_models])
+    worst = [{"ece": 1.0, "loss": wire.FIGURES_FORM.limit}.get(figure, 0.0) for figure in figures]
     values = np.where(np.isfinite(values), values, worst)
-    sign = np.array([-1 if figure in SiteRow.LOW else 1 for figure in wire.SITE_FIGURES])
+    sign = np.array([-1 if figure in SiteRow.LOW else 1 for figure in figures])
     return np.stack([values, sign * values > sign * values[0]])
 
 

@@ -235,12 +235,13 @@ class Sites(Backend):
         """
         assert self.masked is not None, "checked with the agreement"
         models = self.plan.site_models
-        specs = {wire.FIGURES: ArraySpec((2, len(models), len(wire.SITE_FIGURES)), "int64")}
+        names = self.plan.agreement.summed_figures
+        specs = {wire.FIGURES: ArraySpec((2, len(models), len(names)), "int64")}
         taken = self.masked.take(wire.SITES, round, left, specs)
         if taken.total is None:
             return {"reason": taken.reason}
         values, better = wire.FIGURES_FORM.decode(taken.total[wire.FIGURES]) / len(taken.weights)
-        shares = np.stack([values[:, : wire.SITE_FIGURES.index("loss")], better[:, :-1]])
+        shares = np.stack([values[:, : names.index("loss")], better[:, :-1]])
         shares = np.append(shares, values / wire.FIGURES_FORM.limit)
         if min(values.min(), better.min()) < -ROUNDING or max(shares.max(), better.max()) > 1 + ROUNDING:
             return {"reason": "no honest sites' figures have this sum"}
@@ -250,7 +251,7 @@ class Sites(Backend):
             "models": {
                 model: {
                     figure: {"mean": values[row, column], "better": int(better[row, column])}
-                    for column, figure in enumerate(wire.SITE_FIGURES)
+                    for column, figure in enumerate(names)
                 }
                 for row, model in enumerate(models)
             },

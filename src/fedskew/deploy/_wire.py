@@ -96,12 +96,9 @@ has, label counts that are only ever summed, sums of a table's numbers, and what
 OVER_ALL = (SUM_COUNTS, SUM_MOMENTS, SUM_PROFILE)
 """Purposes of sums over all sites and no fewer, before the first round."""
 
-SITE_FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "ece", "loss")
-"""Figures in such sums: those that each site with a test sample has, so that no sum of one is over fewer sites."""
-
 FIGURES, FIGURES_FORM = "figures", FixedPoint(64, 10, 1024.0)
-"""Name of the array with them, `(2, models, figures)`: values, and 1 where one is better than the model alone. They are
-as coarse as a table: of exact shares k / n with few samples a sum tells each site's k."""
+"""Name of the array with what models are worth to sites, `(2, models, figures)`: values, and 1 where one is better
+than the model alone. As coarse as a table: of exact shares k / n with few samples a sum tells each site's k."""
 
 ANSWER = "answer"
 """Name of the array with a site's answer to such a query."""

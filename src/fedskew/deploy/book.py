@@ -128,7 +128,8 @@ class Book:
             if is_noisy:
                 releases.check_affordable(request, budget)
                 assert request.epsilon is not None, "of noisy counts"
-                released = privatize(counts[None], request.epsilon, neighbours=request.neighbours)[0].tolist()
+                drawn = privatize(counts[None], request.epsilon, neighbours=request.neighbours, each=request.each)
+                released = drawn[0].tolist()
             new = Release.of(request, counts, released, budget.data)
             _charge(db, SITE, "release", str(len(releases)), new.model_dump_json(exclude_none=True))
         if is_noisy:

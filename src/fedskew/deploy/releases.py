@@ -66,6 +66,11 @@ class CountsRequest(NamedTuple):
         return cls(agreement.label_counts, classes, agreement.epsilon, agreement.neighbours)
 
     @property
+    def each(self) -> int:
+        """To how many of the numbers one sample may add 1: of several labels to all, that of samples too."""
+        return len(self.classes) if ALL in self.classes else 1
+
+    @property
     def once(self) -> Budget:
         """The budget of this release, and of no other."""
         return Budget(self.epsilon or 0.0, self.epsilon or 0.0, self.neighbours)
@@ -198,7 +203,7 @@ def converted(epsilon: float, neighbours: Neighbours, wanted: Neighbours) -> flo
     """Convert an epsilon of noisy counts between kinds of neighbours.
 
     Laplace noise of scale b gives the epsilon `SENSITIVITY / b`: one sample more or less changes the counts by 1 in
-    total, one sample replaced by 2.
+    total, one sample replaced by 2 (of several labels both are times the numbers that are released).
     """
     return epsilon * SENSITIVITY[wanted] / SENSITIVITY[neighbours]
 

@@ -172,11 +172,11 @@ def _make_runner(
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
     )
-    conditions = config.conditions
+    conditions, each = config.conditions, dataset.num_classes if dataset.multi_label else 1
     noisy = (
         None
         if conditions.count_epsilon is None
-        else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE))
+        else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE), each=each)
     )
     pooled = (task.counts if noisy is None else noisy).sum(axis=0)
     sizes = task.sizes.astype(np.float64) if dataset.multi_label else None

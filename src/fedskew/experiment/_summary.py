@@ -171,7 +171,7 @@ def _revision() -> str | None:
     return done.stdout.strip() or None
 
 
-Scoring = Callable[[ModelState, bool], metrics.Scores | None]
+Scoring = Callable[[ModelState, bool], metrics.Scores | metrics.FindingScores | None]
 """Returns a model's logits of the test set, or, with True, of the validation set; None for a set that there isn't."""
 
 _DECIDING = ("accuracy", "balanced_accuracy", "macro_f1")
@@ -193,7 +193,11 @@ class FinalLook:
         if self.scores is None or self.target is not None or len(info.classes) != 2:
             return info
         validation = self.scores(state, True)
-        return info if validation is None else replace(info, threshold=validation.threshold(self._figure(validation)))
+        return (
+            info
+            if not isinstance(validation, metrics.Scores)
+            else replace(info, threshold=validation.threshold(self._figure(validation)))
+        )
 
     def summary(self, info: ModelInfo, state: ModelState, evaluation: Evaluation | None) -> dict[str, Any]:
         """Return `intervals` of the model's figures on the test set, and those that its `threshold` gives there."""
@@ -201,6 +205,8 @@ class FinalLook:
             return {}
         test = None if self.scores is None else self.scores(state, False)
         rng = generator(self.config.seeds[0], Purpose.BOOTSTRAP)
+        if isinstance(test, metrics.FindingScores):
+            return {"intervals": test.intervals(rng)}
         confusion = np.array(evaluation.confusion, dtype=np.int64)
         found: dict[str, Any] = {"intervals": metrics.Scores.intervals(confusion, rng, test, self.target)}
         if test is not None and info.threshold is not None:

@@ -116,12 +116,6 @@ def model_info(dataset: Dataset) -> ModelInfo:
 def _check_several(config: Config) -> None:
     """Refuse what is for samples of one class."""
     refused = (
-        (
-            "conditions.count_epsilon",
-            config.conditions.count_epsilon,
-            "its noise is for counts to which a sample adds 1",
-        ),
-        ("engine.label_counts", config.engine.label_counts == "summed", "sums of label counts are no samples"),
         ("target.mix", config.target.is_estimated, "a mix is estimated of classes that exclude each other"),
         ("partition.oracle", config.partition.oracle, "samples with several labels can't be dealt to a label mix"),
         ("evaluation.clients", config.evaluation.clients, "accuracies by majority and minority are of one class"),

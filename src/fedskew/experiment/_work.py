@@ -27,6 +27,7 @@ from fedskew.engine import (
     predict_findings,
 )
 from fedskew.engine.contracts import adapting, checked_private, hooked
+from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment._config import Config
 from fedskew.files import file_hash
@@ -50,7 +51,7 @@ def make_method(config: Config, dataset: Dataset) -> Method:
         raise ConfigError(
             "training.sampler: draws by a sample's one class, and here it may have several; take class_weights"
         )
-    return methods.for_findings(method)
+    return methods.for_findings(method, config.engine.label_counts == "summed")
 
 
 def make_network(
@@ -317,12 +318,15 @@ class LocalEvaluator:
         tested = self._evaluate(state, self.test, self.target)
         return tested, None if self.validation is None else self._evaluate(state, self.validation, self.chosen_by)
 
-    def scores(self, state: ModelState, validation: bool = False) -> metrics.Scores | None:
+    def scores(self, state: ModelState, validation: bool = False) -> metrics.Scores | metrics.FindingScores | None:
         """Return a model's logits of the test set, or of the validation set; None where there are no such samples."""
         data = self.validation if validation else self.test
-        if data is None or not len(data.targets) or self.multi_label:
+        if data is None or not len(data.targets):
             return None
         self.model.write_state(state)
+        if self.multi_label:
+            logits = logits_of(self.model.network, data.inputs, finite=False)
+            return metrics.FindingScores(logits, data.targets.cpu().numpy())
         return metrics.Scores.of(self._predicted(state, data).logits, data.targets)
 
     def _predicted(self, state: ModelState, data: LabelledData) -> Any:

@@ -22,11 +22,13 @@ def privatize(
     epsilon: float,
     rng: np.random.Generator | None = None,
     neighbours: Literal["add-remove", "replace"] = "add-remove",
+    each: int = 1,
 ) -> Counts:
     """Add Laplace noise to label counts and clamp them at 0: an epsilon-differentially private release.
 
     The scale is sensitivity / epsilon; the sensitivity is 1 where neighbouring data sets differ by one sample more or
-    less, 2 where one sample is replaced (FedEntOpt, section V, uses 1 / epsilon with epsilon 0.5). Clamping comes after
+    less, 2 where one sample is replaced (FedEntOpt, section V, uses 1 / epsilon with epsilon 0.5); `each` times as much
+    where a sample may add 1 to so many counts, as of several labels it may to all. Clamping comes after
     the noise, so it costs no privacy; nothing is rounded. The guarantee covers one release of these counts, not sizes
     sent elsewhere.
 
@@ -34,13 +36,14 @@ def privatize(
         counts: Label counts, shape `(clients, classes)`.
         rng: Source of reproducible noise, for simulation only: floating-point Laplace noise leaks. Without it the noise
             comes from opendp's secure mechanism (extra `fedskew[dp]`).
+        each: Most counts to which one sample adds 1.
     """
     held = as_counts(counts)
     if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not 0 < float(epsilon) < np.inf:
         raise ArgumentError(f"epsilon: must be a positive number, not {epsilon!r}")
     if neighbours not in SENSITIVITY:
         raise ArgumentError(f"neighbours: must be 'add-remove' or 'replace', not {neighbours!r}")
-    scale = SENSITIVITY[neighbours] / epsilon
+    scale = SENSITIVITY[neighbours] * each / epsilon
     if rng is None:
         noisy = _secure_laplace(held, scale)
     elif isinstance(rng, np.random.Generator):

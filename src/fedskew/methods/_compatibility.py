@@ -64,11 +64,18 @@ def check(method: Method, training: Any = None) -> list[str]:
     ]
 
 
-def for_findings(method: Method) -> Method:
+def for_findings(method: Method, summed: bool = False) -> Method:
     """Return a method as it trains on samples that have several labels, or none; CombinationError where it can't.
 
-    Label counts are counts of each label then, and cross-entropy is that of a sigmoid for each.
+    Label counts are counts of each label then, and cross-entropy is that of a sigmoid for each. With `summed` label
+    counts are only ever summed over clients.
     """
+    if summed and not has(method.weighting, "sums_labels"):
+        raise CombinationError(
+            f"method.weighting: {named('weighting', method.weighting)} weighs by samples, and sums of counts of "
+            "several labels, or none, don't tell how many there are; take fedla, or let clients report their counts, "
+            "with noise or without"
+        )
     twin = getattr(method.objective.loss, "of_findings", None)
     if twin is not None:
         method = replace(method, objective=replace(method.objective, loss=twin()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedskew.metrics._findings import finding_figures
+from fedskew.metrics._findings import FindingScores, finding_figures
 from fedskew.metrics._measures import (
     balanced_accuracy,
     class_groups,
@@ -17,6 +17,7 @@ from fedskew.metrics._sites import SiteRow
 from fedskew.metrics._tally import Tally
 
 __all__ = [
+    "FindingScores",
     "Scores",
     "SiteRow",
     "Tally",

@@ -7,13 +7,14 @@ label is predicted at a probability of one half or more; accuracy is the share o
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew import findings
-from fedskew.metrics._scores import Scores
+from fedskew.metrics._scores import Ranked, Scores, drawn_again, ends, over_classes
 
 
 def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
@@ -35,6 +36,33 @@ def finding_figures(logits: ArrayLike, targets: ArrayLike) -> dict[str, Any]:
         aurocs, pr_aucs = Scores.rankings(np.exp(-np.logaddexp(0, -z)), truth)
     lists = {"aurocs": aurocs, "pr_aucs": pr_aucs}
     return found | {"loss": loss, "auroc": mean_known(aurocs), "pr_auc": mean_known(pr_aucs), **lists}
+
+
+@dataclass(frozen=True, eq=False)
+class FindingScores:
+    """Logits of samples that may have several labels, `(samples, classes)`, and the bits of their labels."""
+
+    logits: NDArray[np.float64]
+    targets: NDArray[np.int64]
+
+    def intervals(self, rng: np.random.Generator) -> dict[str, list[float]]:
+        """Return both ends of each figure's interval, as `Scores.intervals` does: all labels of a sample are drawn
+        together."""
+        z, parts = self.logits, []
+        truth, said = findings.as_table(self.targets, z.shape[1]).astype(bool), z >= 0
+        if not z.size or not np.isfinite(z).all():
+            return {}
+        ranked = [Ranked(z[:, label], truth[:, label]) for label in range(z.shape[1])]
+        losses, right = (np.logaddexp(0, z) - truth * z).mean(axis=1), (truth == said).all(axis=1)
+        for times in drawn_again(rng, z):
+            have, taken, both = (part.T.astype(float) @ times for part in (truth, said, truth & said))
+            with np.errstate(invalid="ignore", divide="ignore"):
+                balanced = (both / have + 1 - (taken - both) / (len(z) - have)) / 2
+                f1 = 2 * both / (have + taken)
+            areas = over_classes([one.areas(times) for one in ranked])
+            parts.append([right @ times / len(z), *map(over_classes, (balanced, f1)), *areas, losses @ times / len(z)])
+        names = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "pr_auc", "loss")
+        return ends(dict(zip(names, np.concatenate(parts, axis=1), strict=True)))
 
 
 def of_counts(table: NDArray[np.int64], right: int) -> dict[str, Any]:

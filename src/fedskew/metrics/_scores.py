@@ -11,7 +11,7 @@ as many as there are, and the ends are quantiles of a figure's values. That is t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -180,9 +180,7 @@ class Scores:
         values = dict(_of_confusion(confusion, rng, target)) if confusion.sum() else {}
         if scores is not None and scores.logits.size <= _MOST and np.isfinite(scores.logits).all():
             values |= _of_scores(scores, rng)
-        tails = [(1 - level) / 2, (1 + level) / 2]
-        known = {name: found[np.isfinite(found)] for name, found in values.items()}
-        return {name: np.quantile(found, tails).tolist() for name, found in known.items() if len(found)}
+        return ends(values, level)
 
 
 def _ranking(scores: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
@@ -224,28 +222,47 @@ def _of_confusion(confusion: IntArray, rng: np.random.Generator, target: FloatAr
 
 def _of_scores(scores: Scores, rng: np.random.Generator) -> Mapping[str, FloatArray]:
     samples = len(scores.labels)
-    draws = int(np.clip(_WORK // scores.logits.size, _FEWEST, _DRAWS))
     present = np.unique(scores.labels)
-    ranked = [_Ranked(scores.probabilities[:, label], scores.labels == label) for label in present]
+    ranked = [Ranked(scores.probabilities[:, label], scores.labels == label) for label in present]
     losses = -scores.log_probabilities[np.arange(samples), scores.labels]
     confidence = scores.probabilities.max(axis=1)
     gaps = (scores.logits.argmax(axis=1) == scores.labels) - confidence
     bins = np.searchsorted(Scores.EDGES, confidence)
     inside = np.equal.outer(bins, np.unique(bins)) * gaps[:, None]
     parts = []
-    for start in range(0, draws, each := max(1, _AT_ONCE // samples)):
-        columns = min(each, draws - start)
-        places = rng.integers(samples, size=(samples, columns)) * columns + np.arange(columns)
-        times = np.bincount(places.reshape(-1), minlength=samples * columns).reshape(samples, columns).astype(float)
-        areas = np.array([one.areas(times) for one in ranked])  # (classes, 2, draws)
-        known = np.isfinite(areas)
-        with np.errstate(invalid="ignore"):
-            auroc, pr_auc = np.where(known, areas, 0.0).sum(axis=0) / known.sum(axis=0)
+    for times in drawn_again(rng, scores.logits):
+        auroc, pr_auc = over_classes([one.areas(times) for one in ranked])
         parts.append([auroc, pr_auc, np.abs(inside.T @ times).sum(axis=0) / samples, losses @ times / samples])
     return dict(zip(("auroc", "pr_auc", "ece", "loss"), np.concatenate(parts, axis=1), strict=True))
 
 
-class _Ranked:
+def drawn_again(rng: np.random.Generator, logits: FloatArray) -> Iterator[FloatArray]:
+    """Yield how often each sample is drawn, `(samples, draws)`, by some draws at a time."""
+    samples, draws = len(logits), int(np.clip(_WORK // logits.size, _FEWEST, _DRAWS))
+    for start in range(0, draws, each := max(1, _AT_ONCE // samples)):
+        columns = min(each, draws - start)
+        places = rng.integers(samples, size=(samples, columns)) * columns + np.arange(columns)
+        yield np.bincount(places.reshape(-1), minlength=samples * columns).reshape(samples, columns).astype(float)
+
+
+def over_classes(values: ArrayLike) -> FloatArray:
+    """Return the mean over the first axis of what is defined; NaN where nothing is."""
+    each = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(each)
+    with np.errstate(invalid="ignore"):
+        mean: FloatArray = np.where(known, each, 0.0).sum(axis=0) / known.sum(axis=0)
+    return mean
+
+
+def ends(values: Mapping[str, FloatArray], level: float = 0.95) -> dict[str, list[float]]:
+    """Return both ends of the interval of each figure, of its values by draws, without those that have none."""
+    known = {name: found[np.isfinite(found)] for name, found in values.items()}
+    return {
+        n: np.quantile(found, [(1 - level) / 2, (1 + level) / 2]).tolist() for n, found in known.items() if len(found)
+    }
+
+
+class Ranked:
     """The samples in the order of their scores for one class, highest first; those of equal scores are one step."""
 
     def __init__(self, scores: FloatArray, positive: NDArray[np.bool_]) -> None:

@@ -30,8 +30,9 @@ class SigmoidCrossEntropy(Classification):
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
         logits = real_rows(batch.logits, batch.mask)
-        weights = {"reduction": "none", "pos_weight": batch.class_weights}
-        return row_mean(F.binary_cross_entropy_with_logits(logits, _labels(batch), **weights).mean(dim=1), batch.mask)
+        weights = batch.class_weights
+        each = F.binary_cross_entropy_with_logits(logits, _labels(batch), pos_weight=weights, reduction="none")
+        return row_mean(each.mean(dim=1), batch.mask)
 
     def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Compute the value and its gradient by the logits; see `Sloped`."""

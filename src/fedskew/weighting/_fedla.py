@@ -38,6 +38,7 @@ class FedLA(FromTotals):
 
     needs_label_counts: ClassVar[bool] = True
     weighs_everyone: ClassVar[bool] = True
+    sums_labels: ClassVar[bool] = True
     paper: ClassVar[str] = "Khalil et al., FMEC 2023"
 
     def weigh(self, answered: Answered) -> FloatArray:
