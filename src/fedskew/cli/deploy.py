@@ -305,7 +305,12 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
     """Return the keys of an agreement that describe the samples."""
     import torch
 
-    encoder = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
+    from fedskew.experiment import ModelInfo
+
+    encoder: dict[str, Any] = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
+    info = ModelInfo(dataset.classes, dataset.in_shape, mean=dataset.mean, std=dataset.std)
+    if len(dataset.in_shape) == 3 or encoder.get("encoder", {}).get("kind") == "text":  # pictures, texts
+        encoder["input_cells"] = {name: list(own) for name, own in info.profile(dataset.inputs).cells.items()}
     return encoder | {
         "classes": list(dataset.classes),
         "shape": list(dataset.in_shape),

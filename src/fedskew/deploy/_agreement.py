@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pydantic
 import tomli_w
+import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from fedskew import components, findings, methods
-from fedskew.data import TableSchema, encoder_of
+from fedskew.data import Profile, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.experiment import Config, ModelInfo, target_mix
 from fedskew.finish import Calibrate
@@ -116,9 +117,11 @@ class Agreement(BaseModel):
         keys: Public keys of masked sums, by site: the middle line of what `openssl pkey -in mask.key -pubout` writes.
         sum_sites: Fewest sites that a masked sum may be over.
         input_profile: "summed": before the first round each site adds to a sum over sites how many of its training
-            samples are in each cell of each column of its table, and how numbers go together, so that `fedskew watch`
-            can compare later samples with them. "none": nothing of that. "auto": "summed" if updates are masked, and
-            neither label counts nor updates have an epsilon.
+            samples are in each cell of each column of its table, or of what `input_cells` names, and how numbers go
+            together, so that `fedskew watch` can compare later samples with them. "none": nothing of that. "auto":
+            "summed" if updates are masked, and neither label counts nor updates have an epsilon.
+        input_cells: Of pictures and texts what `Profile.columns` makes of them (brightness, contrast, words), each with
+            the mean and deviation by which its ten cells are cut: those of the data that `deploy init` read.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how
             many samples it has of each class; of several labels how many samples have each and are taken to.
             "scores": also how many samples of each class, and of the others, have scores in each of 64 bins, from
@@ -154,6 +157,7 @@ class Agreement(BaseModel):
     max_reply: Count | None = None
     target_site: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     input_profile: Literal["auto", "summed", "none"] = "auto"
+    input_cells: dict[str, Annotated[tuple[Finite, Positive], Field(strict=False)]] = {}
     evaluation: Literal["auto", "confusion", "scores", "none"] = "auto"
     updates: Literal["plain", "masked"] = "plain"
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
@@ -185,11 +189,21 @@ class Agreement(BaseModel):
             raise ValueError("label_counts = 'summed' needs updates = 'masked', as updates show what sums hide")
         if self.min_sites > len(self.sites):
             raise ValueError(f"min_sites is {self.min_sites}, but there are only {len(self.sites)} sites")
-        if self.input_profile == "summed" and (self.table is None or self.epsilon is not None):
-            why = "needs a table's schema (encoder)" if self.table is None else "has no noise, which epsilon promises"
+        self._check_cells()
+        if self.input_profile == "summed" and (self.cells is None or self.epsilon is not None):
+            needs = "needs a table's schema (encoder), or the cells of pictures or texts (input_cells)"
+            why = needs if self.cells is None else "has no noise, which epsilon promises"
             raise ValueError(f"input_profile = 'summed' {why}; set 'none'")
         self._check_masks()
         return self
+
+    def _check_cells(self) -> None:
+        if self.input_cells and self.table is not None:
+            raise ValueError("input_cells: are of pictures and texts; those of a table follow from its schema")
+        kind = torch.int64 if self.tokens else torch.float32
+        known = Profile.columns(torch.zeros(1, *self.shape, dtype=kind)) if self.input_cells else {}
+        if {*known} != {*self.input_cells}:
+            raise ValueError(f"input_cells: expected {', '.join(known)}, each with a mean and a deviation")
 
     def _check_encoder(self) -> None:
         try:
@@ -279,7 +293,15 @@ class Agreement(BaseModel):
     def sums_profile(self) -> bool:
         """Whether sites add up what their inputs look like, if updates have no noise."""
         wanted = self.updates == "masked" if self.input_profile == "auto" else self.input_profile == "summed"
-        return wanted and self.table is not None and self.epsilon is None
+        return wanted and self.cells is not None and self.epsilon is None
+
+    @property
+    def cells(self) -> Mapping[str, Any] | None:
+        """The cells in which sites count what inputs look like, of a table by its `mean` and `std`; None: none."""
+        if (table := self.table) is None:
+            return self.input_cells or None
+        by = (self.mean, self.std) if self.mean else [[0.0] * len(table.slots)] * 2  # not told yet
+        return Profile.cells_of(table, *by)
 
     @property
     def is_told(self) -> bool:

@@ -6,14 +6,15 @@
 
 They are those of the pooled samples, to 2^-32 of half a range for each site. Where updates are masked, the server
 learns the sums over all sites alone. Everyone is told the result with each message from then on, and a site takes one.
-Where that is agreed to, sites then add up what their inputs look like, in cells by these means (see `data.Profile`).
+Where that is agreed to, sites then add up what their inputs look like, in cells by these means, or of pictures and
+texts in those of `deploy.toml` (see `data.Profile`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,16 +100,11 @@ def encoded_profile(agreement: Agreement, inputs: Inputs) -> NDArray[Any]:
     """Return what a site's normalised inputs look like, in integers."""
     if len(inputs) > FORM.limit:
         raise DataError(f"{len(inputs):,} samples are more than the {FORM.limit:,.0f} of which sums are taken")
-    cells = cells_of(agreement)
+    cells = agreement.cells
+    assert cells is not None, "as there is a profile"
     if not len(inputs):
         return PROFILE_FORM.encode(np.zeros(Profile.size(cells)))
     return PROFILE_FORM.encode(agreement.info.profile(inputs, cells).flat())
-
-
-def cells_of(agreement: Agreement) -> Mapping[str, Any]:
-    """Return the cells of the columns of sites' tables, by the means and deviations that are agreed to, or told."""
-    assert agreement.table is not None, "as there is a profile"
-    return Profile.cells_of(agreement.table, agreement.mean, agreement.std)
 
 
 def profiled(plan: Plan, roster: Roster, folder: Path) -> None:
@@ -116,7 +112,7 @@ def profiled(plan: Plan, roster: Roster, folder: Path) -> None:
     agreement, run = plan.agreement, RunFolder(folder)
     if not plan.profile_size or run.has_profile:
         return
-    cells, knows, is_masked = cells_of(agreement), agreement.label_counts in ("exact", "withheld"), plan.is_masked
+    cells, knows, is_masked = agreement.cells or {}, agreement.label_counts in ("exact", "withheld"), plan.is_masked
 
     def read(found: NDArray[Any], sizes: NDArray[Any] | None) -> Profile:
         profile = Profile.of_flat(PROFILE_FORM.decode(found), cells, PROFILE_FORM.error(len(roster.names)) + 1e-6)

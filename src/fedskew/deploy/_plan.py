@@ -115,11 +115,10 @@ class Plan:
     @cached_property
     def profile_size(self) -> int:
         """How many numbers say what a site's inputs look like; 0: sites don't tell."""
-        agreement, table = self.agreement, self.agreement.table
-        if table is None or not agreement.sums_profile or self.config.privacy is not None:
+        cells = self.agreement.cells
+        if cells is None or not self.agreement.sums_profile or self.config.privacy is not None:
             return 0
-        some = agreement.mean or [0.0] * len(table.slots)
-        return Profile.size(Profile.cells_of(table, some, some))
+        return Profile.size(cells)
 
     @property
     def site_models(self) -> tuple[str, ...]:

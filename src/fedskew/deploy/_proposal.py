@@ -133,7 +133,9 @@ def _profile(agreement: Agreement, plan: Plan | None) -> list[Disclosure]:
     if not agreement.sums_profile or (plan is not None and not plan.profile_size):
         return []
     over = f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
-    what = "how many training samples are in each of ten cells of each number, missing or of each category, and how "
+    of = f"each of {', '.join(agreement.input_cells)}" if agreement.input_cells else "each number"
+    more = "" if agreement.input_cells else ", missing or of each category"
+    what = f"how many training samples are in each of ten cells of {of}{more}, and how "
     what += f"each two numbers go together{over if agreement.updates == 'masked' else ''}"
     size = None if plan is None else 8 * plan.profile_size + _seeds(agreement)
     return [Disclosure(what, "once, before the first round", size)]

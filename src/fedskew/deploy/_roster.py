@@ -36,7 +36,7 @@ NOISE_SPREAD = 40.0
 """Laplace noise exceeds this multiple of its scale once in 10^17 draws."""
 
 FIXED = {"sites", "target_site", "classes", "shape", "tokens", "multi_label", "mean", "std", "window", "encoder"} | {
-    *("label_counts", "epsilon", "neighbours", "updates", "keys", "input_profile")
+    *("label_counts", "epsilon", "neighbours", "updates", "keys", "input_profile", "input_cells")
 }
 """Keys of an agreement that stay as they were when the run began."""
 
