@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedskew.cli.counts import ClientColumn, DecimalSign, LabelColumn
+from fedskew.cli.counts import ClientColumn, DecimalSign, LabelColumn, Separator
 from fedskew.cli.options import Changes, SkipBroken
 from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError, ConfigError, DataError
@@ -371,6 +371,7 @@ def schema(
         ),
     ],
     label: LabelColumn = None,
+    separator: Separator = None,
     client: ClientColumn = None,
     decimal: DecimalSign = None,
 ) -> None:
@@ -390,7 +391,7 @@ def schema(
 
     if label is None and sys.stdin.isatty():
         label = typer.prompt("Column of the labels", default="", show_default=False, err=True).strip() or None
-    proposal = Proposal.of_files(files, label, client, decimal)
+    proposal = Proposal.of_files(files, label, client, decimal, separator)
     typer.echo(proposal.text(), nl=False)
     console = Console(stderr=True)
     for line in proposal.unclear:
