@@ -309,7 +309,7 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
 
     encoder: dict[str, Any] = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
     info = ModelInfo(dataset.classes, dataset.in_shape, mean=dataset.mean, std=dataset.std)
-    if len(dataset.in_shape) == 3 or encoder.get("encoder", {}).get("kind") == "text":  # pictures, texts
+    if len(dataset.in_shape) == 3 or encoder.get("encoder", {}).get("kind") in ("text", "tokens"):
         encoder["input_cells"] = {name: list(own) for name, own in info.profile(dataset.inputs).cells.items()}
     return encoder | {
         "classes": list(dataset.classes),
@@ -329,8 +329,7 @@ def _print_notes(made: Draft, losses: list[str]) -> None:
 
 
 def _images_table(config: Config, samples: dict[str, Any]) -> dict[str, object]:
-    """Return the table `[data]` of every site's `data.toml`: a table, texts, images of the size that the config sets,
-    or, as folders name one class, arrays of samples that may have several labels."""
+    """Return `[data]` of each `data.toml`: a table, texts, images; of several labels, which no folder has, arrays."""
     if config.data.name == "csv" or samples.get("encoder", {}).get("kind") == "table":
         said = ("separator",) if "encoder" in samples else ("label", "separator")
         own = {key: config.data.parameters[key] for key in said if key in config.data.parameters}

@@ -115,8 +115,7 @@ def prepared(
 ) -> list[tuple[Rows, Sequence[Label]]]:
     """Return of each part of a data set the rows that have a label, and these rows' labels as names of classes.
 
-    Where the data name all classes themselves (`numbered`), they are taken as they are. With `missing` None there is no
-    option by which samples are left out.
+    Where data name all classes themselves (`numbered`), they are taken as they are; `missing` None: data has no option.
     """
     rows = [
         np.flatnonzero([missing != "drop" or label in numbered or not _is_missing(label) for label in part])

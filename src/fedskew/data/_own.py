@@ -63,8 +63,8 @@ def make(
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
     `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set;
-    `where` says in messages where they were read from, `missing` what becomes of samples without a label; None: they
-    are refused. `more` is for `assembled`.
+    `where` says in messages where they were read from, `missing` what becomes of samples without a label. `more` is for
+    `assembled`.
     """
     parts = [train] if test is None else [train, test]
     places = [part.place for part in parts]
@@ -227,8 +227,7 @@ def csv(
     deviation of the training part. Without a schema columns other than labels and clients hold numbers, none missing.
 
     Args:
-        label: Column of labels, any text, "label" by default; or a list of columns of 0 and 1, of which a sample has
-            any. A text with commas that is no column's name is such a list.
+        label: Column of labels, any text, "label" by default; or several of 0 and 1: a list, or their names by commas.
         separator: Sign between the labels in a cell, where a sample may have several, or none.
         client: Column of clients; a column called "client" by default, if there is one.
         test: Name of a file beside it with the same columns, the test part.

@@ -117,9 +117,9 @@ class Agreement(BaseModel):
         keys: Public keys of masked sums, by site: the middle line of what `openssl pkey -in mask.key -pubout` writes.
         sum_sites: Fewest sites that a masked sum may be over.
         input_profile: "summed": before the first round each site adds to a sum over sites how many of its training
-            samples are in each cell of each column of its table, or of what `input_cells` names, and how numbers go
-            together, so that `fedskew watch` can compare later samples with them. "none": nothing of that. "auto":
-            "summed" if updates are masked, and neither label counts nor updates have an epsilon.
+            samples are in each cell of each column of its table, or of `input_cells`, and how numbers go together, with
+            which `fedskew watch` compares later samples. "none": nothing of that. "auto": "summed" if updates are
+            masked, and neither label counts nor updates have an epsilon.
         input_cells: Of pictures and texts what `Profile.columns` makes of them (brightness, contrast, words), each with
             the mean and deviation by which its ten cells are cut: those of the data that `deploy init` read.
         evaluation: "confusion": each site sends the confusion matrix of its own test samples, whose rows reveal how

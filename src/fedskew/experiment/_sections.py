@@ -187,9 +187,8 @@ class TrainingSection(Section):
     """The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself."""
     class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0.0)]] | None = None
     """What a sample of each class counts for in the classification loss, in the order of the classes; "balanced":
-    inversely to the samples of its class in the whole federation, 1 in the mean over samples. Where samples may have
-    several labels, what having each label counts for, "balanced": samples without it by samples with it. Without it:
-    all 1."""
+    inversely to the samples of its class in the whole federation, 1 in the mean over samples; of several labels a
+    sample, what having each counts for, "balanced": samples without it by those with it; without it: all 1."""
     sampler: str | None = None
     """"balanced": a client's epoch draws as many samples as it has, with replacement, each of its classes as often as
     the others; or "module:function", a function of one's own (labels, counts, rng) -> rows; without it: every sample

@@ -27,8 +27,7 @@ def privatize(
     """Add Laplace noise to label counts and clamp them at 0: an epsilon-differentially private release.
 
     The scale is sensitivity / epsilon; the sensitivity is 1 where neighbouring data sets differ by one sample more or
-    less, 2 where one sample is replaced (FedEntOpt, section V, uses 1 / epsilon with epsilon 0.5); `each` times as much
-    where a sample may add 1 to so many counts, as of several labels it may to all. Clamping comes after
+    less, 2 where one sample is replaced (FedEntOpt, section V, uses 1 / epsilon with epsilon 0.5). Clamping comes after
     the noise, so it costs no privacy; nothing is rounded. The guarantee covers one release of these counts, not sizes
     sent elsewhere.
 
@@ -36,7 +35,7 @@ def privatize(
         counts: Label counts, shape `(clients, classes)`.
         rng: Source of reproducible noise, for simulation only: floating-point Laplace noise leaks. Without it the noise
             comes from opendp's secure mechanism (extra `fedskew[dp]`).
-        each: Most counts to which one sample adds 1.
+        each: Most counts to which one sample adds 1, as of several labels to all: the sensitivity is times as much.
     """
     held = as_counts(counts)
     if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not 0 < float(epsilon) < np.inf:

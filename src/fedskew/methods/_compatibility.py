@@ -67,8 +67,7 @@ def check(method: Method, training: Any = None) -> list[str]:
 def for_findings(method: Method, summed: bool = False) -> Method:
     """Return a method as it trains on samples that have several labels, or none; CombinationError where it can't.
 
-    Label counts are counts of each label then, and cross-entropy is that of a sigmoid for each. With `summed` label
-    counts are only ever summed over clients.
+    Label counts are of each label then, `summed` over clients or not, and cross-entropy is of a sigmoid for each.
     """
     if summed and not has(method.weighting, "sums_labels"):
         raise CombinationError(

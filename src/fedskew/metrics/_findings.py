@@ -46,8 +46,7 @@ class FindingScores:
     targets: NDArray[np.int64]
 
     def intervals(self, rng: np.random.Generator) -> dict[str, list[float]]:
-        """Return both ends of each figure's interval, as `Scores.intervals` does: all labels of a sample are drawn
-        together."""
+        """Return both ends of each figure's interval, see `Scores.intervals`; a sample's labels are drawn together."""
         z, parts = self.logits, []
         truth, said = findings.as_table(self.targets, z.shape[1]).astype(bool), z >= 0
         if not z.size or not np.isfinite(z).all():
