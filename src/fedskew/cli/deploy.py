@@ -119,10 +119,7 @@ def init(
     if (classes is None) != (shape is None):
         raise ConfigError("--classes, --shape: give both, or neither where the config's data is on this machine")
     if multi_label and classes is None:
-        raise ConfigError(
-            "--multi-label: goes with --classes and --shape; data that is read says it itself (columns of 0 and 1, a "
-            "list as data.label, or data.separator)"
-        )
+        raise ConfigError("--multi-label: goes with --classes and --shape; data that is read says it by itself")
     if classes is not None and shape is not None:
         samples: dict[str, Any] = {
             "classes": several("--classes", classes, named, "names"),

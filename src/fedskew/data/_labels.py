@@ -37,8 +37,7 @@ Label: TypeAlias = str | tuple[str, ...]
 """The class of a sample; or all that it has of several, its findings."""
 
 
-Place: TypeAlias = Callable[[int], str]
-"""Names the place of a sample, from 0, in what it was read from."""
+Place: TypeAlias = Callable[[int], str]  # names the place of a sample, from 0
 
 
 def by_number(at: int) -> str:

@@ -64,7 +64,7 @@ SIMULATED = {
 
 
 SITE_FIGURES = ("accuracy", "balanced_accuracy", "macro_f1", "ece", "loss")
-"""Figures in sums over sites: those that each site with a test sample has, so that no sum of one is over fewer."""
+"""Figures in sums over sites: each site with a test sample has them, so that no sum of one is over fewer."""
 
 
 class Agreement(BaseModel):

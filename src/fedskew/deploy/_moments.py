@@ -6,8 +6,7 @@
 
 They are those of the pooled samples, to 2^-32 of half a range for each site. Where updates are masked, the server
 learns the sums over all sites alone. Everyone is told the result with each message from then on, and a site takes one.
-Where that is agreed to, sites then add up what their inputs look like, in cells by these means, or of pictures and
-texts in those of `deploy.toml` (see `data.Profile`).
+Where that is agreed to, sites then add up what their inputs look like, in cells by these means (see `data.Profile`).
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ def encoded_profile(agreement: Agreement, inputs: Inputs) -> NDArray[Any]:
     """Return what a site's normalised inputs look like, in integers."""
     if len(inputs) > FORM.limit:
         raise DataError(f"{len(inputs):,} samples are more than the {FORM.limit:,.0f} of which sums are taken")
-    cells = agreement.cells
-    assert cells is not None, "as there is a profile"
+    cells = agreement.cells or {}
     if not len(inputs):
         return PROFILE_FORM.encode(np.zeros(Profile.size(cells)))
     return PROFILE_FORM.encode(agreement.info.profile(inputs, cells).flat())

@@ -260,7 +260,6 @@ class _Models:
         )
 
     def _intervals(self, logits: FloatArray) -> dict[str, list[float]]:
-        """Return those of a model's figures, by bootstrap over the site's test samples (see `Scores.intervals`)."""
         targets, rng = self.data.test_targets.cpu().numpy(), generator(self.config.seeds[0], Purpose.BOOTSTRAP)
         if self.data.multi_label:
             return FindingScores(logits, targets).intervals(rng)

@@ -2,9 +2,8 @@
 
     L = mean_{n,c}  -w_c y_{n,c} log s(f_{n,c}) - (1 - y_{n,c}) log(1 - s(f_{n,c})),    s(f) = 1 / (1 + e^{-f})
 
-y_{n,c} is 1 where sample n has label c, and w_c the label's weight (`training.class_weights`), else 1. The mean over
-labels is PyTorch's `BCEWithLogitsLoss`, whose `pos_weight` w is; it takes the place of cross-entropy where a data set
-has several labels a sample.
+y_{n,c} is 1 where sample n has label c; w_c is its weight (`training.class_weights`), or 1. It is PyTorch's
+`BCEWithLogitsLoss` with `pos_weight` w, and takes cross-entropy's place where a sample may have several labels.
 """
 
 from __future__ import annotations
