@@ -319,7 +319,7 @@ def test_a_personal_component_is_tried(check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ldawa", "fedsol", "power_of_choice", "feddf"])
+@pytest.mark.parametrize("name", ["ldawa", "fedsol", "power_of_choice", "feddf", "by_age"])
 def test_methods_that_see_more_are_tried(command, name):
     assert "nothing found" in command("check", EXAMPLES / f"{name}.py").stdout
 

@@ -212,6 +212,19 @@ def test_the_candidates_with_the_largest_losses_train():
     assert ids.tolist() == [4, 1]
 
 
+def test_who_has_waited_longest_trains_by_what_the_selection_keeps():
+    config = task(7, rounds=4, participation=3 / 7) | {"method": {"selection": {"name": "by_age:ByAge"}}}
+    records = fedskew.simulate(config).rounds[1:]
+    first, second, third, fourth = (set(record["cohort"]) for record in records)
+    (last,) = set(range(7)) - first - second
+    assert not first & second
+    assert last in third
+    assert third - {last} < first  # of age 2, and those of the second round 1
+    assert fourth >= first - third  # of age 3
+    assert fourth - first < second
+    assert [record["logged"]["longest wait"] for record in records] == [1.0, 2.0, 3.0, 3.0]
+
+
 def test_candidates_are_asked_for_the_loss_of_the_present_model_and_their_answers_travel():
     method = {"selection": {"name": "power_of_choice:PowerOfChoice", "candidates": 4}}
     config = task(6, rounds=2, participation=0.34, batch_size=64, lr=0.1)
