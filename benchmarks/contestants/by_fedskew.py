@@ -28,12 +28,15 @@ def dataset() -> Dataset:
         targets=task.targets,
         test_inputs=task.inputs[:10],
         test_targets=task.targets[:10],
-        classes=tuple("0123456789"),
+        classes=tuple(map(str, range(int(task.targets.max()) + 1))),
     )
 
 
 def own_network(task: Task) -> nn.Sequential:
     """The task's untrained network as a user writes it; names of parameters are the task's."""
+    if task.settings["model"] == "head":
+        held = task.network()
+        return nn.Sequential(OrderedDict([("blocks", held.blocks), ("flat", nn.Flatten()), ("head", held.head)]))
     if task.settings["model"] == "lenet5":
         layers = [
             ("conv1", nn.Conv2d(3, 6, 5)), ("relu1", nn.ReLU()), ("pool1", nn.MaxPool2d(2)),
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--own", action="store_true", help="give an nn.Sequential in place of the network's name")
+    parser.add_argument("--anew", action="store_true", help="compute a frozen body's features in every step")
     arguments = parser.parse_args()
     os.environ[FOLDER] = arguments.folder
     task, turns = Task.read(arguments.folder), Turns()
@@ -71,7 +75,9 @@ def main() -> None:
         "backend": arguments.backend,
         "threads": arguments.threads,
         "device": arguments.device,
+        "keep_features": not arguments.anew,
     }
+    model = own_network(task) if arguments.own else settings["model"]
     if arguments.backend == "processes":
         engine["processes"] = arguments.processes
     turns.wait()
@@ -85,7 +91,7 @@ def main() -> None:
         seeds=settings["seed"],
         data="by_fedskew:dataset",
         partition={"rule": "file", "path": str(task.folder / "partition.npz")},
-        model=own_network(task) if arguments.own else settings["model"],
+        model={"name": model, "train": ["head.*"]} if settings["model"] == "head" else model,
         method={"selection": Recorded(tuple(tuple(cohort) for cohort in task.cohorts))},
         training={
             "rounds": len(task.cohorts),

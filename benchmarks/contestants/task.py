@@ -49,7 +49,30 @@ class CNNW2(nn.Module):
         return self.head(self.drop2(relu(self.fc1(self.drop1(x).flatten(1)))))
 
 
-NETWORKS: dict[str, type[nn.Module]] = {"lenet5": LeNet5, "cnn_w2": CNNW2}
+class Head(nn.Module):
+    """A linear layer on the frozen body of `pretrained.py`, which is in eval mode and knows no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths, layers = (3, 32, 64, 128, 256), []
+        for place in range(4):
+            ins, outs = widths[place : place + 2]
+            pool = nn.MaxPool2d(2) if place < 3 else nn.AvgPool2d(4)
+            layers += [nn.Conv2d(ins, outs, 3, padding=1), nn.BatchNorm2d(outs), nn.ReLU(), pool]
+        self.blocks, self.head = nn.Sequential(*layers).requires_grad_(False), nn.Linear(256, 50)
+
+    def train(self, mode: bool = True) -> Head:
+        super().train(mode)
+        self.blocks.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self.blocks(x).flatten(1)
+        return self.head(features)
+
+
+NETWORKS: dict[str, type[nn.Module]] = {"lenet5": LeNet5, "cnn_w2": CNNW2, "head": Head}
 
 
 @dataclass

@@ -212,9 +212,10 @@ def test_the_candidates_with_the_largest_losses_train():
     assert ids.tolist() == [4, 1]
 
 
-def test_who_has_waited_longest_trains_by_what_the_selection_keeps():
+def test_who_has_waited_longest_trains_by_what_the_selection_keeps(tmp_path):
     config = task(7, rounds=4, participation=3 / 7) | {"method": {"selection": {"name": "by_age:ByAge"}}}
-    records = fedskew.simulate(config).rounds[1:]
+    result = fedskew.simulate(config)
+    records = result.rounds[1:]
     first, second, third, fourth = (set(record["cohort"]) for record in records)
     (last,) = set(range(7)) - first - second
     assert not first & second
@@ -223,6 +224,10 @@ def test_who_has_waited_longest_trains_by_what_the_selection_keeps():
     assert fourth >= first - third  # of age 3
     assert fourth - first < second
     assert [record["logged"]["longest wait"] for record in records] == [1.0, 2.0, 3.0, 3.0]
+    result.report(tmp_path / "page.html")
+    assert "Logged by the method: longest wait" in (tmp_path / "page.html").read_text()
+    pytest.importorskip("pandas")
+    assert result.to_frame()["logged.longest wait"].tolist()[1:] == [1.0, 2.0, 3.0, 3.0]  # as trackers have it
 
 
 def test_candidates_are_asked_for_the_loss_of_the_present_model_and_their_answers_travel():
