@@ -72,7 +72,7 @@ def test_cells_are_those_of_the_samples_that_init_reads(tmp_path: Path) -> None:
             own = Profile.columns(DIGITS.inputs)
             mean, std = agreement.input_cells["brightness"]
             assert (mean, std) == pytest.approx((own["brightness"].mean(), own["brightness"].std()), rel=1e-3)
-    (tmp_path / "raw").rename(tmp_path / "texts" / "sites" / "north" / "images")
+    (tmp_path / "raw").rename(tmp_path / "texts" / "sites" / "north" / "texts")
     agreement = agreement.model_copy(update={"input_profile": "summed"})
     held = SiteData.load(tmp_path / "texts" / "sites" / "north" / "data.toml", agreement)
     found = PROFILE_FORM.decode(encoded_profile(agreement, held.inputs))
