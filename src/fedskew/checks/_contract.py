@@ -245,7 +245,7 @@ def _seen(component: Any, function: str, sized: _Sized | None = None, clients: i
         "samples": SimpleNamespace(inputs=inputs, targets=torch.zeros(len(inputs), dtype=torch.int64)),
         "sent": sized.start,
         "updates": torch.randn(clients, len(sized.start), generator=torch.Generator().manual_seed(0)),
-        "kept": hooks.init_server(sized.start, len(COUNTS)),
+        "kept": hooks.init_server(sized.start, clients if function == "select" else len(COUNTS)),
         "target": None,
         "losses": lambda ids: 1.0 + np.arange(len(ids)),
         "log": checked_figure,
@@ -259,7 +259,7 @@ def _distinct_clients(component: Any) -> None:
         for size in {1, max(1, len(counts) // 2), len(counts)}:
             if not _can_choose(component, held, size):
                 continue
-            state, rng, seen = component.init(held), np.random.default_rng(0), _seen(component, "select")
+            state, rng, seen = component.init(held), np.random.default_rng(0), _seen(component, "select", None, len(counts))
             for _ in range(4):
                 ids, state = checked_choice(component, component.select(state, held, size, rng, **seen), len(counts))
             if len(ids) > size and not has(component, "assigns_quotas"):
