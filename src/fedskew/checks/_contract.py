@@ -259,7 +259,8 @@ def _distinct_clients(component: Any) -> None:
         for size in {1, max(1, len(counts) // 2), len(counts)}:
             if not _can_choose(component, held, size):
                 continue
-            state, rng, seen = component.init(held), np.random.default_rng(0), _seen(component, "select", None, len(counts))
+            state, rng = component.init(held), np.random.default_rng(0)
+            seen = _seen(component, "select", None, len(counts))
             for _ in range(4):
                 ids, state = checked_choice(component, component.select(state, held, size, rng, **seen), len(counts))
             if len(ids) > size and not has(component, "assigns_quotas"):

@@ -50,10 +50,9 @@ def check_heeds(component: Any, asked: Collection[str], settings: StepSettings, 
 def _two_steps(component: Any, settings: StepSettings, seen: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return where two steps lead, and what they carry: the second's gradient is ten times the first's."""
     parameters, carried = settings.start, checked_carried(component, component.init(settings))
-    in_place = steps_in_place(component)
     for size in (1.0, 10.0):
         slope = torch.full_like(parameters, size)
-        if in_place is not None:
+        if (in_place := steps_in_place(component)) is not None:
             parameters = parameters.clone()
             in_place.step_in_place(parameters, lambda at, *part, slope=slope: slope, carried, settings)
             continue
