@@ -157,7 +157,7 @@ class Agreement(BaseModel):
     max_reply: Count | None = None
     target_site: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     input_profile: Literal["auto", "summed", "none"] = "auto"
-    input_cells: dict[str, Annotated[tuple[Finite, Positive], Field(strict=False)]] = {}
+    input_cells: dict[str, Annotated[tuple[Finite, Positive], Field(strict=False)]] | None = None
     evaluation: Literal["auto", "confusion", "scores", "none"] = "auto"
     updates: Literal["plain", "masked"] = "plain"
     sum_sites: Annotated[int, Field(ge=SumContext.LEAST)] = SumContext.LEAST
@@ -202,7 +202,7 @@ class Agreement(BaseModel):
             raise ValueError("input_cells: are of pictures and texts; those of a table follow from its schema")
         kind = torch.int64 if self.tokens else torch.float32
         known = Profile.columns(torch.zeros(1, *self.shape, dtype=kind)) if self.input_cells else {}
-        if {*known} != {*self.input_cells}:
+        if {*known} != {*(self.input_cells or {})}:
             raise ValueError(f"input_cells: expected {', '.join(known)}, each with a mean and a deviation")
 
     def _check_encoder(self) -> None:
@@ -299,7 +299,7 @@ class Agreement(BaseModel):
     def cells(self) -> Mapping[str, Any] | None:
         """The cells in which sites count what inputs look like, of a table by its `mean` and `std`; None: none."""
         if (table := self.table) is None:
-            return self.input_cells or None
+            return self.input_cells
         by = (self.mean, self.std) if self.mean else [[0.0] * len(table.slots)] * 2  # not told yet
         return Profile.cells_of(table, *by)
 
