@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 39_300, "docstrings": 10_450, "files": 326, "names": 342},
-    "tests": {"code": 33_560},
+    "src": {"code": 39_700, "docstrings": 10_520, "files": 328, "names": 344},
+    "tests": {"code": 33_800},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
