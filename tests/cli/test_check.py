@@ -172,6 +172,29 @@ class Tuned(Personal):
         return logits + np.log(counts + 1)
 
 
+@dataclass(frozen=True)
+class _Plainly:  # a part of another: not tried by itself
+    inner: object
+
+    def init(self, settings):
+        return self.inner.init(settings)
+
+    def step(self, parameters, gradient, carried, settings):
+        moved = parameters - settings.lr * gradient(parameters)
+        return parameters.where(settings.client["private.mask"], moved), carried
+
+
+@component
+class Around(Personal):
+    head_epochs: int = 1
+
+    def private(self, names):
+        return frozenset(names.head)
+
+    def local_step(self, step):
+        return _Plainly(step)
+
+
 @component
 class Typo(Personal):
     def private(self, names):
@@ -315,7 +338,10 @@ def test_a_personal_component_is_tried(check):
     done = check(PERSONAL)
     assert ":Tuned (personal)" in done.stdout
     assert "private() names haed.weight, which is no trained parameter" in " ".join(done.stdout.split())
-    assert done.stdout.count("  ok  ") == 7
+    tuned, around = done.stdout.split(":Around")
+    assert tuned.count("  ok  ") == 6
+    assert "step() does the same with training.clip_norm as without" in around
+    assert "PROBLEM a cohort" not in around
 
 
 @pytest.mark.slow
@@ -347,3 +373,47 @@ def test_the_tiny_federation_has_the_network_classes_and_shapes_of_a_config(chec
     done = check(BY_NAME, "--config", config)
     assert done.returncode == 0, done.stdout
     assert "nothing found" in done.stdout
+
+
+@pytest.mark.slow
+def test_or_its_texts(check, tmp_path):
+    for kind, words in (("films", "a good film"), ("sports", "the goal"), ("banks", "no money")):
+        for number in range(5):
+            (tmp_path / "texts" / kind).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "texts" / kind / f"{number}.txt").write_text(words)
+    config = tmp_path / "own.toml"
+    config.write_text(
+        'schema = 1\n[data]\nname = "folder"\nroot = "texts"\nlength = 7\n[partition]\nrule = "iid"\nclients = 2\n'
+        '[model]\nname = "fasttext"\nvocabulary = 40\ndim = 5\n[training]\nrounds = 1\n'
+    )
+    done = check(
+        BY_NAME.replace('fc1.weight"].shape == (5, 64)', 'embedding.weight"].shape == (40, 5)').replace(
+            "fc2.weight", "head.weight"
+        ),
+        "--config",
+        config,
+    )
+    assert "nothing found" in done.stdout, done.stdout
+
+
+BY_TERM = UNMASKED.replace(
+    "batch.logits.square().mean()",
+    "(batch.logits.square().mean(1) * (1 if batch.mask is None else batch.mask)).sum() / "
+    "(len(batch.logits) if batch.mask is None else batch.mask.sum())",
+)
+
+
+@pytest.mark.slow
+def test_a_network_that_can_t_be_mapped_is_no_fault_of_a_component(check, tmp_path):
+    (tmp_path / "drawing.py").write_text(
+        "from torch import nn\nfrom torch.nn import functional\n\n\nclass Net(nn.Module):\n"
+        "    def __init__(self, num_classes):\n        super().__init__()\n"
+        "        self.head = nn.Linear(64, num_classes)\n\n"
+        "    def forward(self, x):\n        return self.head(functional.dropout(x.flatten(1), 0.1, self.training))\n"
+    )
+    config = tmp_path / "own.toml"
+    config.write_text(
+        'schema = 1\n[data]\nname = "digits"\n[partition]\nrule = "iid"\nclients = 4\n'
+        '[model]\nname = "drawing:Net"\n[training]\nrounds = 1\n'
+    )
+    assert "nothing found" in check(BY_TERM, "--config", config).stdout

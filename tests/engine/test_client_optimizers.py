@@ -19,6 +19,8 @@ from fedskew.engine import Assignment, Group
 from fedskew.errors import BackendWarning, ComponentError, ConfigError
 from fedskew.local_steps import SGD
 from fedskew.models import Network
+from fedskew.parameters import component
+from fedskew.personal import Personal
 
 DATA, STEPS = clients(), 50
 OPTIMISERS = {
@@ -216,6 +218,25 @@ def test_a_step_of_one_s_own_that_ignores_a_setting_is_refused_in_a_line(options
 def test_one_that_says_so_is_refused_before_it_trains():
     with pytest.raises(ConfigError, match="Refusing doesn't go with training.optimizer: it has no gradient"):
         fedskew.simulate(task(3, rounds=1, clip_norm=5.0), method={"local_step": Refusing()})
+
+
+@component
+class Around(Personal):
+    """A personal component whose step stands around another, and ignores what that goes by."""
+
+    def local_step(self, step):
+        return Inside(step)
+
+
+@dataclass(frozen=True)
+class Inside(Plainly):
+    inner: object
+
+
+def test_a_personal_component_s_own_step_is_refused_too():
+    tree = task(3, rounds=1, width=8, clip_norm=5.0) | {"data": {"name": "digits", "client_test": 0.2}}
+    with pytest.raises(ComponentError, match=r"Inside: step\(\) does the same with training.clip_norm as without"):
+        fedskew.simulate(tree, method={"personal": Around()})
 
 
 def test_layers_that_take_turns_leave_it_to_the_step_inside():

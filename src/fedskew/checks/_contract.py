@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedskew import methods
 from fedskew.checks._trial import CLASSES, COUNTS, FEATURES, MOMENTUM, FoundComponent, Shapes, tiny_data, train
 from fedskew.components import SEEN, covers, has, make_component, seen_by, takes, with_clients
-from fedskew.engine import LocalTraining
+from fedskew.engine import LocalTraining, Private
 from fedskew.engine.contracts import (
     checked_aggregate,
     checked_carried,
@@ -43,7 +43,7 @@ from fedskew.labels import LabelCounts
 from fedskew.local_steps import SGD, StepSettings, steps_in_place
 from fedskew.models import FlatModel, Outputs
 from fedskew.objectives import Context
-from fedskew.personal import HeldOut, Names
+from fedskew.personal import HeldOut, Names, Personal
 from fedskew.report import SeedRun
 from fedskew.weighting import Answered, BySums
 
@@ -82,7 +82,10 @@ def check(found: FoundComponent, parameters: Mapping[str, Any], config: Config |
     reads = any(takes(component, function, "samples") for function in ("move", "next_model", "end_round"))
     run = partial(train, method, shapes, validation=0.2 if reads else 0.0)
     known = {"sized": _Sized.of(config, shapes)}
-    findings += [_tried(test, partial(case, component, **seen_by(case, known))) for test, case in _CASES[found.slot]]
+    cases, steps = _CASES[found.slot], found.slot == "local_step"
+    if getattr(found.kind, "local_step", Personal.local_step) is not Personal.local_step:
+        cases, steps = cases + _CASES["local_step"], True
+    findings += [_tried(test, partial(case, component, **seen_by(case, known))) for test, case in cases]
     test = "it trains a small federation with an empty client and vacant classes"
     trained: list[_Trained] = []
     findings.append(_tried(test, lambda: trained.append(_seeded(1, run))))
@@ -94,10 +97,10 @@ def check(found: FoundComponent, parameters: Mapping[str, Any], config: Config |
         if config is None:
             test = "it trains a network whose first layer is frozen, and no part of the parameters"
             findings.append(_tried(test, partial(run, freeze=("fc1.*",))))
-        if found.slot in ("objective", "local_step"):
+        if found.slot == "objective" or steps:
             test = "a cohort trained at once (backend 'cohort') agrees with one client after another"
-            findings.append(_tried(test, partial(_together, run, whole, found.slot)))
-    if trained and found.slot == "local_step" and any(own.adam for _, own in _settings(component, torch.ones(3))):
+            findings.append(_tried(test, partial(_together, run, whole, found.slot, partial(train, {}, shapes))))
+    if trained and steps and any(own.adam for _, own in _settings(component, torch.ones(3))):
         test = "with AdamW, whose state clients keep, a run that is stopped and resumed ends with the same bits"
         findings.append(_tried(test, partial(_kept, run)))
     return findings
@@ -184,17 +187,25 @@ def _same(one: _Trained, other: _Trained, what: str, cure: str) -> None:
         raise ComponentError(f"{what} end with different models; {cure}")
 
 
+_STEPS = "write no Python branch on values, and let step_in_place(), where there is one, take step()'s step"
 _CURES = {
     "objective": "leave out the rows that batch.mask does, and write no Python branch on values",
-    "local_step": "write no Python branch on values, and let step_in_place(), where there is one, take step()'s step",
+    "local_step": _STEPS,
+    "personal": _STEPS,
 }
 
 
-def _together(run: _Run, whole: _Trained, slot: str) -> None:
+def _together(run: _Run, whole: _Trained, slot: str, plain: _Run) -> None:
     alone = whole[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error", BackendWarning)  # it can't be mapped over clients
-        together = run(backend="cohort")[1]
+        try:
+            together = run(backend="cohort")[1]
+        except BackendWarning as error:
+            with suppress(BackendWarning):
+                plain(backend="cohort")
+                raise ComponentError(str(error)) from error
+            return  # nor can the network itself be
     apart = float((alone - together).abs().max())
     if not apart <= CLOSE * max(1.0, float(alone.abs().max())):
         raise ComponentError(f"the models differ by up to {apart:.2g}; {_CURES[slot]}")
@@ -214,7 +225,7 @@ def _case(name: str) -> Iterator[None]:
 
 
 class _Sized(NamedTuple):
-    """The network of corner cases, of seven parameters or a config's, and samples for it."""
+    """The network of corner cases, a small one or a config's, and samples for it."""
 
     network: FlatModel
     inputs: Tensor
@@ -222,9 +233,9 @@ class _Sized(NamedTuple):
     @staticmethod
     def of(config: Config | None, shapes: Shapes) -> _Sized:
         if config is None:
-            return _Sized(
-                FlatModel(torch.nn.Linear(6, 1)), torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
-            )
+            layers = torch.nn.Linear(FEATURES, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, CLASSES)
+            drawn = torch.randn(12, FEATURES, generator=torch.Generator().manual_seed(0))
+            return _Sized(FlatModel(torch.nn.Sequential(*layers)), drawn)
         network = make_network(config, 0, methods.build(methods.expand({})), shapes.classes, shapes.inputs)
         return _Sized(FlatModel(network), tiny_data(shapes).inputs.index_select(0, torch.arange(12)))
 
@@ -376,14 +387,20 @@ OPTIMISERS: tuple[Mapping[str, Any], ...] = ({}, {"momentum": 0.9}, {"clip_norm"
 """Settings of local training that steps are tried with."""
 
 
+def _step_of(component: Any) -> Any:
+    """Return a local step, or that which a personal component makes of SGD."""
+    return component.local_step(SGD()) if hasattr(component, "local_step") else component
+
+
 def _settings(component: Any, start: Tensor) -> Iterator[tuple[str, StepSettings]]:
     """Yield settings for steps, and what they are in words: those that a component does not refuse."""
     hooks = component if isinstance(component, Hooks) else Hooks()
     broadcast = hooks.broadcast(hooks.init_server(start, len(COUNTS)))
+    turns = Private(torch.arange(len(start)) % 2 == 0, start[:0], getattr(component, "head_epochs", 0)).steps(1)
     for options in OPTIMISERS:
         training = LocalTraining(lr=0.1, weight_decay=0.01, **options)
         settings = training.settings(1, start.clone())
-        settings = settings._replace(broadcast=broadcast, client=hooks.init_client(start))
+        settings = settings._replace(broadcast=broadcast, client=hooks.init_client(start) | turns)
         if training.adam is None or _takes_adam(component, settings):
             yield ", ".join(f"{key} {value}" for key, value in options.items()) or "plain SGD", settings
 
@@ -391,19 +408,20 @@ def _settings(component: Any, start: Tensor) -> Iterator[tuple[str, StepSettings
 def _takes_adam(component: Any, settings: StepSettings) -> bool:
     """Return whether a step does not refuse Adam, nor a run the step with it."""
     refused = "training.adapts_rates" in getattr(component, "refuses", {})
-    return not refused and checked_carried(component, component.init(settings)).keys() >= SGD().init(settings).keys()
+    step = _step_of(component)
+    return not refused and checked_carried(step, step.init(settings)).keys() >= SGD().init(settings).keys()
 
 
 def _steps(component: Any, sized: _Sized) -> None:
-    start = sized.start
+    start, step = sized.start, _step_of(component)
     for said, settings in _settings(component, start):
         for slope in (torch.ones_like(start), torch.zeros_like(start)):
-            parameters, carried = start + 0.5, checked_carried(component, component.init(settings))
+            parameters, carried = start + 0.5, checked_carried(step, step.init(settings))
             before = parameters.clone()
-            given, seen = slope.clone(), _seen(component, "step", sized)
+            given, seen = slope.clone(), _seen(step, "step", sized)
             after, _ = checked_step(
-                component,
-                component.step(parameters, lambda at, *part, given=given: given, carried, settings, **seen),
+                step,
+                step.step(parameters, lambda at, *part, given=given: given, carried, settings, **seen),
                 parameters,
             )
             if not after.isfinite().all():
@@ -425,14 +443,14 @@ def _two_steps(component: Any, start: Tensor, settings: StepSettings, sized: _Si
 
 
 def _by_optimizer(component: Any, sized: _Sized) -> None:
-    start = sized.start
+    start, step = sized.start, _step_of(component)
     (_, plain), *_, (said, settings) = _settings(component, start)
     if settings.adam is None:
         return
-    one, other = (_two_steps(component, start, own, sized) for own in (plain, settings))
-    first = checked_carried(component, component.init(settings))
-    stepped = component.step(start, _gradient, first, settings, **_seen(component, "step", sized))
-    carried = checked_step(component, stepped, start)[1]
+    one, other = (_two_steps(step, start, own, sized) for own in (plain, settings))
+    first = checked_carried(step, step.init(settings))
+    stepped = step.step(start, _gradient, first, settings, **_seen(step, "step", sized))
+    carried = checked_step(step, stepped, start)[1]
     # A step that goes by signs is the same where these don't change, but what Adam carries is another.
     if torch.allclose(one, other) and all(torch.equal(carried[name], values) for name, values in first.items()):
         raise ComponentError(
@@ -443,19 +461,21 @@ def _by_optimizer(component: Any, sized: _Sized) -> None:
 
 def _heeds(component: Any, sized: _Sized) -> None:
     asked = [name for name in HEEDED if f"training.{name}" not in getattr(component, "refuses", {})]
+    step = _step_of(component)
     for _, settings in _settings(component, sized.start):
-        check_heeds(component, asked, settings, _seen(component, "step", sized))
+        check_heeds(step, asked, settings, _seen(step, "step", sized))
 
 
 def _in_place(component: Any) -> None:
-    in_place = steps_in_place(component)
+    step = _step_of(component)
+    in_place = steps_in_place(step)
     if in_place is None:
         return
     starts = torch.linspace(-1, 1, 16).view(2, 8)
     for each in zip(*(_settings(component, start) for start in starts), strict=True):
         said, settings = each[0]
-        ends = [_two_steps(component, start, own) for start, (_, own) in zip(starts, each, strict=True)]
-        firsts = [checked_carried(component, component.init(own)) for _, own in each]
+        ends = [_two_steps(step, start, own) for start, (_, own) in zip(starts, each, strict=True)]
+        firsts = [checked_carried(step, step.init(own)) for _, own in each]
         written = starts.clone()  # clients that train together
         stacked = {name: torch.stack([one[name] for one in firsts]) for name in firsts[0]}
         for _ in range(2):
@@ -530,15 +550,12 @@ def _finishes(component: Any) -> None:
             checked_finished(component, component.finish(head, ask, known), head)
 
 
-def _personal(component: Any) -> None:
+def _personal(component: Any, sized: _Sized) -> None:
     checked_trainings(component, component.trainings())
-    module = torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, CLASSES)
-    )
-    held = tuple(name for name, _ in module.named_buffers())
-    names = Names.of(module, tuple(name for name, _ in module.named_parameters()), held)
+    model = sized.network
+    names = Names.of(model.module, model.names, model.buffer_names)
     checked_private(component, component.private(names), names)
-    if not methods.fills("local_step", component.local_step(SGD())):
+    if not methods.fills("local_step", _step_of(component)):
         raise ComponentError("local_step() must return a local step: the one that it is given, or one around it")
     drawn = np.random.default_rng(0).normal(size=(20, CLASSES))
     told = HeldOut.of(drawn, np.arange(20) % CLASSES) if component.reads_held_out else None

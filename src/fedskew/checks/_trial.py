@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import methods
@@ -43,7 +44,8 @@ class FoundComponent:
     def in_file(path: Path) -> list[FoundComponent]:
         """Import a file, and return the components that it defines: classes that have the main function of a slot.
 
-        The file's folder is put in front of Python's search path, so that the file can import its neighbours.
+        A name that begins with `_` is that of a part of one, not of a component. The file's folder is put in front of
+        Python's search path, so that the file can import its neighbours.
         """
         if path.suffix != ".py" or not path.is_file():
             raise ConfigError(f"{path}: is no Python file; give the file that defines your components, such as own.py")
@@ -63,7 +65,7 @@ class FoundComponent:
             FoundComponent(slot, f"{module.__name__}:{kind.__qualname__}", kind)
             for kind in own
             for slot in (*methods.SLOTS, "finish", "personal")
-            if methods.fills(slot, kind) and not inspect.isabstract(kind)
+            if methods.fills(slot, kind) and not inspect.isabstract(kind) and not kind.__name__.startswith("_")
         ]
 
 
@@ -73,19 +75,23 @@ COUNTS = np.array([[12, 0, 3, 0], [0, 9, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [0, 
 
 
 class Shapes(NamedTuple):
-    """What a tiny federation's samples and network are like: tiny, or as a config of the user's has them."""
+    """What a tiny federation's samples and network are like: tiny, or as a config of the user's has them.
+
+    `tokens` are ids that its texts have; none: samples are numbers.
+    """
 
     classes: int = CLASSES
     inputs: tuple[int, ...] = (FEATURES,)
     model: str = json.dumps({"name": "mlp3", "width": 6})
+    tokens: tuple[int, ...] = ()
 
     @staticmethod
     def of(config: Config) -> Shapes:
-        """Return the shapes of a config's samples, and its network; ConfigError for texts."""
+        """Return the shapes of a config's samples, and its network."""
         dataset = load_dataset(config, config.seeds[0])
-        if not dataset.inputs.index_select(0, torch.tensor([0])).is_floating_point():
-            raise ConfigError("--config: its samples are texts, and components are tried on numbers; leave it out")
-        return Shapes(dataset.num_classes, dataset.in_shape, json.dumps(config.tree()["model"]))
+        some = dataset.inputs.index_select(0, torch.arange(min(100, len(dataset.inputs))))
+        ids = () if some.is_floating_point() else tuple(np.unique(some.numpy()).tolist())
+        return Shapes(dataset.num_classes, dataset.in_shape, json.dumps(config.tree()["model"]), ids)
 
 
 @cache
@@ -94,10 +100,16 @@ def tiny_data(shapes: Shapes = Shapes()) -> Dataset:  # noqa: B008
     rng, classes, width = np.random.default_rng(0), shapes.classes, math.prod(shapes.inputs)
     targets = np.concatenate([np.repeat(np.arange(CLASSES) % classes, row) for row in COUNTS])
     test = np.repeat(np.arange(classes), 5)
-    inputs, test_inputs = (
-        torch.from_numpy((rng.normal(size=(len(ids), width)) + 2 * np.eye(classes, width)[ids]).astype("float32"))
-        for ids in (targets, test)
-    )
+
+    def drawn(labels: NDArray[np.int64]) -> Tensor:  # of texts every second word is of its class
+        if not shapes.tokens:
+            values = rng.normal(size=(len(labels), width)) + 2 * np.eye(classes, width)[labels]
+            return torch.from_numpy(values.astype("float32"))
+        words = rng.choice(shapes.tokens, size=(len(labels), width))
+        words[:, 1::2] = np.resize(shapes.tokens, classes)[labels, None]
+        return torch.from_numpy(words)
+
+    inputs, test_inputs = map(drawn, (targets, test))
     return Dataset(
         name="tiny",
         inputs=inputs.view(-1, *shapes.inputs),

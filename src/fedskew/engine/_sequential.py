@@ -89,7 +89,7 @@ class SequentialBackend(Backend):
         self.model.network.bf16 = self.work.training.precision == "bf16"
         self._of_parameters = self.work.training.of_parameters(self.model)
         step = self.work.local_step
-        own = is_own(getattr(step, "inner", step))
+        own = is_own(step) or is_own(getattr(step, "inner", step))
         self._unproven = [name for name in HEEDED if own and getattr(self.work.training, name)]
         self._teacher = _FrozenModel(self.model, batch_statistics) if "teacher" in reads else None
         self._previous = _FrozenModel(self.model) if "previous" in reads else None
