@@ -6,12 +6,13 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import tomli_w
 from federated import NAMES, Federated, federate, federate_files, fedskew, figures, on, tree
+from flwr.app import ConfigRecord
 from safetensors.numpy import load_file
 from test_masked import FOUR
 from test_summed_counts_at_sites import OF_FEW
@@ -24,6 +25,8 @@ from fedskew.deploy.releases import CountsRequest
 from fedskew.errors import CombinationError, ConfigError, DataError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.metrics import Tally, finding_figures
+from fedskew.parameters import component
+from fedskew.weighting import INDEX
 
 FINDINGS = ("Edema", "Effusion", "Hernia")
 LIMITED = {"rounds": 2, "weight_limit": 0.5}
@@ -150,20 +153,65 @@ def test_noisy_counts_have_noise_for_all_labels_and_the_number_of_samples(tmp_pa
     assert any("of each of 3 labels, and in all, with Laplace noise for epsilon 0.5" in one for one in what)
 
 
+@component
+class SamplesOfFew(INDEX["fedavg"]):
+    """FedAvg that asks four sites, too."""
+
+    least_clients: ClassVar[int] = 1
+
+
+SAMPLES = {"preset": "fedavg", "weighting": {"name": "test_findings_at_sites:SamplesOfFew"}}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [None, 1.0])
-def test_counts_of_labels_are_summed_for_fedla_alone(tmp_path: Path, epsilon: float | None) -> None:
+@pytest.mark.parametrize(("method", "epsilon"), [(OF_FEW, None), (OF_FEW, 1.0), (SAMPLES, None), (SAMPLES, 1.0)])
+def test_labels_and_samples_are_summed_for_weights_of_sites_and_of_classes(
+    tmp_path: Path, method: Any, epsilon: float | None
+) -> None:
     summed = {"engine": {"updates": "masked", "label_counts": "summed"}, "updates": "masked", "round_timeout": 0.5}
     agreed = {"label_counts": "summed", "evaluation": "none", "epsilon": epsilon}
-    federation = chests(tmp_path, OF_FEW, FOUR, training={"rounds": 1, "weight_limit": 0.5}, **summed, **agreed)
+    training = {"rounds": 1, "weight_limit": 0.5, "class_weights": "balanced"}
+    federation = chests(tmp_path, method, FOUR, training=training, **summed, **agreed)
     (_, deployed) = federation.run(federation.grid()).run(resume=True).rounds
     assert len(deployed.answered) == 4
     if epsilon is None:
         make_training_loop(federation.config, 3, tmp_path / "simulated").run()
         check_models(tmp_path / "simulated", federation.run_folder)
-    plain = federation.config.with_value("method.weighting", {"name": "fedavg"})
-    with pytest.raises(CombinationError, match="fedavg weighs by samples, and sums of counts of several labels"):
-        federation.agreement.check_config(plain)
+    what = [one.when for one in Disclosure.all_of(federation.config, federation.agreement)]
+    assert "once for class weights, and each time that the weighting asks" in what[0]
+    uniform = federation.config.with_value("method.weighting", {"name": "uniform"})
+    with pytest.raises(
+        ConfigError, match=r"training\.class_weights: 'balanced' takes sums of label counts, and uniform"
+    ):
+        federation.agreement.model_copy(update={"epsilon": None}).check_config(uniform)
+
+
+@pytest.mark.parametrize("training", [{"class_weights": "balanced"}, {"sampler": "balanced"}], ids=str)
+def test_rare_labels_count_at_sites_as_in_a_simulation(tmp_path: Path, training: dict[str, Any]) -> None:
+    federation = chests(tmp_path, training={"rounds": 1, "weight_limit": 0.6, **training})
+    make_training_loop(federation.config, 3, tmp_path / "simulated").run()
+    grid = federation.grid()
+    federation.run(grid).run(resume=True)
+    check_models(tmp_path / "simulated", federation.run_folder)
+    if "class_weights" in training:
+        y = np.concatenate([drawn(place, 40 + 10 * place)["y"] for place in range(3)])
+        asked = grid.last("train")
+        told = asked.content["config"]["fedskew-class-weights"]
+        assert told == pytest.approx((len(y) - y.sum(axis=0)) / y.sum(axis=0))
+        for other in (told[::-1], [0.0, 1.0, 1.0], [1.0]):
+            assert federation.refusal(asked, "train", **{"fedskew-class-weights": other}) != ""
+        message = federation.ask("train", {"config": ConfigRecord({
+            key: value for key, value in asked.content["config"].items() if key != "fedskew-class-weights"
+        }), "arrays": asked.content["arrays"]})  # fmt: skip
+        assert "not agreed: class_weights" in str(message.error.reason)
+        assert federation.again(asked, "train").has_content()
+        withheld = federation.agreement.model_copy(update={"label_counts": "withheld"})
+        with pytest.raises(ConfigError, match="which this federation withholds; give the weights as a list"):
+            withheld.check_config(federation.config)
+        agreed = federation.data_of("ash").with_name("agreed.toml")
+        agreed.write_text(agreed.read_text().replace("own_models = false", "own_models = true"))
+        made = SiteReport.write(federation.data_of("ash"), federation.app)
+        assert [row.row for row in made.rows] == ["alone", "common"]
 
 
 def site(folder: Path, data: str, **arrays: Any) -> Path:
@@ -209,9 +257,8 @@ def test_agreements_that_several_labels_do_not_go_with_are_refused(change: dict[
 def test_what_is_for_one_class_is_refused_and_what_leaves_is_listed(tmp_path: Path) -> None:
     federation = chests(tmp_path)
     agreement = federation.agreement
-    drawn = federation.config.with_value("training.sampler", "balanced")
-    with pytest.raises(ConfigError, match=r"training\.sampler: is for samples of one class"):
-        agreement.check_config(drawn)
+    with pytest.raises(ConfigError, match=r"target\.mix: is for classes of which a sample has one"):
+        agreement.check_config(federation.config.with_value("target.mix", "estimate"))
     agreement.check_config(federation.config.with_value("training.class_weights", [1.0, 2.0, 3.0]))
     with pytest.raises(CombinationError, match="is for samples of one class"):
         agreement.check_config(resolve({**tree("fedlc"), "data": {"name": "npz", "root": "x"}}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1
 import fedskew
 from fedskew import findings
 from fedskew.data import Dataset
+from fedskew.engine import ClientSamples, LocalTraining, LocalWork
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, RunError
 from fedskew.experiment import Adaptation, RunFolder
 from fedskew.hooks import Batch
@@ -19,6 +21,8 @@ from fedskew.labels import privatize
 from fedskew.methods import objective_in_words
 from fedskew.metrics import FindingScores, finding_figures
 from fedskew.objectives import INDEX, Context
+from fedskew.parameters import component
+from fedskew.weighting import INDEX as WEIGHTINGS
 
 NAMES = ("Edema", "Effusion", "Hernia")
 SIZES = (40, 10, 25, 25)
@@ -43,6 +47,13 @@ def chests() -> Dataset:
 
 
 CHESTS = chests()
+
+
+@component
+class Shares(WEIGHTINGS["fedla"]):
+    """A weighting of one's own that says nothing of several labels in sums."""
+
+    sums_labels: ClassVar[bool] = False
 
 
 def run(out=None, method="fedavg", rounds=4, resume=False, progress=None, **sections):
@@ -230,8 +241,16 @@ def test_balanced_is_the_samples_without_a_label_by_those_with_it():
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-    with pytest.raises(ConfigError, match="training.sampler: draws by a sample's one class"):
-        run(training={"sampler": "balanced"})
+
+
+def test_a_balanced_sampler_draws_samples_by_their_rarest_label_and_those_without_any_as_often():
+    table = np.repeat(np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0]]), (400, 80, 20), axis=0)  # the third label has none
+    samples = ClientSamples(torch.zeros(500, 1), torch.from_numpy(findings.as_bits(table)), np.arange(500), np.zeros(3))
+    work = LocalWork(None, None, None, LocalTraining(sampler="balanced"), seed=0)  # no other part is read
+    (rows,) = work.epoch_orders(1, 0, samples._replace(several=True), np.arange(500), 1)
+    shares = [(table[rows] == kind).all(axis=1).mean() for kind in table[[0, 400, 480]]]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.07)  # three deviations
+    assert bits(run(training={"sampler": "balanced"})) != bits(run())
 
 
 def test_noisy_counts_have_the_noise_of_a_sample_that_has_all_labels_and_sizes_are_exact():
@@ -242,11 +261,15 @@ def test_noisy_counts_have_the_noise_of_a_sample_that_has_all_labels_and_sizes_a
     assert noisy.runs[0].samples.tolist() == list(SIZES)
 
 
-def test_summed_counts_of_labels_give_fedlas_weights():
-    split = {"partition": {"rule": "iid", "clients": 10}, "method": "fedla", "rounds": 1}
-    masked = {"updates": "masked", "label_counts": "summed"}
-    summed = run(engine=masked, training={"weight_limit": 0.5}, **split)
-    assert weights_of(summed) == pytest.approx(weights_of(run(**split)))
+@pytest.mark.parametrize("weighting", ["fedla", "fedavg", "uniform", {"name": "fedpals", "strength": 20.0}], ids=str)
+def test_counts_of_labels_in_sums_give_the_weights_of_counts_that_are_told(weighting):
+    method = {"preset": "fedavg", "weighting": weighting}
+    split = {"partition": {"rule": "dirichlet_by_client", "beta": 0.5, "clients": 10}, "method": method, "rounds": 1}
+    split |= {"target": {"mix": [0.2, 0.5, 0.3]}, "training": {"weight_limit": 0.5}}
+    summed = run(engine={"updates": "masked", "label_counts": "summed"}, **split)
+    assert weights_of(summed) == pytest.approx(weights_of(run(**split)), abs=1e-6)
+    with pytest.raises(ConfigError, match="target.mix: a mix is estimated of classes that exclude each other"):
+        run(target={"mix": "estimate"})
 
 
 def test_intervals_are_quantiles_of_figures_of_samples_drawn_again():
@@ -276,9 +299,13 @@ REFUSED = [
     ({"method": "seol_kim"}, CombinationError, "method.selection: seol_kim is for"),
     ({"method": "fedconcat"}, CombinationError, "method.pipeline: fedconcat"),
     (
-        {"engine": {"updates": "masked", "label_counts": "summed"}, "training": {"weight_limit": 0.5}},
+        {
+            "engine": {"updates": "masked", "label_counts": "summed"},
+            "training": {"weight_limit": 0.5},
+            "method": {"preset": "fedavg", "weighting": {"name": f"{__name__}:Shares"}},
+        },
         CombinationError,
-        "method.weighting: fedavg weighs by samples, and sums of counts of several labels, or none, don't tell how",
+        "declares neither sums_labels nor sums_mixes, and counts of several labels don't add up to samples",
     ),
     ({"evaluation": {"clients": True}}, ConfigError, "evaluation.clients"),
     (

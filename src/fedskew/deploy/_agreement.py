@@ -48,7 +48,7 @@ SIMULATED = {
     "evaluation.clients": "it needs a test set at the server",
     "evaluation.measure": "it takes the scores of test samples, and sites send confusion matrices; set evaluation = "
     "'scores' in deploy.toml, or take balanced_accuracy or macro_f1",
-    "training.class_weights": "'balanced' goes by the label counts of all clients together, which no site knows; give "
+    "training.class_weights": "'balanced' goes by the label counts of all sites, which this federation withholds; give "
     "the weights as a list, such as [1.0, 9.0]",
     "conditions.dropout": "it is simulated; real sites drop out by themselves",
     "conditions.stragglers": "they are simulated; real sites are slow by themselves",
@@ -396,7 +396,7 @@ class Agreement(BaseModel):
             "method.pipeline": "pipeline" in config.method,
             "evaluation.measure": config.evaluation.measure in ("auroc", "pr_auc", "ece")
             and self.evaluation != "scores",
-            "training.class_weights": config.training.class_weights == "balanced",
+            "training.class_weights": config.training.balances and self.label_counts == "withheld",
         }
         for key, reason in SIMULATED.items():
             if special[key] if key in special else attrgetter(key)(config):
@@ -457,12 +457,11 @@ def _of_findings(config: Config, method: methods.Method) -> methods.Method:
     """Return a method as it trains on several labels a sample; ConfigError for what is for samples of one class."""
     one_class = {
         "target.mix": config.target.is_estimated,
-        "training.sampler": config.training.sampler is not None,
         "evaluation.measure": config.evaluation.measure == "target_accuracy",
     }
     for key, is_set in one_class.items():
         if is_set:
-            raise ConfigError(f"{key}: is for samples of one class, and here they have several labels, or none")
+            raise ConfigError(f"{key}: is for classes of which a sample has one, and here it may have several labels")
     return methods.for_findings(method, config.engine.label_counts == "summed")
 
 
@@ -530,6 +529,11 @@ def _check_summed(config: Config, agreement: Agreement, method: methods.Method) 
         name = methods.key_of("weighting", weighting).removeprefix("weighting.")
         if agreement.epsilon is not None and not weighting.most_questions:
             raise ConfigError(f"epsilon: {name} asks for no label counts; leave it out")
+        if config.training.balances and not weighting.most_questions:
+            raise ConfigError(
+                f"training.class_weights: 'balanced' takes sums of label counts, and {name} asks for none; take "
+                "fedavg, or give the weights as a list"
+            )
         if weighting.reveals is not None and agreement.epsilon is None:
             raise ConfigError(
                 f"label_counts: {name} takes noise in what is summed: {weighting.reveals}; give epsilon in deploy.toml "

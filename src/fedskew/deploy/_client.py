@@ -16,6 +16,7 @@ from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import pack, unpack
 from fedskew.deploy._log import LOG
+from fedskew.deploy._moments import weighted
 from fedskew.deploy._site import (
     MOST_SAID,
     CountsChangedError,
@@ -193,7 +194,7 @@ def site_app(folder: str | Path) -> ClientApp:
         terms = Terms.read(terms_path(Path(path)))
         terms.check_app(folder)
         agreement = Agreement.read(folder / "deploy.toml").told(config_of_message)
-        config = read(folder / "run.toml").weights_in(Path(path).parent)
+        config = weighted(read(folder / "run.toml").weights_in(Path(path).parent), config_of_message)
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
     queries = (wire.FINISH, *wire.OVER_ALL, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES)

@@ -7,13 +7,15 @@
 They are those of the pooled samples, to 2^-32 of half a range for each site. Where updates are masked, the server
 learns the sums over all sites alone. Everyone is told the result with each message from then on, and a site takes one.
 Where that is agreed to, sites then add up what their inputs look like, in cells by these means (see `data.Profile`).
+"balanced" class weights are told likewise, by the label counts that sites reported, or the sum of these.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +35,14 @@ from fedskew.deploy._replies import arrays_of
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sums import MaskedSums, in_words, sum_over_all
 from fedskew.errors import ArgumentError, DataError, EndedEarlyError, RunError
-from fedskew.experiment import RunFolder
+from fedskew.experiment import Config, RunFolder
 from fedskew.files import write_text, writing
-from fedskew.sums.fixed_point import FixedPoint, add
+from fedskew.sums.fixed_point import AMOUNTS, FixedPoint, add
 
-FILE = "moments.json"
+FILE, WEIGHTS_FILE = "moments.json", "class-weights.json"
+WEIGHTS = "fedskew-class-weights"
+"""Key of a message's config for class weights by the label counts of all sites."""
+
 FORM = FixedPoint(64, 32, 2.0**24)
 """Each number's z is at most 1, so that sums over 2**24 samples of a site fit, and over 2**31 of all sites."""
 
@@ -74,25 +79,62 @@ def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreemen
     them. EndedEarlyError where a site was away for too long."""
     if not agreement.sums_moments:
         return agreement
-    path, schema = folder / FILE, agreement.table
+    schema = agreement.table
     assert schema is not None, "as `sums_moments` says"
+
+    def ask() -> dict[str, Any]:
+        spec = ArraySpec((3, schema.numbers), "int64")
+        mean, std = decoded_moments(
+            schema, _sum(agreement, roster, wire.SUM_MOMENTS, spec, _patience(agreement), _check)
+        )
+        LOG.info("means and deviations of %d columns are those of all sites", schema.numbers)
+        return {MEAN: mean, STD: std}
+
+    return agreement.told(_kept(folder / FILE, ask))
+
+
+def balanced(plan: Plan, roster: Roster, folder: Path) -> dict[str, Any]:
+    """Return what all sites are told of class weights that go by all their label counts; the run folder keeps it."""
+    agreement = plan.agreement
+
+    def ask() -> dict[str, Any]:
+        counts, size = roster.counts.sum(axis=0), float(roster.sizes.sum())
+        if roster.is_summed:
+            spec = ArraySpec((len(counts) + agreement.multi_label,), "int64")
+            total = AMOUNTS.decode(_sum(agreement, roster, wire.SUM_LABELS, spec, _patience(agreement), _check))
+            counts, size = total[: len(counts)], float(total[-1])
+        return {WEIGHTS: list(plan.class_weights(counts, size))}
+
+    return _kept(folder / WEIGHTS_FILE, ask) if plan.config.training.balances else {}
+
+
+def weighted(config: Config, said: Mapping[str, Any]) -> Config:
+    """Return a config with the class weights that a message says, where they are to go by all sites' label counts."""
+    if not config.training.balances or WEIGHTS not in said:
+        return config
+    weights = list(said[WEIGHTS])
+    if not all(isinstance(weight, float) and 0 < weight < math.inf for weight in weights):
+        raise RunError("class weights that were told are not all above 0 and finite")
+    return config.with_value("training.class_weights", weights)
+
+
+def _kept(path: Path, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a file in the run folder has, or write what asking gives."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return agreement.told(stored)
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
     except FileNotFoundError:
-        pass
+        found = ask()
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
-    spec = ArraySpec((3, schema.numbers), "int64")
-    patience = max(agreement.idle_timeout, agreement.start_timeout)
-    total = _sum(agreement, roster, wire.SUM_MOMENTS, spec, patience, _check)
-    mean, std = decoded_moments(schema, total)
-    told = {MEAN: mean, STD: std}
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(told), private=True)
-    LOG.info("means and deviations of %d columns are those of all sites", schema.numbers)
-    return agreement.told(told)
+        write_text(path, json.dumps(found), private=True)
+    return found
+
+
+def _patience(agreement: Agreement) -> float:
+    return max(agreement.idle_timeout, agreement.start_timeout)
 
 
 def encoded_profile(agreement: Agreement, inputs: Inputs) -> NDArray[Any]:

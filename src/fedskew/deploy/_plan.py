@@ -249,15 +249,21 @@ class Plan:
     def _answer_bytes(self) -> int:
         return max((bytes_of(question.arrays) for question in self.questions), default=0)
 
+    def class_weights(self, counts: FloatArray, size: float) -> tuple[float, ...]:
+        """Return what samples, or labels, of each class count for by all sites' label counts and number of samples."""
+        return self._work(0, counts, size if self.agreement.multi_label else None).objective.class_weights
+
     def _returned(self, samples: int) -> dict[str, ArraySpec]:
-        agreement, config = self.agreement, self.config
-        inputs = self.some_samples[:samples]
-        targets = torch.arange(samples) % len(agreement.classes)
+        network = _network(self.config, self.agreement, self.method)
+        return returned_by(network, self._work(samples), len(self.agreement.sites))
+
+    def _work(self, samples: int, counts: FloatArray | None = None, size: float | None = None) -> LocalWork:
+        agreement, config, classes = self.agreement, self.config, len(self.agreement.classes)
+        inputs, targets = self.some_samples[:samples], torch.arange(samples) % classes
         several = agreement.multi_label
-        data = SiteData(inputs, targets, inputs[:0], targets[:0], len(agreement.classes), Path(), multi_label=several)
+        data = SiteData(inputs, targets, inputs[:0], targets[:0], classes, Path(), multi_label=several)
         moments = tuple(agreement.mean), tuple(agreement.std)
-        work = make_work(config, config.seeds[0], self.method, self.model, data, *moments, len(agreement.classes))
-        return returned_by(_network(config, agreement, self.method), work, len(agreement.sites))
+        return make_work(config, config.seeds[0], self.method, self.model, data, *moments, classes, counts, size)
 
     def mix(self, counts: FloatArray, target: Path | None = None) -> FloatArray | None:
         """Return the target's label mix, of a file or else of the config; None where it is estimated."""

@@ -61,7 +61,7 @@ class Disclosure(NamedTuple):
         plan = Plan.of(config, agreement, at_site=True) if may_build else None
         things: list[Disclosure] = []
         if data is None or not data.is_unlabelled:
-            things.append(_counts(agreement, 0 if plan is None else plan.most_questions))
+            things.append(_counts(config, agreement, 0 if plan is None else plan.most_questions))
             things += _moments(agreement)
             things += _profile(agreement, plan)
             things += [_unknown(agreement)] if plan is None else _masked(plan) if plan.is_masked else _trained(plan)
@@ -94,7 +94,7 @@ def _within(agreement: Agreement) -> str:
     return f"; masked: of it the server learns the sum over {agreement.sum_sites} sites or more"
 
 
-def _counts(agreement: Agreement, questions: int) -> Disclosure:
+def _counts(config: Config, agreement: Agreement, questions: int) -> Disclosure:
     """Say what leaves a site of its label counts; of several masked sums of them one site's may follow."""
     kind, classes, noise = agreement.label_counts, len(agreement.classes), ""
     if agreement.epsilon is not None:
@@ -102,10 +102,12 @@ def _counts(agreement: Agreement, questions: int) -> Disclosure:
     if kind == "summed":
         more = "; from several such sums it may work out what one site has" if questions > 1 else ""
         more += ", with its noise" if more and noise else ""
+        balances = "once for class weights, and " if config.training.balances else ""
         return Disclosure(
             f"numbers of its training samples of each class{noise}, or what follows from these; masked: of them the "
             f"server learns the sum over all {len(agreement.sites)} sites{more}",
-            f"before the first round, each time that the weighting asks{f': {questions} at most' if questions else ''}",
+            f"before the first round, {balances}each time that the weighting asks"
+            f"{f': {questions} at most' if questions else ''}",
             8 * (classes + 1) ** 2 + _seeds(agreement),
         )
     again = {"exact": "they change", "noisy": "this site says that its data changed", "withheld": "it changes"}[kind]

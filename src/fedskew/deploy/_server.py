@@ -17,7 +17,7 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._ask import Members
 from fedskew.deploy._finish import SiteFinisher, TrainedModel
 from fedskew.deploy._log import LOG, recording_ending, say_errors_in_one_line
-from fedskew.deploy._moments import profiled, standardised
+from fedskew.deploy._moments import balanced, profiled, standardised
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._round import DeployedRunner, SiteSums
@@ -131,6 +131,7 @@ def make_deployed_loop(
     profiled(plan, roster, folder)
     mix = plan.mix(roster.counts, target)
     announced = announced_from(plan, roster, mix, folder)
+    members.told = {**members.told, **balanced(plan, roster, folder)}
     members.begin()
     masked, limit = None, config.training.weight_limit
     if plan.is_masked:

@@ -22,7 +22,7 @@ from fedskew.deploy._arrays import ModelLayout, RefusedError, decode, encode
 from fedskew.deploy._home import HOME, Home, behind_body, own_models
 from fedskew.deploy._log import LOG
 from fedskew.deploy._masks import Masks
-from fedskew.deploy._moments import encoded_moments, encoded_profile
+from fedskew.deploy._moments import WEIGHTS, encoded_moments, encoded_profile
 from fedskew.deploy._plan import Plan, kind_of
 from fedskew.deploy._replies import arrays_of, check_size, size_of
 from fedskew.deploy._terms import Terms
@@ -31,13 +31,15 @@ from fedskew.deploy.releases import ROUNDING, CountsRequest, NotAgreedError, Rel
 from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
 from fedskew.engine.finish import answer
-from fedskew.engine.sums import encode_answer, summable
+from fedskew.engine.sums import encode_answer, stand_ins, summable
 from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, RunError
 from fedskew.experiment import Config, make_work
 from fedskew.labels import outcome_table
 from fedskew.metrics import Tally, finding_figures
 from fedskew.models import FlatModel, ModelState
+from fedskew.sums.fixed_point import AMOUNTS
+from fedskew.weighting import BySums
 
 MOST_SAID = 300
 """Longest text of the server's that a site logs."""
@@ -135,7 +137,9 @@ class Site:
         self._check_round(task.round, first=0)
         self._check_means()
         model = model_of(content, self.worker.layout)
-        home.keep_common(model, broadcast_of(content), task, self.plan.agreement.means)
+        weights = self.plan.config.training.class_weights
+        told = {**self.plan.agreement.means, **({} if weights is None else {WEIGHTS: weights})}
+        home.keep_common(model, broadcast_of(content), task, told)
         LOG.info("the trained model is here; look at it: fedskew deploy site --report data.toml")
         return RecordDict({wire.METRICS: MetricRecord({wire.ROUND: task.round})})
 
@@ -246,8 +250,16 @@ class Site:
         asked = masks.check(wire.SumAsked.parse(wire.config_of(content), wire.SUM_COUNTS), wire.SUM_COUNTS)
         self._count("counts", wire.hash_of_question(content, "counts"), self.plan.most_questions)
         question = {name: values.numpy() for name, values in broadcast_of(content).items()}
-        values = encode_answer(weighting, self._share(), question)
+        values = encode_answer(weighting, self._stand_in(weighting), question)
         return self._within(masks.answer_over_all(asked, wire.about_of(content), values))
+
+    def labels(self, content: RecordDict) -> RecordDict:
+        """Answer with this site's label counts, in a sum over all sites, by which class weights are balanced."""
+        is_agreed = self.plan.by_sums is not None and self.plan.config.training.balances
+        refuse_unless(is_agreed, "class_weights", "the server asks for sums of label counts; agreed to none")
+        asked = self._sum(content, wire.SUM_LABELS)
+        self._count("labels", "", 1)
+        return self._over_all(content, asked, AMOUNTS.encode(self._share()))
 
     def moments(self, content: RecordDict) -> RecordDict:
         """Answer with sums of the numbers in this site's table, where means are to be those over all sites."""
@@ -315,6 +327,7 @@ class Site:
         if instruction is None:
             raise NotAgreedError("message", "this is no instruction of fedskew's server, as was agreed")
         self._check_means()
+        self._check_class_weights()
         self._check_instruction(instruction)
         known, request = wire.config_of(content).get(wire.REPORTED), CountsRequest.of(self.plan.agreement)
         if isinstance(known, str) and request.label_counts != "summed":
@@ -334,6 +347,14 @@ class Site:
         refuse_unless(not agreement.sums_moments, "moments", "the server tells no means and deviations of all sites")
         if agreement.table is not None and agreement.is_told:
             self._count("means", wire.fingerprint([*agreement.mean, *agreement.std]), 1)
+
+    def _check_class_weights(self) -> None:
+        """Refuse to train without class weights by all sites' label counts, or with others than before."""
+        weights = self.plan.config.training.class_weights
+        why = "the server tells no weights by all sites' label counts"
+        refuse_unless(not isinstance(weights, str), "class_weights", why)
+        if isinstance(weights, list):
+            self._count("weights", wire.fingerprint(weights), 1)
 
     def _check_labelled(self) -> None:
         why = "the server takes this site for one that trains, and its data.toml has no table [data]"
@@ -426,15 +447,20 @@ class Site:
             said = RecordDict({wire.BROADCAST: encode(announced)})
             self._count("announced", wire.hash_of_question(said, "announced"), 1)
         facts = {name: values.numpy() for name, values in announced.items()}
-        return min(weighting.own_weight(self._share(), facts), limit)
+        return min(weighting.own_weight(self._stand_in(weighting), facts), limit)
+
+    def _stand_in(self, weighting: BySums) -> NDArray[np.float64]:
+        """Return what stands for this site in the sums that a weighting asks for."""
+        share, classes = self._share(), len(self.plan.agreement.classes)
+        return stand_ins(weighting, share[:classes], share[-1] if len(share) > classes else None)
 
     def _share(self) -> NDArray[np.float64]:
-        """Return what stands for this site in sums of label counts, with an epsilon its noisy release.
+        """Return what this site reports of its labels, for sums alone, with an epsilon its noisy release.
 
         It stays what it was when the site was first asked under its terms, as does what was announced of the sums.
         """
         noisy = self.plan.agreement.epsilon is not None
-        return self.book.share(self.terms, self._noisy if noisy else lambda: self.worker.data.counts)
+        return self.book.share(self.terms, self._noisy if noisy else lambda: self.worker.data.reported)
 
     def _noisy(self) -> NDArray[np.float64]:
         """Return noisy counts with the noise that was agreed on: nobody who gets a sum is told another epsilon."""
@@ -449,7 +475,7 @@ class Site:
             f"this site released its label counts with {epsilon:g}, and what is summed is to have {wanted:g}; to "
             "release them once more, agree: fedskew deploy site --check data.toml",
         )
-        return summable(np.array(release.values(self.plan.agreement.classes)))
+        return summable(np.array(release.values(request.classes)))
 
 
 def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Terms, place: Path) -> Site:

@@ -23,6 +23,7 @@ from fedskew import labels
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._home import HOME, ROUNDS, Home, own_models
+from fedskew.deploy._moments import weighted
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._terms import Terms, terms_path
 from fedskew.deploy.app_files import APP, read_app, running
@@ -83,9 +84,9 @@ class SiteReport:
                 Agreement.read(folder / "deploy.toml"),
             )
             samples = SiteData.load(data, agreement)
-            if agreement.sums_moments and samples.state is not None:
+            if (agreement.sums_moments or config.training.balances) and samples.state is not None:
                 _, _, told = Home(terms.folder(samples.state) / HOME).common()
-                agreement = agreement.told(told)
+                agreement, config = agreement.told(told), weighted(config, told)
                 samples = SiteData.load(data, agreement)
             if not len(samples.test_targets):
                 raise ConfigError(f"{data}: the site has no test samples to report on; data.toml says where they are")

@@ -206,6 +206,7 @@ def in_words(purpose: str) -> str:
     """Say in words what a sum is about that is of no round; empty for others."""
     return {
         wire.SUM_COUNTS: "label counts",
+        wire.SUM_LABELS: "label counts, for class weights,",
         wire.SUM_MOMENTS: "means and deviations",
         wire.SUM_PROFILE: "profiles of inputs",
         wire.SITES: "figures of the sites' models",

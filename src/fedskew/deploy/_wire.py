@@ -89,11 +89,12 @@ UNMASK, AGAIN = "unmask", "again"
 """Flower's names of the two queries."""
 
 TRAIN, EVALUATE, SITES = "train", "evaluate", "sites"
-SUM_COUNTS, SUM_MOMENTS, SUM_PROFILE = "counts", "moments", "profile"
+SUM_COUNTS, SUM_LABELS, SUM_MOMENTS, SUM_PROFILE = "counts", "labels", "moments", "profile"
 """Purposes of a sum; all but the first two are also Flower's names of queries: for figures of the models that a site
-has, label counts that are only ever summed, sums of a table's numbers, and what its inputs look like."""
+has, label counts that are only ever summed, for the weighting and for class weights, sums of a table's numbers, and
+what its inputs look like."""
 
-OVER_ALL = (SUM_COUNTS, SUM_MOMENTS, SUM_PROFILE)
+OVER_ALL = (SUM_COUNTS, SUM_LABELS, SUM_MOMENTS, SUM_PROFILE)
 """Purposes of sums over all sites and no fewer, before the first round."""
 
 FIGURES, FIGURES_FORM = "figures", FixedPoint(64, 10, 1024.0)
@@ -163,7 +164,7 @@ class SumAsked(NamedTuple):
     session: Annotated[str, Field(min_length=1, max_length=100)]
     round: Number
     attempt: Annotated[int, Field(gt=0, lt=2**53)]
-    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts|moments|profile|sites)$")]
+    purpose: Annotated[str, Field(pattern="^(train|evaluate|counts|labels|moments|profile|sites)$")]
     members: Annotated[tuple[str, ...], Field(max_length=MOST_MEMBERS)]
     weights: tuple[float, ...] = ()
 

@@ -70,7 +70,8 @@ FINISHED_MODELS = 2
 EVALUATED_AGAIN = 10
 """Further models that a site evaluates: a server that was killed may aggregate the round anew, from other replies."""
 
-Kind = Literal["train", "evaluate", "finish", "models", "counts", "moments", "means", "profile", "announced", "sites"]
+AboutLabels = Literal["counts", "announced", "labels", "weights"]
+Kind = Literal["train", "evaluate", "finish", "models", "moments", "means", "profile", "sites"] | AboutLabels
 
 _KINDS: dict[Kind, tuple[str, str]] = {
     "train": ("rounds", "rounds that it trained in"),
@@ -78,6 +79,8 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "finish": ("most_questions", "questions after the last round"),
     "models": ("finish", "models of a finish"),
     "counts": ("most_questions", "questions about sums of label counts"),
+    "labels": ("class_weights", "question about label counts for class weights"),
+    "weights": ("class_weights", "set of class weights"),
     "moments": ("moments", "question about sums of its numbers"),
     "means": ("moments", "set of means and deviations"),
     "profile": ("input_profile", "question about what its inputs look like"),

@@ -101,7 +101,7 @@ class SiteData:
 
     def of(self, client: int) -> ClientSamples:
         """Return all samples of the site (see `engine.ClientData`)."""
-        return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts)
+        return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts, self.multi_label)
 
     @staticmethod
     def load(path: Path, agreement: Agreement) -> SiteData:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedskew import findings
 from fedskew.data import Augmentation, Inputs
 from fedskew.engine._private import Private
 from fedskew.engine._records import Predictions
@@ -189,12 +190,14 @@ class Backend(Protocol):
 
 
 class ClientSamples(NamedTuple):
-    """One client's `rows` of a data set on the training device, and its label counts, `(classes,)`."""
+    """One client's `rows` of a data set on the training device, its label counts, `(classes,)`, and whether targets are
+    the bits of `several` labels."""
 
     inputs: Inputs
     targets: Tensor
     rows: NDArray[np.int64]
     counts: NDArray[np.float64]
+    several: bool = False
 
 
 class ClientData(Protocol):
@@ -212,10 +215,11 @@ class PartitionedData:
     targets: Tensor
     rows: Sequence[NDArray[np.int64]]
     counts: NDArray[np.float64]
+    several: bool = False
 
     def of(self, client: int) -> ClientSamples:
         """Return the samples of one client."""
-        return ClientSamples(self.inputs, self.targets, self.rows[client], self.counts[client])
+        return ClientSamples(self.inputs, self.targets, self.rows[client], self.counts[client], self.several)
 
 
 class Schedule(NamedTuple):
@@ -301,6 +305,8 @@ class LocalWork:
         sampled = self.training.sampler is not None
         if sampled:
             labels = samples.targets[torch.from_numpy(samples.rows).to(samples.targets.device)].cpu().numpy()
+            if samples.several:
+                labels = findings.rarest(findings.as_table(labels, len(samples.counts)))
         for _ in range(epochs):
             order = self.training.drawn(labels, samples.counts, rng) if sampled else rng.permutation(len(rows))
             yield rows[order][: self.training.samples_of_epoch(len(rows))]

@@ -399,7 +399,7 @@ class _FullObjective:
         if backend._teacher is not None:
             backend._teacher.load(self._setup.sent.model)
         previous = backend._previous_of(self._setup)
-        inputs, targets, own, _ = self._setup.samples
+        inputs, targets, own, *_ = self._setup.samples
         for rows in torch.split(torch.from_numpy(own).to(targets.device), ROWS_AT_ONCE):
             if len(rows):
                 x, y = inputs.index_select(0, rows), targets.index_select(0, rows)

@@ -26,10 +26,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedskew import sums
+from fedskew.components import has, needs_label_counts
 from fedskew.engine._backend import Assignment, Sent, Update, tensor_bytes
 from fedskew.engine._faults import finite, stilled
 from fedskew.engine._records import Cohort, FloatArray
@@ -320,6 +321,19 @@ def decode_sums(totals: Integers, weight: float, cohort: int, members: int, sent
 def answers_in_sum(weighting: BySums, counts: FloatArray, question: Facts) -> FloatArray:
     """Add up what clients answer to a question about their label counts `(clients, classes)`, as masks add it up."""
     return decode_answers(fixed_point.add(encode_answer(weighting, own, question) for own in counts), question)
+
+
+def stand_ins(weighting: BySums, counts: FloatArray, sizes: ArrayLike | None) -> FloatArray:
+    """Return what stands for clients in sums, in the shape of their label counts: these, unless of several labels a
+    sample. Then it is their `sizes` alone where no labels are read, or else their mix of labels times these, whose sum
+    is their samples; of a weighting that takes each label by itself (`sums_labels`), the counts."""
+    if sizes is None or has(weighting, "sums_labels"):
+        return counts
+    size, mix = np.asarray(sizes)[..., None], np.eye(counts.shape[-1])[0]
+    if needs_label_counts("weighting", weighting):
+        mix = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1e-9)
+    found: FloatArray = size * mix
+    return found
 
 
 def summable(counts: FloatArray) -> FloatArray:

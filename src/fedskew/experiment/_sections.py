@@ -191,8 +191,8 @@ class TrainingSection(Section):
     sample, what having each counts for, "balanced": samples without it by those with it; without it: all 1."""
     sampler: str | None = None
     """"balanced": a client's epoch draws as many samples as it has, with replacement, each of its classes as often as
-    the others; or "module:function", a function of one's own (labels, counts, rng) -> rows; without it: every sample
-    once, shuffled."""
+    the others (of several labels a sample, by its rarest); or "module:function", a function of one's own (labels,
+    counts, rng) -> rows; without it: every sample once, shuffled."""
     augmentation: str | None = None
     """Random changes of a batch's inputs, by name; without it: none."""
 
@@ -206,6 +206,11 @@ class TrainingSection(Section):
         """Return the settings of local training."""
         own = {field.name: getattr(self, field.name) for field in fields(LocalTraining)}
         return LocalTraining(**own | {"groups": tuple(Group(**dict(group)) for group in self.groups or ())})
+
+    @property
+    def balances(self) -> bool:
+        """Whether class weights go by the label counts of all clients."""
+        return self.class_weights == "balanced"
 
     @property
     def most_epochs(self) -> float:

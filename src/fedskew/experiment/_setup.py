@@ -22,7 +22,7 @@ from fedskew.children import are_safe
 from fedskew.data import Dataset, take
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.fedconcat import FedConcatRunner
-from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, summable
+from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, summable
 from fedskew.errors import ArgumentError, BackendWarning, ConfigError
 from fedskew.executors import cores
 from fedskew.experiment._config import Config
@@ -170,7 +170,7 @@ def _make_runner(
     device, some = model.vector.device, _some(dataset)
     model.network.train().chain(some.to(device))  # what is done to the network stands in the run's record
     samples = engine.PartitionedData(
-        dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts
+        dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts, dataset.multi_label
     )
     conditions, each = config.conditions, dataset.num_classes if dataset.multi_label else 1
     noisy = (
@@ -184,8 +184,8 @@ def _make_runner(
     total = None if sizes is None else float(sizes.sum())
     work = make_work(config, seed, method, model, samples, *moments, dataset.num_classes, pooled, total)
     weighed = noisy if conditions.count_use == "all" else None
-    if weighed is not None and config.engine.label_counts == "summed":
-        weighed = summable(weighed)
+    if config.engine.label_counts == "summed" and isinstance(method.weighting, BySums):
+        weighed = stand_ins(method.weighting, task.counts if weighed is None else summable(weighed), sizes)
     size = engine.cohort_size(training.participation, len(task.counts))
     target = task.target if config.target.is_estimated else noisy_target(task.server_target, config.target.noise, seed)
     if method.pipeline is not None:

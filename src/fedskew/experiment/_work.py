@@ -45,13 +45,7 @@ from fedskew.randomness import Purpose, stream_key
 def make_method(config: Config, dataset: Dataset) -> Method:
     """Build the method of a config for a data set; CombinationError where it can't train on several labels a sample."""
     method = methods.build(config.method, config.training.momentum)
-    if not dataset.multi_label:
-        return method
-    if config.training.sampler is not None:
-        raise ConfigError(
-            "training.sampler: draws by a sample's one class, and here it may have several; take class_weights"
-        )
-    return methods.for_findings(method, config.engine.label_counts == "summed")
+    return methods.for_findings(method, config.engine.label_counts == "summed") if dataset.multi_label else method
 
 
 def make_network(
@@ -137,12 +131,13 @@ def _class_weights(
                 f"least above 0; got {wanted}"
             )
         return tuple(wanted)
-    assert counts is not None, "real sites refuse it"
+    if counts is None:  # not told yet, at real sites
+        return ()
     held = counts > 0
     if size is not None:
         return tuple(np.where(held & (counts < size), (size - counts) / np.where(held, counts, 1), 1.0).tolist())
     weights = counts.sum() / np.maximum(held.sum(), 1) / np.where(held, counts, np.inf)
-    return tuple(np.where(held, weights, weights.max()).tolist())  # counts with noise may miss a class
+    return tuple(np.where(held, weights, weights.max() or 1.0).tolist())  # counts with noise may miss a class
 
 
 def _private(personal: Personal, model: FlatModel) -> Private | None:

@@ -69,11 +69,13 @@ def for_findings(method: Method, summed: bool = False) -> Method:
 
     Label counts are of each label then, `summed` over clients or not, and cross-entropy is of a sigmoid for each.
     """
-    if summed and not has(method.weighting, "sums_labels"):
+    weighting = method.weighting
+    knows = has(weighting, "sums_labels") or has(weighting, "sums_mixes")
+    if summed and not knows and needs_label_counts("weighting", weighting):
         raise CombinationError(
-            f"method.weighting: {named('weighting', method.weighting)} weighs by samples, and sums of counts of "
-            "several labels, or none, don't tell how many there are; take fedla, or let clients report their counts, "
-            "with noise or without"
+            f"method.weighting: {named('weighting', weighting)} declares neither sums_labels nor sums_mixes, and "
+            "counts of several labels don't add up to samples; take fedavg, fedla or fedpals, or let clients report "
+            "their counts, with noise or without"
         )
     twin = getattr(method.objective.loss, "of_findings", None)
     if twin is not None:

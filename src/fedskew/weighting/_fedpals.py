@@ -108,6 +108,7 @@ class FedPALS:
     keeps_limit: ClassVar[bool] = True
     paper: ClassVar[str] = "Listo Zec et al., arXiv 2411.03799"
     needs_label_counts: ClassVar[bool] = True
+    sums_mixes: ClassVar[bool] = True
     most_questions: ClassVar[int] = _from_sums.MOST_QUESTIONS
     least_clients: ClassVar[int] = _from_sums.LEAST_CLIENTS
     reveals: ClassVar[str | None] = (

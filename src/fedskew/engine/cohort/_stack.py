@@ -349,7 +349,7 @@ def _own(setups: Sequence[ClientSetup]) -> tuple[Own, Any]:
 def _samples(setups: Sequence[ClientSetup]) -> tuple[Inputs, Tensor, list[NDArray[np.int64]]]:
     """Return inputs and targets with the samples of all clients, and each client's rows of them."""
     samples = [setup.samples for setup in setups]
-    inputs, targets, _, _ = samples[0]
+    inputs, targets, *_ = samples[0]
     if all(one.inputs is inputs and one.targets is targets for one in samples):
         return inputs, targets, [one.rows for one in samples]
     picked = [(one, torch.from_numpy(one.rows).to(one.targets.device)) for one in samples]
