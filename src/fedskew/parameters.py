@@ -88,7 +88,7 @@ def first_mistake(
     if first["type"] in _UNKNOWN:
         return f"{key}: no such {'parameter' if fields is None else f'key{nearest(path[-1], known)}'}"
     if first["type"] in ("missing", "missing_argument"):
-        return f"{key}: missing"
+        return f"{key}: {f'its value {last + 1} is ' if isinstance(last := first['loc'][-1], int) else ''}missing"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"
 
 

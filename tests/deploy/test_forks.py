@@ -48,7 +48,7 @@ def test_a_message_is_noticed_soon_and_one_byte_says_so(supernode: Any, monkeypa
         return started[-1]
 
     monkeypatch.setattr(site, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
-    site.answer_at_once()
+    site.answer_at_once({8: b"t"})
     supernode.subprocess.Popen(["flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:1"])
     assert supernode._pull_and_store_message(state=None) == 7
     assert pauses == [0.1, 1.0, 3.0]  # of 0, 10 and 100 s since the last reply
@@ -56,7 +56,7 @@ def test_a_message_is_noticed_soon_and_one_byte_says_so(supernode: Any, monkeypa
     assert pauses[-1] == 0.1
     assert started[0].communicate(timeout=10)[0] == b"."
     assert supernode._pull_and_store_message(state=None) == 8
-    assert started[1].communicate(timeout=10)[0] == b"."  # as it was started again
+    assert started[1].communicate(timeout=10)[0] == b"t"  # as it was started again; the run's word
     supernode._pull_and_store_message(state=None)
     monkeypatch.setattr(site, "_installed", lambda: "an upgrade")
     supernode._pull_and_store_message(state=None)
@@ -66,7 +66,7 @@ def test_a_message_is_noticed_soon_and_one_byte_says_so(supernode: Any, monkeypa
 
 def test_without_a_superexec_of_flower_s_nothing_is_started(supernode: Any) -> None:
     supernode._pull_and_store_message = lambda **_: 7
-    site.answer_at_once()
+    site.answer_at_once({})
     assert supernode._pull_and_store_message() == 7
 
 
@@ -92,6 +92,19 @@ def test_a_message_is_answered_in_a_fork_that_has_nothing_of_its_parent_s(
     assert os.waitstatus_to_exitcode(status) == 3
     assert (tmp_path / "state").read_text() == "[True, True, True, True, True]"
     assert exit_handler.registered_exit_handlers == [handler]
+
+
+@pytest.mark.parametrize(("model", "imported"), [("transformers:tiny", True), ("mlp3", False)])
+def test_transformers_is_imported_before_it_forks_where_an_app_s_network_is_of_it(
+    model: str, imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word, found = site.wakes_by({"run.toml": f'name = "run"\n\n[model]\nname = "{model}"\n'.encode()}), []
+    here = SimpleNamespace(waitpid=lambda *_: (0, 0), WNOHANG=os.WNOHANG, read=lambda *_: word)
+    monkeypatch.setattr(_forks, "os", here)
+    monkeypatch.setattr(_forks, "select", SimpleNamespace(select=lambda *_: ([0], [], [])))
+    monkeypatch.setattr(_forks, "importlib", SimpleNamespace(import_module=found.append))
+    _forks.Forks().reconcile()
+    assert found == ["transformers.models.auto.modeling_auto"] * imported
 
 
 @pytest.mark.faults

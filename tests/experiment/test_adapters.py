@@ -100,6 +100,7 @@ def test_other_kinds_and_further_layers_by_peft_s_own_arguments(tmp_path, adapte
     ("adapters", "more", "message"),
     [
         ({"kind": "lorra"}, {}, r"model.adapters.kind: peft has none 'lorra' \(did you mean 'lora'\?\)"),
+        ({"rank": 2}, {}, r"model.adapters.kind: missing \(known: "),
         ({"kind": "lora", "rnk": 2}, {}, r"model.adapters.rnk: lora has no such argument \(did you mean 'rank'\?\)"),
         (LORA | {"targets": ["quary"]}, {}, "model.adapters: peft can't make lora for this network: .*quary"),
         (LORA, {"method": "moon"}, "model.adapters: MOON changes the network itself; leave out one of them"),

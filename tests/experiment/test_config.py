@@ -86,6 +86,7 @@ def test_keys_of_optimisers_that_a_run_does_not_use_are_not_in_its_hash_nor_a_ke
         ({"eps": 1e-3}, "training.eps: is Adam's"),
         ({"optimizer": "adamw", "momentum": 0.9}, "training.momentum: is SGD's; the first of adamw's betas"),
         ({"optimizer": "adam", "betas": [0.9, 1.0]}, "training.betas"),
+        ({"optimizer": "adam", "betas": [0.9]}, "training.betas: its value 2 is missing"),
         ({"optimizer": "adagrad"}, "training.optimizer: "),
         ({"schedule": "cosine", "warmup": 2}, "training.warmup: 2 rounds leave none of 2"),
         ({"groups": [{"match": "head.*", "rl": 0.1}]}, "training.groups[0].rl: no such key (known: lr"),

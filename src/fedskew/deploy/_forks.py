@@ -2,8 +2,9 @@
 
 Flower's SuperExec asks its SuperNode for messages all the time, and starts a Python for each, which imports PyTorch
 anew. This is the SuperExec with another executor: it sleeps until the SuperNode, which holds the other end of its
-standard input, writes a byte, and ends with it. Nothing of an app, a message or the data is ever in this process; what
-is forked runs Flower's own code of a ClientApp, and ends with its message.
+standard input, writes a byte, and ends with it. Nothing of an app, a message or the data is ever in this process, but
+the package transformers where the byte says that it takes it; what is forked runs Flower's own code of a ClientApp, and
+ends with its message.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import fedskew.deploy._client  # noqa: F401, for what it imports
+from fedskew.deploy.supernode import TRANSFORMERS
 
 PR_SET_PDEATHSIG = 1
 LONGEST_WAIT = 30.0
@@ -39,8 +41,13 @@ class Forks(SubprocessExecutor):
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # earlier ones that have ended
                 pass
-        if select.select([0], [], [], LONGEST_WAIT)[0] and not os.read(0, 1):
+        if not select.select([0], [], [], LONGEST_WAIT)[0]:
+            return
+        if not (word := os.read(0, 1)):
             sys.exit()
+        if word == TRANSFORMERS:
+            with suppress(Exception):  # whoever needs it says so
+                importlib.import_module("transformers.models.auto.modeling_auto")
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Answer a message in a process of its own."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -36,7 +37,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedskew.deploy._log import LOG
 from fedskew.deploy._terms import Terms, terms_path
-from fedskew.deploy.app_files import OFFERED, app_hash, offer_app, unzip_app
+from fedskew.deploy.app_files import OFFERED, AppFiles, app_hash, offer_app, unzip_app
 from fedskew.deploy.keys import SOON
 from fedskew.errors import ConfigError, FedskewError, RunError
 from fedskew.trees import read_tree
@@ -65,6 +66,10 @@ INVALID_APP = 7
 """Flower's code of an app that is not verified."""
 
 REFUSED_APP = Error(INVALID_APP, "not agreed: app; its own log says more")
+MESSAGE, TRANSFORMERS = b".", b"t"
+"""What wakes the process that forks one for each message: of any app, or of one whose network is of transformers, which
+takes seconds to import.
+"""
 BY_HASH = {"agreed.toml": ""}
 """Replaces Flower's check of trusted entities."""
 
@@ -226,8 +231,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
                 process.kill()
         os._exit(REFUSED)  # Flower's threads would go on to tell what they make of the refusal
 
-    run_agreed_only(data)
-    answer_at_once()
+    answer_at_once(run_agreed_only(data))
     os.chdir(folder)
     os.environ.setdefault("FLWR_HOME", str(folder / "flower"))
     _Signer.refused = refused
@@ -286,8 +290,8 @@ class _AgreedRuns:
         return self._state.get_run(run) if self._apps.get(run) == agreed else None
 
 
-def run_agreed_only(data: Path) -> None:
-    """Make this process's SuperNode ask `is_agreed` before it takes an app.
+def run_agreed_only(data: Path) -> Mapping[int, bytes]:
+    """Make this process's SuperNode ask `is_agreed` before it takes an app; return what its messages wake by, by run.
 
     Flower takes an app once for each run. A message of a run whose app the site no longer agrees to is therefore
     treated as the first of its run, whose app is asked for, and refused, again. Raises RunError where this version of
@@ -300,12 +304,14 @@ def run_agreed_only(data: Path) -> None:
         raise RunError("this version of Flower can't be kept to agreed.toml; install flwr 1.41 or another that can")
     pull, verify = supernode._pull_and_store_message, supernode._verify_fab
     apps: dict[int, str] = {}  # hashes of the apps that were taken, by run
+    words: dict[int, bytes] = {}
 
     def pull_agreed(*, state: Any, get_fab: Callable[[str, int], Any], trusted_entities: Any, **more: Any) -> Any:
         def get_agreed(fab_hash: str, run: int) -> Any:
             fab = get_fab(fab_hash, run)
             if is_agreed(fab.content, data):
-                apps[run] = app_hash(unzip_app(fab.content))
+                files = unzip_app(fab.content)
+                apps[run], words[run] = app_hash(files), wakes_by(files)
             else:
                 fab.content = b""  # nothing of it is left that could be run
             if not trusted_entities:
@@ -321,6 +327,12 @@ def run_agreed_only(data: Path) -> None:
     supernode._pull_and_store_message = pull_agreed
     supernode._verify_fab = verify_agreed
     supernode.FAB_VERIFICATION_ERROR = REFUSED_APP
+    return words
+
+
+def wakes_by(app: AppFiles) -> bytes:
+    """Return what messages of an app wake by."""
+    return TRANSFORMERS if re.search(rb'^name = "transformers:', app.get("run.toml", b""), re.MULTILINE) else MESSAGE
 
 
 class _Forks:
@@ -337,14 +349,14 @@ class _Forks:
         options = [sys.executable, "-P", "-c", forks, *command[1:]]
         self._process = subprocess.Popen(options, bufsize=0, stdin=subprocess.PIPE)
 
-    def wake(self) -> None:
-        """Say that there is a message, if it was started; start it again where it was killed, or fedskew is another."""
+    def wake(self, word: bytes) -> None:
+        """Say by this word that there is a message; start it again where it was killed, or fedskew is another."""
         if self._process is not None:
             if self._process.poll() is not None or self._code != _installed():
                 self._process.communicate()  # closes its input, with which it ends
                 self.start(self._command)
             assert self._process.stdin is not None, "as it is started"
-            self._process.stdin.write(b".")
+            self._process.stdin.write(word)
 
 
 def _installed() -> tuple[int, int]:
@@ -352,11 +364,12 @@ def _installed() -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-def answer_at_once() -> None:
+def answer_at_once(words: Mapping[int, bytes]) -> None:
     """Make this process's SuperNode notice messages and replies soon, and answer by forks of a process that is ready.
 
     Flower looks for a message every 3 s, for its reply every 0.5 s, and starts a Python for each. It still does the
-    last elsewhere than on Linux, where a process that has loaded numerical libraries can't safely be forked.
+    last elsewhere than on Linux, where a process that has loaded numerical libraries can't safely be forked. A run's
+    messages wake that process by its one of `words`.
     """
     supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
     pull, forks = supernode._pull_and_store_message, _Forks()
@@ -365,7 +378,7 @@ def answer_at_once() -> None:
         began = time.monotonic()
         while (run := pull(**more)) is None:
             time.sleep(min(max(SHORTEST_PAUSE, PAUSE_SHARE * (time.monotonic() - began)), LONGEST_PAUSE))
-        forks.wake()
+        forks.wake(words.get(run, MESSAGE))
         return int(run)
 
     supernode._pull_and_store_message = pull_next

@@ -28,7 +28,8 @@ def with_adapters(module: nn.Module, wanted: Mapping[str, Any], seed: int) -> nn
     kinds = {str(getattr(kind, "value", kind)).lower(): made for kind, made in peft.PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     kind = str(wanted.get("kind"))
     if kind not in kinds:
-        raise ArgumentError(f"adapters.kind: peft has none {kind!r}{nearest(kind, kinds)}")
+        said = f"peft has none {kind!r}" if "kind" in wanted else "missing"
+        raise ArgumentError(f"adapters.kind: {said}{nearest(kind, kinds)}")
     known = {field.name for field in dataclasses.fields(kinds[kind]) if field.init}
     given = {name: value for name, value in wanted.items() if name != "kind"}
     for name in given:
