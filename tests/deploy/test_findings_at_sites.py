@@ -324,6 +324,11 @@ SAYS_SEVERAL = [
     ({"label": "Edema, Hernia"}, (), {"name": "csv", "root": "data.csv", "label": "Edema, Hernia"}),
     ({"label": "dx", "separator": "|"}, (), {"name": "csv", "root": "data.csv", "label": "dx", "separator": "|"}),
     ({"name": "npz"}, ("--multi-label",), {"name": "npz", "root": "samples.npz"}),
+    (
+        {"name": "huggingface", "label": ["Edema", "Hernia"], "inputs": "note", "length": 9},
+        (),
+        {"name": "huggingface", "root": "samples", "label": ["Edema", "Hernia"], "inputs": "note"},
+    ),
     ({"label": "dx"}, (), None),
     ({"label": "Diagnosis, main"}, (), None),
 ]

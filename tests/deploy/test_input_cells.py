@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from federated import NAMES, federate, fedskew, tree
 from test_masked import FOUR
 
-from fedskew.data import Profile, load
+from fedskew.data import Profile, in_own_units, load
 from fedskew.deploy import Agreement, Disclosure, SiteData
 from fedskew.deploy._moments import PROFILE_FORM, encoded_profile
 from fedskew.errors import ConfigError
@@ -57,9 +58,15 @@ def test_cells_are_those_of_the_samples_that_init_reads(tmp_path: Path) -> None:
         for at in range(6):
             (tmp_path / "raw" / kind / f"{at}.txt").write_text("one two three " * (at + 1) + kind)
     texts = {"data": {"name": "folder", "root": str(tmp_path / "raw"), "length": 20}, "model": {"name": "fasttext"}}
-    partition = {"rule": "iid", "clients": 2}
+    partition, arrays, features = {"rule": "iid", "clients": 2}, tmp_path / "all.npz", np.random.default_rng(0)
+    np.savez(arrays, x=features.normal([1, 5], [2, 0.1], (40, 2)), y=np.arange(40) % 2)
     for name, given, columns in (
         ("pictures", {"data": {"name": "digits"}, "partition": partition}, {"brightness", "contrast"}),
+        (
+            "features",
+            {"data": {"name": "npz", "root": str(arrays)}, "partition": partition},
+            {"feature 0", "feature 1"},
+        ),
         ("texts", {**texts, "partition": partition}, {"words", "share of unknown words"}),
     ):
         config.write_text(tomli_w.dumps({**tree("fedavg", rounds=1), **given}))
@@ -72,12 +79,14 @@ def test_cells_are_those_of_the_samples_that_init_reads(tmp_path: Path) -> None:
             own = Profile.columns(DIGITS.inputs)
             mean, std = agreement.input_cells["brightness"]
             assert (mean, std) == pytest.approx((own["brightness"].mean(), own["brightness"].std()), rel=1e-3)
-    (tmp_path / "raw").rename(tmp_path / "texts" / "sites" / "north" / "texts")
-    agreement = agreement.model_copy(update={"input_profile": "summed"})
-    held = SiteData.load(tmp_path / "texts" / "sites" / "north" / "data.toml", agreement)
-    found = PROFILE_FORM.decode(encoded_profile(agreement, held.inputs))
-    expected = Profile.of(Profile.columns(held.inputs), agreement.input_cells).flat()
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+            continue
+        place = tmp_path / name / "sites" / "north"
+        shutil.copy(arrays, place / "samples.npz") if name == "features" else (tmp_path / "raw").rename(place / "texts")
+        agreement = agreement.model_copy(update={"input_profile": "summed"})
+        held = SiteData.load(place / "data.toml", agreement).inputs
+        found = PROFILE_FORM.decode(encoded_profile(agreement, held))
+        raw = in_own_units(held, agreement.mean, agreement.std)
+        np.testing.assert_allclose(found, Profile.of(Profile.columns(raw), agreement.input_cells).flat(), atol=1e-3)
 
 
 WRONG = [

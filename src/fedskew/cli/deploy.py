@@ -306,7 +306,9 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
 
     encoder: dict[str, Any] = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
     info = ModelInfo(dataset.classes, dataset.in_shape, mean=dataset.mean, std=dataset.std)
-    if len(dataset.in_shape) == 3 or encoder.get("encoder", {}).get("kind") in ("text", "tokens"):
+    kind, inputs = encoder.get("encoder", {}).get("kind"), dataset.inputs
+    floats = not isinstance(inputs, torch.Tensor) or inputs.is_floating_point()
+    if kind in ("text", "tokens") or (kind != "table" and floats):
         encoder["input_cells"] = {name: list(own) for name, own in info.profile(dataset.inputs).cells.items()}
     return encoder | {
         "classes": list(dataset.classes),
@@ -326,14 +328,20 @@ def _print_notes(made: Draft, losses: list[str]) -> None:
 
 
 def _images_table(config: Config, samples: dict[str, Any]) -> dict[str, object]:
-    """Return `[data]` of each `data.toml`: a table, texts, images; of several labels, which no folder has, arrays."""
+    """Return `[data]` of each `data.toml`: a table, texts, images; of several labels, which no folder has, arrays, or
+    what Hugging Face's `datasets` saved, and of numbers alone arrays too."""
+    if samples.get("multi_label") and config.data.name == "huggingface":
+        said = ("inputs", "label", "separator", "client", "test", "size")
+        own = {key: config.data.parameters[key] for key in said if key in config.data.parameters}
+        return {"name": "huggingface", "root": "samples", **own}
     if config.data.name == "csv" or samples.get("encoder", {}).get("kind") == "table":
         said = ("separator",) if "encoder" in samples else ("label", "separator")
         own = {key: config.data.parameters[key] for key in said if key in config.data.parameters}
         return {"name": "csv", "root": "data.csv", **own}
-    if samples.get("multi_label"):
+    is_text = samples.get("encoder", {}).get("kind") in ("text", "tokens")
+    if samples.get("multi_label") or (len(samples["shape"]) == 1 and not is_text):
         return {"name": "npz", "root": "samples.npz"}
-    if samples.get("encoder", {}).get("kind") in ("text", "tokens"):
+    if is_text:
         return {"name": "folder", "root": "texts"}
     table: dict[str, object] = {"name": "folder", "root": "images"}
     size = config.data.parameters.get("size") if config.data.name == "folder" else None
