@@ -231,7 +231,7 @@ def test_images_in_a_table_are_read_by_the_same_rules(folder, tmp_path):
     table = datasets.Dataset.from_dict({"image": list(map(str, files)), "label": [path.parent.name for path in files]})
     table = table.cast_column("image", datasets.Image())
     parts = datasets.DatasetDict({"train": table, "test": table})
-    with pytest.raises(DataError, match="6 of 14 pictures can't be read.*in row 3: .*truncated|broken"):
+    with pytest.raises(DataError, match="6 of 14 pictures can't be read.*in row 4: .*truncated|broken"):
         data.from_huggingface(parts)
     with pytest.warns(DataWarning, match="They are left out"):
         made = data.from_huggingface(parts, skip_broken=True)

@@ -248,7 +248,7 @@ def test_grey_images_have_one_channel_and_are_resized_on_demand():
     parts = hf().DatasetDict({"train": images(6, "L"), "test": images(4, "L")})
     assert data.from_huggingface(parts, size=(6, 8)).in_shape == (1, 6, 8)
     mixed = hf().DatasetDict({"train": images(6), "test": images(4, side=5)})
-    with pytest.raises(DataError, match=r"2 sizes: .*5 x 5 \(4, such as .*'image' in row 0\); set size"):
+    with pytest.raises(DataError, match=r"2 sizes: .*5 x 5 \(4, such as .*'image' in row 1\); set size"):
         data.from_huggingface(mixed)
 
 

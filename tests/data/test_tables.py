@@ -196,7 +196,7 @@ def test_parquet_and_frames_hold_what_csv_holds(tmp_path):
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match="t.parquet: can't be read as Parquet"):
         load(tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="rows, row 1, column 'dose': empty, and no cell"):
+    with pytest.raises(DataError, match="rows, row 2, column 'dose': empty, and no cell"):
         schema.encode([{"sex": "f", "age": 1, "dose": 1}, {"sex": "f", "age": 1}])
     with pytest.raises(ArgumentError, match="rows: expected one dict a row"):
         schema.encode([])

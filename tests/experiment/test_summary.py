@@ -9,11 +9,11 @@ from statistics import fmean, stdev
 
 import pytest
 from example_runs import example_run
-from rich.console import Console
 
 from common import task
 from fedskew import simulate
-from fedskew.cli.run import results_table
+from fedskew.cli.page import Console
+from fedskew.cli.run import print_results
 from fedskew.errors import ConfigError
 from fedskew.experiment import Sweep, run_sweep
 from fedskew.report import SeedRun, write_report
@@ -25,9 +25,9 @@ def accuracies(result):
     return [record["evaluation"]["accuracy"] for record in result.rounds if record["evaluation"]]
 
 
-def printed(*results):
-    console = Console(file=io.StringIO(), width=200)
-    console.print(results_table(results))
+def printed(*results, width=200):
+    console = Console(file=io.StringIO(), width=width)
+    print_results(console, results)
     return console.file.getvalue()
 
 
@@ -187,3 +187,8 @@ def test_the_intervals_over_test_samples_stand_beside_the_figures_that_have_one(
     last = simulate(TASK | {"evaluation": {"summary": "last 10"}})
     assert last.intervals() == {}
     assert "brackets" not in printed(last)
+    narrow = printed(result, width=44)
+    shown = [*re.findall(r"[(]\d+[.]\d-\d+[.]\d[)]", text), "accuracy", "seconds"]
+    assert [one for one in shown if one not in narrow] == []
+    assert narrow.count(" run ") > 1
+    assert max(map(len, narrow.splitlines())) <= 44

@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_by_name(run: Path, tmp_path: Path) -> None
         model.predict(write(tmp_path / "new.csv", new, ["kind", "x"]))
     with pytest.raises(DataError, match="rows: the schema has no column 'z'"):
         model.predict([{**new[0], "z": 1}])
-    with pytest.raises(DataError, match="rows, row 0, column 'y': 'high' is not a number"):
+    with pytest.raises(DataError, match="rows, row 1, column 'y': 'high' is not a number"):
         model.predict([{**new[0], "y": "high"}])
     with pytest.raises(DataError, match="column 'y': empty, and no cell of this column may be missing"):
         model.predict([{**new[0], "y": None}])

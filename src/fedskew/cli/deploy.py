@@ -331,9 +331,9 @@ def _images_table(config: Config, samples: dict[str, Any]) -> dict[str, object]:
     """Return `[data]` of each `data.toml`: a table, texts, images; of several labels, which no folder has, arrays, or
     what Hugging Face's `datasets` saved, and of numbers alone arrays too."""
     if samples.get("multi_label") and config.data.name == "huggingface":
-        said = ("inputs", "label", "separator", "client", "test", "size")
-        own = {key: config.data.parameters[key] for key in said if key in config.data.parameters}
-        return {"name": "huggingface", "root": "samples", **own}
+        kept = ("inputs", "label", "separator", "client", "test", "size")
+        columns = {key: config.data.parameters[key] for key in kept if key in config.data.parameters}
+        return {"name": "huggingface", "root": "samples", **columns}
     if config.data.name == "csv" or samples.get("encoder", {}).get("kind") == "table":
         said = ("separator",) if "encoder" in samples else ("label", "separator")
         own = {key: config.data.parameters[key] for key in said if key in config.data.parameters}

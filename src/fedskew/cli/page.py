@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ from fedskew.files import write_text, writing
 from fedskew.names import visible
 from fedskew.tables import csv_text, latex_table
 
-CLASSES_SHOWN = 20
+CLASSES_SHOWN, FOLDED = 20, 24
 KEEP = "\n\t"
 BOXED: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
 RULED: dict[str, Any] = BOXED | {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
@@ -72,6 +73,24 @@ class Console(rich.console.Console):
             grid = Table.grid(padding=(0, 1))
             grid.add_row("•", Text(sentence))
             self.print(Padding(grid, (0, 0, 0, 1)))
+
+    def wide_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str, caption: str) -> None:
+        """Print a table as some below each other, each with the first column, where it is wider than the console.
+
+        Of the first column's texts, which are folded then, only so much counts as `FOLDED` has.
+        """
+        room, done = self.width + max(0, *(len(row[0]) - FOLDED for row in rows)), 1
+        as_wide = self.options.update(max_width=sys.maxsize)
+        while done < len(headings):
+            for end in range(len(headings), done, -1):
+                own = [0, *range(done, end)]
+                cells = ([row[at] for at in own] for row in rows)
+                made = table_of([headings[at] for at in own], cells, title if done == 1 else "", **BOXED)
+                if _form() is not None or self.measure(made, options=as_wide).maximum <= room:
+                    break
+            self.print(made)
+            done = end
+        self.note(caption, style="italic dim")
 
     def columns(
         self,

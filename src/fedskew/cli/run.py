@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 from typer import Argument, Option
 
 from fedskew.cli.options import (
@@ -27,7 +26,7 @@ from fedskew.cli.options import (
     print_estimate,
     quick_note,
 )
-from fedskew.cli.page import BOXED, Console, table_of
+from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError
 from fedskew.tables import counted
 
@@ -108,7 +107,7 @@ def run(
                     bar.stop()
                     console.say(f"stopped; continue with --resume ({folder})")
                     raise typer.Exit(130) from None
-    console.print(results_table(results))
+    print_results(console, results)
     runs = [run for result in results for run in result.runs]
     for note in filter(None, [SeedRun.most_frequent(runs), *SeedRun.threshold_notes(runs)]):
         console.note(note)
@@ -128,8 +127,8 @@ def run(
     console.say(f"report: {path}")
 
 
-def results_table(results: Sequence[Result]) -> Table:
-    """Return a row for each result: the figures that its report page shows first, in percent.
+def print_results(console: Console, results: Sequence[Result]) -> None:
+    """Print a table with a row for each result: the figures that its report page shows first, in percent.
 
     They are mean ± standard deviation over its seeds; with a finish there are two rows, of the last round's model
     before and after it.
@@ -156,7 +155,7 @@ def results_table(results: Sequence[Result]) -> Table:
     more = "; as trained, after a finish: the last round's model alone" if len(rows) > len(results) else ""
     wide = len(columns) > _FEW  # their headings take two lines
     headings = ["run", *(f">{heading.replace(' ', chr(10)) if wide else heading}" for heading in columns), ">seconds"]
-    return table_of(headings, lines, title, caption=caption + more, **BOXED)
+    console.wide_table(headings, lines, title, caption + more)
 
 
 def _cells(result: Result, of: str | None = None) -> dict[str, str]:

@@ -215,7 +215,7 @@ def names_of(table: Table, column: str, empty: str | None = None) -> list[str]:
     if None in values and empty is not None:
         values = [empty if value is None else value for value in values]
     elif None in values:
-        raise DataError(f"table: {column!r} is empty in row {values.index(None)}")
+        raise DataError(f"table: {column!r} is empty in row {values.index(None) + 1}")
     if hasattr(feature, "int2str"):
         try:
             return [value if value == empty else str(feature.int2str(value)) for value in values]
@@ -231,7 +231,7 @@ def _numbers(table: Table, columns: Sequence[str]) -> Tensor:
 def pictures_in(table: Table, column: str, place: object = "table") -> list[Picture]:
     """Return the images of a column, which are decoded when they are opened."""
     found: list[Picture] = []
-    for row, image in enumerate(table.cast_column(column, datasets_package().Image(decode=False))[column]):
+    for row, image in enumerate(table.cast_column(column, datasets_package().Image(decode=False))[column], 1):
         if image is None:
             raise DataError(f"{place}: {column!r} is empty in row {row}")
         where = Path(f"{place}: {column!r} in row {row}")

@@ -74,8 +74,8 @@ class Table:
         return [f"{self.where}:{line}" for line, _ in self.sheet]
 
     def place(self, row: int) -> str:
-        """Name the place of a row, from 0, in its file."""
-        return f"row {row}" if self.sheet is None else f"line {self.sheet.line_of(row)}"
+        """Name the place of a row, from 0, in its file, where the first is row 1."""
+        return f"row {row + 1}" if self.sheet is None else f"line {self.sheet.line_of(row)}"
 
     def fail(self, wrong: str, row: int | None = None, column: str | None = None) -> NoReturn:
         """Raise the DataError that names a place: the header, or a row from 0."""
