@@ -248,7 +248,7 @@ def test_layers_of_a_users_own_that_write_buffers_are_each_clients_own():
 def test_samples_may_lie_in_data_sets_of_their_own():
     class Apart:
         def of(self, client: int) -> ClientSamples:
-            inputs, targets, rows, counts = clients().of(client)
+            inputs, targets, rows, counts, _ = clients().of(client)
             own = torch.from_numpy(rows)
             return ClientSamples(inputs[own], targets[own], np.arange(len(rows)), counts)
 
