@@ -175,7 +175,7 @@ class Fragile(ThreadPoolExecutor):
     """An executor whose process dies of one method."""
 
     def submit(self, fn, /, trees, *more):
-        if any("fedla" in str(tree["method"]) for tree in trees):
+        if any("fedla" in str(tree["method"]) for tree, _ in trees):
             return super().submit(end_or_not, "raise")
         return super().submit(fn, trees, *more)
 
@@ -389,3 +389,38 @@ def test_the_published_ranks_are_those_of_trainings(found, means) -> None:
         dict(zip(made.methods, stats.rankdata(-table.round(9), axis=1).mean(axis=0).tolist(), strict=True))
     )
     assert made.p == pytest.approx(stats.friedmanchisquare(*table.T).pvalue)
+
+
+def test_targets_are_views_of_one_training(tmp_path) -> None:
+    mix = [0.02] * 5 + [0.18] * 5
+    targets = f'target = [{{label = "none"}}, {{label = "9:1", mix = {mix}}}]'
+    text = FILE.replace("training.participation = [0.4, 1.0]", targets).replace('"fedla"]', '"fedpals"]')
+    text = text.replace("budget = 3", "budget = 2")
+    state, _ = run(tmp_path, text)
+    assert not state.failures
+    assert not state.missing
+    tuned = [line for line in lines(tmp_path) if line["stage"] == "tune"]
+    # two rates on one partition and seed; FedPALS is refused where it is told no target
+    assert len({line["config"] for line in tuned if not line["failure"]}) == 6
+    trained = {(line["accuracy"], line["seconds"]) for line in tuned if line["method"] == "fedavg"}
+    assert len(trained) == 2  # each rate once, for both targets
+    rows = {(line["method"], line["target"], line["seed"]): line for line in state.compared}
+    for (method, target, seed), line in rows.items():
+        config = next(e.config for e in state.arena.entries if (e.method, e.situation["target"]) == (method, target))
+        one = config.with_value("training.lr", float(line["lr"])).with_value("partition.seed", int(line["partition"]))
+        alone = simulate(one.tree(), seeds=[int(seed)], engine={"backend": "sequential"}).runs[0].rounds[-1]
+        assert float(line["score"]) == pytest.approx(alone.evaluation.score, abs=0.005)
+        assert float(line["accuracy"]) == pytest.approx(alone.evaluation.accuracy, abs=0.005)
+        assert line["target_accuracy"] == ("" if target == "none" else line["score"])
+    assert len(rows) == 6  # FedPALS without a target is refused
+
+
+def test_a_mix_that_does_not_fit_is_refused_in_its_view_alone(tmp_path) -> None:
+    text = FILE.replace(
+        "training.participation = [0.4, 1.0]", 'target = [{label = "none"}, {label = "x", mix = [0.5, 0.5]}]'
+    )
+    state, _ = run(tmp_path, text)
+    assert {line["target"] for line in state.compared} == {"none"}
+    refused = {line["failure"] for line in state.runs if line["target"] == "x"}
+    assert len(refused) == 1
+    assert "target.mix" in refused.pop()

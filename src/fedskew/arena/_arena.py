@@ -19,7 +19,9 @@ The file is a sweep with one more table; its grid holds the situations.
 
 `own` names one parameter of the method and the values to try besides its default; the rest of the budget goes to
 learning rates near the best one. With `widen` a rate is not taken where the next higher one that was tried diverged.
-`blocks = "task"` names an axis whose labels intervals and tests take for a sample, too, of all that there could be.
+Situations that differ in the target's label mix (a list of shares) alone train a method that does not read it once; its
+models are scored on each mix. `blocks = "task"` names an axis whose labels intervals and tests take for a sample, too,
+of all that there could be.
 
 Situations may be drawn at random instead: evenly spread points (Sobol) of a box of settings; drawing more keeps the
 first ones.
@@ -51,6 +53,7 @@ import numpy as np
 import pydantic
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from fedskew import components, methods
 from fedskew.errors import ConfigError, FedskewError, nearest
 from fedskew.experiment import Config, Sweep
 from fedskew.parameters import first_mistake
@@ -115,6 +118,11 @@ class Settings(_Table):
         return self
 
 
+def without_target(config: Config) -> Config:
+    """Return a config without the target's label mix."""
+    return config.model_copy(update={"target": config.target.model_copy(update={"mix": None})})
+
+
 @dataclass(frozen=True)
 class ArenaEntry:
     """A method in one situation, which is the label on each axis; `own` holds values of the method's own to try."""
@@ -123,6 +131,25 @@ class ArenaEntry:
     method: str
     config: Config  # `partition.seed` and the tuned values are yet to be set
     own: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether the target's label mix is only what its models are scored by: it trains as without a target."""
+        mix = self.config.target.mix
+        method = methods.build(self.config.method, self.config.training.momentum)
+        parts = [part for _, part in method.components()]
+        return not (
+            isinstance(mix, str)
+            or self.config.has_target_client
+            or self.config.evaluation.patience
+            or any(components.has(part, "needs_target") or getattr(part, "target", False) for part in parts)
+            or "held_out" in getattr(method.finish, "asks", ())
+        )
+
+    @cached_property
+    def training(self) -> str:
+        """The hash of what it trains, the same in situations that are views of one training."""
+        return (without_target(self.config) if self.is_view else self.config).hash
 
     def label(self, axis: str) -> str | None:
         """Return its label on an axis or as `method`; None: there is no such axis."""
@@ -161,9 +188,9 @@ class Arena:
         for entry in self.entries:
             if entry.method == self.settings.reference:
                 config = entry.config
-                if not config.target.is_estimated:
-                    config = config.model_copy(update={"target": config.target.model_copy(update={"mix": None})})
-                found[tuple(entry.situation.values())] = config.hash
+                found[tuple(entry.situation.values())] = (
+                    config if config.target.is_estimated else without_target(config)
+                ).hash
         return found
 
     def folder(self, out: Path) -> Path:
@@ -203,6 +230,8 @@ class Arena:
                 grid["point"] = _points(settings.draw)
         except ConfigError as error:
             raise type(error)(f"{path}: {error}") from None
+        if isinstance(evaluation := tree.setdefault("evaluation", {}), dict):
+            evaluation.setdefault("intervals", False)  # nobody looks at a single run's
         whole = Sweep.of(tree, text, path, changes, quick, changed, "arena")
         axes = tuple(axis for axis in whole.axes if axis != "method")
         if settings.blocks is not None and settings.blocks not in axes:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from fedskew.arena._arena import Arena, ArenaEntry
+from fedskew.arena._arena import Arena, ArenaEntry, without_target
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config
 
@@ -46,6 +46,23 @@ class ArenaJob:
     def keys(self) -> dict[int, str]:
         """The config hash of each run, by seed; runs with the same hash have the same result."""
         return {seed: self.config.for_seed(seed).hash for seed in self.config.seeds}
+
+    @cached_property
+    def trained(self) -> Config:
+        """What trains: the config, without the target's label mix where its models are only scored by that."""
+        return without_target(self.config) if self.entry.is_view else self.config
+
+    @cached_property
+    def training(self) -> str:
+        """The hash of what trains."""
+        return self.trained.hash
+
+    def views(self, entries: Sequence[ArenaEntry]) -> list[ArenaJob]:
+        """Return this job, and the same one in what other entries are views of its training."""
+        own = self.entry
+        others = [one for one in entries if one.method == own.method and one.training == own.training and one != own]
+        seen = [self.config.model_copy(update={"target": entry.config.target}) for entry in others]
+        return [self, *(replace(self, entry=entry, config=config) for entry, config in zip(others, seen, strict=True))]
 
     def is_done(self, known: Collection[str]) -> bool:
         """Return whether all of its runs are among those with these hashes."""
@@ -205,38 +222,55 @@ class Plan:
 
     @staticmethod
     def next_calls(plans: Sequence[Plan], runs: Runs, failed: Collection[str]) -> list[list[ArenaJob]]:
-        """Return the next calls for a situation; the jobs of a call train at a time, at most `arena.together` runs.
+        """Return the next calls for situations that share trainings; at most `arena.together` runs train at a time.
 
         No method goes on to its next step before all are done with this one, so that which runs train together depends
         neither on the number of workers nor on where an arena was stopped. Runs with the hashes `failed` are not tried
-        again.
+        again. The jobs of a call are of different trainings.
         """
         known = {*runs, *failed}
         for jobs in zip_longest(*(plan.steps(runs) for plan in plans), fillvalue=[]):
             # Divided first, so that what is done already does not change which runs train together.
             calls = _together([job for of_plan in jobs for job in of_plan], plans[0].arena.settings.together)
-            missing = [[job for job in call if not job.is_done(known)] for call in calls]
-            if any(missing):
-                return [call for call in missing if call]
+            missing = [[[job for job in same if not job.is_done(known)] for same in call] for call in calls]
+            if any(same for call in missing for same in call):
+                first = [[same[0] for same in call if same] for call in missing]
+                return [call for call in first if call]
         return []
 
 
-def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[ArenaJob]]:
-    """Divide jobs into calls of so many runs."""
+def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
+    """Return the plans of each situation, those that are views of the same trainings in one group."""
+    name: dict[tuple[str, ...], tuple[str, ...]] = {}
+    first: dict[tuple[str, str], tuple[str, ...]] = {}
+    for entry in (plan.entry for plan in plans):
+        own = tuple(entry.situation.values())
+        name[own] = name.get(first.setdefault((entry.method, entry.training), own), name.setdefault(own, own))
+    groups: dict[tuple[str, ...], list[Plan]] = {}
+    for plan in plans:
+        groups.setdefault(name[tuple(plan.entry.situation.values())], []).append(plan)
+    return list(groups.values())
+
+
+def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[list[ArenaJob]]]:
+    """Divide jobs into calls of so many runs; those of one training are together one of a call's."""
     # Jobs with the same objective and local step stand side by side, as these can become one cohort, as a rule.
-    distinct = {tuple(job.keys.values()): job for job in jobs}  # methods with the same config share its runs
-    by_training: dict[str, list[ArenaJob]] = {}
-    for job in distinct.values():
-        method = job.config.method
-        by_training.setdefault(json.dumps([method["objective"], method["local_step"]]), []).append(job)
-    calls: list[list[ArenaJob]] = []
+    distinct: dict[str, list[ArenaJob]] = {}
+    for job in jobs:  # methods with the same config, and views of one training, share its runs
+        distinct.setdefault(job.training, []).append(job)
+    alike: dict[str, list[list[ArenaJob]]] = {}
+    for same in distinct.values():
+        method = same[0].config.method
+        alike.setdefault(json.dumps([method["objective"], method["local_step"]]), []).append(same)
+    calls: list[list[list[ArenaJob]]] = []
     room = 0
-    for job in (job for group in by_training.values() for job in group):
-        if room < len(job.config.seeds) or not job.config.engine.seeds_together:
+    for same in (same for group in alike.values() for same in group):
+        config = same[0].config
+        if room < len(config.seeds) or not config.engine.seeds_together:
             calls.append([])
             room = most
-        calls[-1].append(job)
-        room -= len(job.config.seeds)
+        calls[-1].append(same)
+        room -= len(config.seeds)
     return calls
 
 

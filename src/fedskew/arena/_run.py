@@ -11,16 +11,19 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedskew import Result, methods, simulate
 from fedskew.arena._advice import figures
 from fedskew.arena._arena import Arena
-from fedskew.arena._plan import ArenaJob, Line, Plan
+from fedskew.arena._plan import ArenaJob, Line, Plan, grouped
+from fedskew.engine import Evaluation
 from fedskew.errors import (
     ArgumentError,
     BackendWarning,
@@ -32,6 +35,7 @@ from fedskew.errors import (
 )
 from fedskew.experiment import Config, resolve, shared_data, simulate_together
 from fedskew.files import append, locked, write_text, writing
+from fedskew.labels import as_target
 from fedskew.report import SeedRun
 from fedskew.tables import csv_text
 
@@ -64,48 +68,90 @@ class Trained:
     failed: str = ""
 
 
-def train(trees: Sequence[Mapping[str, Any]], last: int) -> list[Trained]:
-    """Train the seeds of some configs, and return their results; nothing is written.
+Tree = Mapping[str, Any]
 
-    Several configs, which have `engine.seeds_together`, train as one cohort where they can; where one of them fails in
-    training, each is trained alone. A result is the mean of the `last` evaluations.
+
+def train(trees: Sequence[tuple[Tree, Sequence[Tree]]], last: int) -> list[list[Trained]]:
+    """Train the seeds of some configs, and return the results in each one's views; nothing is written.
+
+    A view is the config with a label mix of the target, by which the models are scored. Several configs, which have
+    `engine.seeds_together`, train as one cohort where they can; where one of them fails in training, each is trained
+    alone. A result is the mean of the `last` evaluations.
     """
     with shared_data(), warnings.catch_warnings():
         warnings.simplefilter("ignore", BackendWarning)
         warnings.simplefilter("ignore", DataWarning)
         if len(trees) > 1:
             try:
-                configs = [resolve(tree) for tree in trees]
-                results = simulate_together(configs)
+                results = simulate_together([resolve(tree) for tree, _ in trees])
             except Exception as error:
                 logging.getLogger(__name__).debug("trained one after another, as one of them failed: %s", error)
             else:
-                return [_outcome(config, result, last) for config, result in zip(configs, results, strict=True)]
-        return [_train_alone(tree, last) for tree in trees]
+                views = [views for _, views in trees]
+                return [_seen(own, result, last) for own, result in zip(views, results, strict=True)]
+        return [_train_alone(tree, views, last) for tree, views in trees]
 
 
-def _train_alone(tree: Mapping[str, Any], last: int) -> Trained:
+def _train_alone(tree: Tree, views: Sequence[Tree], last: int) -> list[Trained]:
     try:
         config = resolve(tree)
     except FedskewError as error:
-        return Trained({}, {}, str(error))
+        return [Trained({}, {}, str(error)) for _ in views]
     try:
-        return _outcome(config, simulate(config, progress=False), last)
+        return _seen(views, simulate(config, progress=False), last)
     except Exception as error:
-        return _outcome(config, error, last)
+        return _seen(views, error, last)
+
+
+def _seen(views: Sequence[Tree], result: Result | Exception, last: int) -> list[Trained]:
+    """Return what became of a training in each of its views."""
+    found = []
+    for config in map(resolve, views):
+        try:
+            found.append(_outcome(config, result, last))
+        except ArgumentError as error:  # a mix that doesn't fit
+            found.append(_outcome(config, error, last))
+    return found
 
 
 def _outcome(config: Config, result: Result | Exception, last: int) -> Trained:
     if isinstance(result, Result):
         first, training = result.runs[0], config.training
         epochs = training.epochs if training.steps is None else None
-        found = figures(first.counts, first.target, training.participation, epochs)
+        target = first.target
+        if target is None and isinstance(config.target.mix, list):
+            target = as_target(config.target.mix, len(first.counts[0]), "target.mix", written=True)
+        found = figures(first.counts, target, training.participation, epochs)
         federation = {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in found.items()}
-        return Trained({run.seed: _row(config, run, last) for run in result.runs}, federation)
+        runs = [_towards(run, target) for run in result.runs] if first.target is None else result.runs
+        return Trained({run.seed: _row(config, run, last) for run in runs}, federation)
     if isinstance(result, (PartitionError, ConfigError, ArgumentError)):  # it would fail again
         nothing = dict.fromkeys(FIGURES, "")
         return Trained({seed: nothing | {"failure": f"refused: {result}"} for seed in config.seeds}, {})
     return Trained({}, {}, reason_of(result))
+
+
+def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
+    """Return a run as if its models had been evaluated for a target with this label mix."""
+
+    def scored(one: Evaluation) -> Evaluation:
+        confusion = np.array(one.confusion, dtype=np.int64)
+        return replace(one, target_accuracy=Evaluation.of(confusion, 0.0, target).target_accuracy)
+
+    if target is None:
+        return run
+    rounds = [
+        replace(
+            record,
+            evaluation=record.evaluation and scored(record.evaluation),
+            validation=record.validation and scored(record.validation),
+        )
+        for record in run.rounds
+    ]
+    summary = dict(run.summary)
+    if said := (finished := summary.get("finished") or {}).get("evaluation"):
+        summary["finished"] = {**finished, "evaluation": asdict(scored(Evaluation.from_dict(said)))}
+    return replace(run, rounds=rounds, summary=summary)
 
 
 def reason_of(error: BaseException) -> str:
@@ -234,9 +280,9 @@ def run_arena(
         if progress is not None:
             state = _state(arena, plans, files)
             progress.begin(len(state.runs), state.number)
-        left = [[*group] for _, group in groupby(plans, lambda plan: plan.entry.situation)]
-        waiting: dict[int, list[list[ArenaJob]]] = {}  # by situation, the calls of its step that are not submitted yet
-        under_way: dict[Future[list[Trained]], tuple[int, list[ArenaJob]]] = {}
+        left = grouped(plans)
+        waiting: dict[int, list[list[ArenaJob]]] = {}  # by group, the calls of its step that are not submitted yet
+        under_way: dict[Future[list[list[Trained]]], tuple[int, list[ArenaJob]]] = {}
 
         def take() -> tuple[int, list[ArenaJob]] | None:
             """Take the next call that can begin."""
@@ -251,7 +297,9 @@ def run_arena(
 
         while True:
             while len(under_way) < _AHEAD * at_once and (call := take()):
-                trees = [job.config.tree() for job in call[1]]
+                trees = [
+                    (job.trained.tree(), [view.config.tree() for view in job.views(arena.entries)]) for job in call[1]
+                ]
                 under_way[executor.submit(train, trees, arena.settings.last)] = call
             if not under_way:
                 return _state(arena, plans, files, failures)
@@ -261,8 +309,10 @@ def run_arena(
                 if reason is not None and len(jobs) > 1:  # its process ended, and which run did it is unknown
                     waiting[at] += [[job] for job in jobs]
                     continue
-                trained = [Trained({}, {}, reason_of(reason))] if reason else future.result()
-                results = list(zip(jobs, trained, strict=True))
+                views = [job.views(arena.entries) for job in jobs]
+                failed_all = reason and [[Trained({}, {}, reason_of(reason))] * len(own) for own in views]
+                trained = failed_all or future.result()
+                results = [pair for pairs in map(zip, views, trained) for pair in pairs]
                 files.add(results)
                 for job, result in results:
                     if result.failed:

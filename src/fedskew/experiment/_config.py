@@ -116,7 +116,8 @@ class Config(sections.Section):
     def hash(self) -> str:
         """Eight hex digits that differ whenever the run's model or records can differ."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
-        del tree["evaluation"]["summary"]  # what is said of a run changes nothing in it
+        for key in ("summary", "intervals"):  # what is said of a run changes nothing in it
+            del tree["evaluation"][key]
         if not self.data.validation or self.evaluation.measure == "auto":
             del tree["evaluation"]["measure"]
         if not self.target.is_estimated:  # how an estimate would be made changes nothing

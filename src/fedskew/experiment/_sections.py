@@ -321,6 +321,9 @@ class EvaluationSection(Section):
     one place, in every round as many steps as a client takes in the mean."""
     patience: Annotated[int, Field(ge=0)] = 0
     """Stop after so many evaluations in which validation samples give no better `measure`; 0: never."""
+    intervals: bool = True
+    """Intervals of the last model's figures, by bootstrap over the test samples (AUROC's takes half a second for 10,000
+    samples of ten classes)."""
     summary: Literal["final", "last 10", "best on validation"] = "final"
     """What stands for a run in tables, on pages and in tests of differences. "final": the model after the last round.
     "last 10": the mean over the evaluations of the last 10 rounds. "best on validation": the model that is best on the

@@ -200,15 +200,17 @@ class FinalLook:
         )
 
     def summary(self, info: ModelInfo, state: ModelState, evaluation: Evaluation | None) -> dict[str, Any]:
-        """Return `intervals` of the model's figures on the test set, and those that its `threshold` gives there."""
-        if evaluation is None:
+        """Return `intervals` of the model's figures on the test set, if asked, and what its `threshold` gives there."""
+        if evaluation is None or not (self.config.evaluation.intervals or info.threshold is not None):
             return {}
         test = None if self.scores is None else self.scores(state, False)
         rng = generator(self.config.seeds[0], Purpose.BOOTSTRAP)
         if isinstance(test, metrics.FindingScores):
             return {"intervals": test.intervals(rng)}
-        confusion = np.array(evaluation.confusion, dtype=np.int64)
-        found: dict[str, Any] = {"intervals": metrics.Scores.intervals(confusion, rng, test, self.target)}
+        found: dict[str, Any] = {}
+        if self.config.evaluation.intervals:
+            confusion = np.array(evaluation.confusion, dtype=np.int64)
+            found["intervals"] = metrics.Scores.intervals(confusion, rng, test, self.target)
         if test is not None and info.threshold is not None:
             at = vars(Evaluation.of(test.confusion(info.threshold), 0.0, None))
             known = {name: at[name] for name in _DECIDING}

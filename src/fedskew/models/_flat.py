@@ -29,12 +29,12 @@ class _Slice:
     channels_last: bool
 
     def of(self, vector: Tensor) -> Tensor:
-        """Return the named tensor as a view of `vector`."""
-        part = vector[self.start : self.start + self.shape.numel()]
+        """Return the named tensor as a view of `vector`, or of a stack of them, `(clients, parameters)`."""
+        part, stacked = vector.narrow(-1, self.start, self.shape.numel()), vector.shape[:-1]
         if self.channels_last:
             outs, ins, height, width = self.shape
-            return part.view(outs, height, width, ins).permute(0, 3, 1, 2)
-        return part.view(self.shape)
+            return part.view(*stacked, outs, height, width, ins).movedim(-1, -3)
+        return part.view(stacked + self.shape)
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ class FlatModel:
         return Layout(tuple(self._slices))
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split a vector of parameters into views by name, as `torch.func.functional_call` takes them."""
+        """Split a vector of parameters, or a stack, into views by name, as `torch.func.functional_call` takes them."""
         return {part.name: part.of(vector) for part in self._slices}
 
     def buffer_views(self, buffers: Tensor, integers: Tensor) -> dict[str, Tensor]:

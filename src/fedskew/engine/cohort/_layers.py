@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 from torch.nn import functional
 
 from fedskew.models import Dropout, FlatModel, Layout, Outputs, with_features
@@ -75,7 +75,7 @@ class MappedNetwork:
 
     def views(self, parameters: Tensor) -> dict[str, Tensor]:
         """Split a parameter vector, or a stack of them, `(clients, parameters)`, into named views, `(clients, ...)`."""
-        return self._model.views(parameters) if parameters.dim() == 1 else vmap(self._model.views)(parameters)
+        return self._model.views(parameters)
 
     @property
     def layout(self) -> Layout:

@@ -144,7 +144,8 @@ class Stack:
         gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
         totals, self.log = torch.zeros(len(clients), device=self._device), StackLog(len(clients))
         for number, active in enumerate(self._active):
-            model, carried = tree_map(partial(_first, active), (model, carried))
+            if active < len(model.parameters):
+                model, carried = tree_map(partial(_first, active), (model, carried))
             try:
                 objective, model, carried = self._step(number, active, model, carried)
             except Exception as error:
@@ -158,7 +159,8 @@ class Stack:
                     last = client.schedule.in_last_epoch(number)
                     gathered[index][name] = hooks.gather(gathered[index][name], batch, last)
             following = self._active[number + 1] if number + 1 < len(self._active) else 0
-            finished = _split(model, carried, slice(following, active)) + finished
+            if following < active:
+                finished = _split(model, carried, slice(following, active)) + finished
         losses = (totals / self._lengths.sum(0).clamp(min=1)).tolist()
         return [
             ClientResult(model, carried, client.steps, loss, own, self.log.means(at))
