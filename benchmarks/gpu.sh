@@ -32,6 +32,8 @@ fi
 if [ -n "${FEDSKEW_BENCH_WHEELS:-}" ]; then
     # A wheel is an archive of what is installed; so neither pip nor a virtual environment is needed.
     for wheel in "$FEDSKEW_BENCH_WHEELS"/*.whl; do "$python" -m zipfile -e "$wheel" .bench/wheels-unpacked; done
+    notes=.bench/wheels-unpacked/fedskew-0.dist-info # runs note fedskew's version
+    mkdir -p $notes && sed -n 's/^version = "\(.*\)"/Metadata-Version: 2.1\nName: fedskew\nVersion: \1/p' pyproject.toml > $notes/METADATA
 fi
 export PYTHONPATH=$PWD/src:$PWD/benchmarks:$PWD/.bench/wheels-unpacked OMP_NUM_THREADS=1
 if [ -n "${OUT:-}" ]; then
