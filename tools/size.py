@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 39_700, "docstrings": 10_520, "files": 328, "names": 344},
-    "tests": {"code": 33_800},
+    "src": {"code": 39_530, "docstrings": 10_500, "files": 326, "names": 342},
+    "tests": {"code": 33_760},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -41,6 +41,7 @@ MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none", "nat", "<na>", "?")
 
 _WHOLE = re.compile(r"(?<=\d)\.0+$")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_NO_LABELS = 'the schema names no column of labels; give one kind = "label", or set data.label'
 _DATES = (-25567.0, 47482.0)
 """1900 to 2100, as days since 1970."""
 
@@ -305,7 +306,7 @@ class TableSchema:
         """Return the labels of each sample (see `of_columns`)."""
         for name in self.labelled or (None,):
             if name not in table.columns:
-                table.fail(f"no column {name!r} of labels" if name else "the schema names no column of labels")
+                table.fail(f"no column {name!r} of labels" if name else _NO_LABELS)
         first, *others = self.labelled
 
         def cells(name: str) -> Sequence[str]:
@@ -327,7 +328,7 @@ class TableSchema:
         if name is None or name not in table.columns:
             if kind == "client":
                 return None
-            table.fail(f"no column {name!r} of labels" if name else "the schema names no column of labels")
+            table.fail(f"no column {name!r} of labels" if name else _NO_LABELS)
         cells, known = table.texts(name, "class" if kind == "label" else "client"), self.columns[name].categories
         cells = _as_known(cells, known) if known else cells
         if known and (others := set(cells) - set(known)):

@@ -70,7 +70,7 @@ class Table:
     def names(self) -> list[str]:
         """Name each sample by its file and line."""
         if self.sheet is None:
-            return [f"{self.where}[{row}]" for row in range(len(self))]
+            return [f"{self.where}, row {row + 1}" for row in range(len(self))]
         return [f"{self.where}:{line}" for line, _ in self.sheet]
 
     def place(self, row: int) -> str:

@@ -132,7 +132,7 @@ class Texts:
         for name in (column, *([label] if label else [])):
             if name not in table.columns:
                 table.fail(f"no column {name!r}, as texts that were trained on (columns: {', '.join(table.columns)})")
-        names = [f"{path}[{row}]" for row in range(len(table))]
+        names = [f"{path}, row {row + 1}" for row in range(len(table))]
         return names, list(table.columns[column]), list(table.columns[label] if label else ())
 
 
