@@ -401,7 +401,8 @@ def test_targets_are_views_of_one_training(tmp_path) -> None:
     assert not state.missing
     tuned = [line for line in lines(tmp_path) if line["stage"] == "tune"]
     # two rates on one partition and seed; FedPALS is refused where it is told no target
-    assert len({line["config"] for line in tuned if not line["failure"]}) == 6
+    known = [line["config"] for line in lines(tmp_path) if not line["failure"]]
+    assert len(known) == len(set(known)) == 12
     trained = {(line["accuracy"], line["seconds"]) for line in tuned if line["method"] == "fedavg"}
     assert len(trained) == 2  # each rate once, for both targets
     rows = {(line["method"], line["target"], line["seed"]): line for line in state.compared}
@@ -413,6 +414,17 @@ def test_targets_are_views_of_one_training(tmp_path) -> None:
         assert float(line["accuracy"]) == pytest.approx(alone.evaluation.accuracy, abs=0.005)
         assert line["target_accuracy"] == ("" if target == "none" else line["score"])
     assert len(rows) == 6  # FedPALS without a target is refused
+
+
+def test_a_target_that_joins_later_leaves_the_lines_that_are_there(tmp_path) -> None:
+    targets = f'target = [{{label = "none"}}, {{label = "9:1", mix = {[0.02] * 5 + [0.18] * 5}}}]'
+    text = FILE.replace("training.participation = [0.4, 1.0]", targets).replace(', "fedla"]', "]")
+    run(tmp_path, text, only={"target": "none"})
+    before = lines(tmp_path)
+    assert not run(tmp_path, text)[0].missing
+    after = lines(tmp_path)
+    assert after[: len(before)] == before
+    assert len({line["config"] for line in after}) == len(after)
 
 
 def test_a_mix_that_does_not_fit_is_refused_in_its_view_alone(tmp_path) -> None:

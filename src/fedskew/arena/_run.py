@@ -132,7 +132,7 @@ def _outcome(config: Config, result: Result | Exception, last: int) -> Trained:
 
 
 def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
-    """Return a run as if its models had been evaluated for a target with this label mix."""
+    """Return a run as if its models had been evaluated for a target with this label mix; None: as it is."""
 
     def scored(one: Evaluation) -> Evaluation:
         confusion = np.array(one.confusion, dtype=np.int64)
@@ -312,7 +312,8 @@ def run_arena(
                 views = [job.views(arena.entries) for job in jobs]
                 failed_all = reason and [[Trained({}, {}, reason_of(reason))] * len(own) for own in views]
                 trained = failed_all or future.result()
-                results = [pair for pairs in map(zip, views, trained) for pair in pairs]
+                pairs = [pair for own in map(zip, views, trained) for pair in own]
+                results = [(job, one) for job, one in pairs if not job.is_done(files.runs)]
                 files.add(results)
                 for job, result in results:
                     if result.failed:
