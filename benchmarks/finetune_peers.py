@@ -1,6 +1,7 @@
 """The head of a frozen, pretrained body, federated by fedskew and by others: wall time of the same fine-tuning.
 
     python benchmarks/finetune_peers.py BODY.safetensors [--rounds 20] [--turns 3] [--only NAME ...] [--data .data]
+    python benchmarks/finetune_peers.py BODY.safetensors --whole    # body and head, both of which train, at rate 0.01
 
 Data, body and settings are those of `pretrained.py`: 50 classes of CIFAR-100 at 20 clients by Dir(0.1), a quarter of
 them a round, one epoch in batches of 32, SGD 0.1 with momentum 0.9; one thread. All train on the same cohorts.
@@ -45,9 +46,9 @@ CONTESTANTS = (
 )
 
 
-def prepare(body: Path, rounds: int, root: str, folder: Path) -> None:
+def prepare(body: Path, model: str, rounds: int, root: str, folder: Path) -> None:
     """Write the task into a folder (see contestants/task.py)."""
-    workload = Workload("head", 20, 5, 1, 32, 0.1, 0.9, 0.0, 0.1, rounds)
+    workload = Workload(model, 20, 5, 1, 32, 0.1 if model == "head" else 0.01, 0.9, 0.0, 0.1, rounds)
     data, draw = half(range(50, 100), root), np.random.default_rng(SEED + 1)
     targets, rng = data.targets.numpy(), generator(SEED, Purpose.PARTITION)
     rows = DirichletByClass(0.1).split(targets, workload.clients, rng, num_classes=50)
@@ -69,6 +70,7 @@ def prepare(body: Path, rounds: int, root: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("body", type=Path, help="body.safetensors of pretrained.py")
+    parser.add_argument("--whole", action="store_true", help="train the body, too; without `features anew`")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[one.name for one in CONTESTANTS], metavar="NAME")
@@ -79,9 +81,11 @@ def main() -> None:
     taken: dict[str, list[tuple[float, float, float]]] = {}
     with tempfile.TemporaryDirectory(dir=CACHE) as place:
         folder = Path(place)
-        prepare(arguments.body, arguments.rounds, arguments.data, folder)
+        prepare(arguments.body, "whole" if arguments.whole else "head", arguments.rounds, arguments.data, folder)
         for _ in range(arguments.turns):
             for one in (one for one in CONTESTANTS if one.name in arguments.only):
+                if arguments.whole and one.name == "features anew":
+                    continue
                 try:
                     player = Player(one, python_of(one.environment, arguments.installed), folder)
                     before = player.cpu_seconds()

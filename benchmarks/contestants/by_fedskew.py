@@ -34,7 +34,7 @@ def dataset() -> Dataset:
 
 def own_network(task: Task) -> nn.Sequential:
     """The task's untrained network as a user writes it; names of parameters are the task's."""
-    if task.settings["model"] == "head":
+    if task.settings["model"] in ("head", "whole"):
         held = task.network()
         return nn.Sequential(OrderedDict([("blocks", held.blocks), ("flat", nn.Flatten()), ("head", held.head)]))
     if task.settings["model"] == "lenet5":

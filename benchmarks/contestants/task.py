@@ -72,7 +72,22 @@ class Head(nn.Module):
         return self.head(features)
 
 
-NETWORKS: dict[str, type[nn.Module]] = {"lenet5": LeNet5, "cnn_w2": CNNW2, "head": Head}
+class Whole(Head):
+    """The same network, of which everything trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(True)
+
+    def train(self, mode: bool = True) -> Whole:
+        nn.Module.train(self, mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x).flatten(1))
+
+
+NETWORKS: dict[str, type[nn.Module]] = {"lenet5": LeNet5, "cnn_w2": CNNW2, "head": Head, "whole": Whole}
 
 
 @dataclass
