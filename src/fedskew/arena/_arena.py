@@ -146,10 +146,14 @@ class ArenaEntry:
             or "held_out" in getattr(method.finish, "asks", ())
         )
 
+    def trained(self, config: Config) -> Config:
+        """Return what trains of a config of this entry: the config, without the mix that its models are scored by."""
+        return without_target(config) if self.is_view else config
+
     @cached_property
     def training(self) -> str:
         """The hash of what it trains, the same in situations that are views of one training."""
-        return (without_target(self.config) if self.is_view else self.config).hash
+        return self.trained(self.config).hash
 
     def label(self, axis: str) -> str | None:
         """Return its label on an axis or as `method`; None: there is no such axis."""

@@ -18,7 +18,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from fedskew.arena._arena import Arena, ArenaEntry, without_target
+from fedskew.arena._arena import Arena, ArenaEntry
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config
 
@@ -49,8 +49,8 @@ class ArenaJob:
 
     @cached_property
     def trained(self) -> Config:
-        """What trains: the config, without the target's label mix where its models are only scored by that."""
-        return without_target(self.config) if self.entry.is_view else self.config
+        """What trains, see `ArenaEntry.trained`."""
+        return self.entry.trained(self.config)
 
     @cached_property
     def training(self) -> str:
@@ -232,15 +232,15 @@ class Plan:
         for jobs in zip_longest(*(plan.steps(runs) for plan in plans), fillvalue=[]):
             # Divided first, so that what is done already does not change which runs train together.
             calls = _together([job for of_plan in jobs for job in of_plan], plans[0].arena.settings.together)
-            missing = [[[job for job in same if not job.is_done(known)] for same in call] for call in calls]
-            if any(same for call in missing for same in call):
-                first = [[same[0] for same in call if same] for call in missing]
-                return [call for call in first if call]
+            undone = [[[job for job in same if not job.is_done(known)] for same in call] for call in calls]
+            missing = [[same[0] for same in call if same] for call in undone]
+            if any(missing):
+                return [call for call in missing if call]
         return []
 
 
 def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
-    """Return the plans of each situation, those that are views of the same trainings in one group."""
+    """Return the plans in groups: those of one situation, and of all that have views of its trainings."""
     name: dict[tuple[str, ...], tuple[str, ...]] = {}
     first: dict[tuple[str, str], tuple[str, ...]] = {}
     for entry in (plan.entry for plan in plans):
@@ -253,7 +253,7 @@ def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
 
 
 def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[list[ArenaJob]]]:
-    """Divide jobs into calls of so many runs; those of one training are together one of a call's."""
+    """Divide jobs into calls of at most so many runs; jobs of one training stand in one list and train once."""
     # Jobs with the same objective and local step stand side by side, as these can become one cohort, as a rule.
     distinct: dict[str, list[ArenaJob]] = {}
     for job in jobs:  # methods with the same config, and views of one training, share its runs

@@ -282,7 +282,7 @@ def run_arena(
             progress.begin(len(state.runs), state.number)
         left = grouped(plans)
         waiting: dict[int, list[list[ArenaJob]]] = {}  # by group, the calls of its step that are not submitted yet
-        under_way: dict[Future[list[list[Trained]]], tuple[int, list[ArenaJob]]] = {}
+        under_way: dict[Future[list[list[Trained]]], tuple[int, list[list[ArenaJob]]]] = {}  # each job with its views
 
         def take() -> tuple[int, list[ArenaJob]] | None:
             """Take the next call that can begin."""
@@ -297,21 +297,18 @@ def run_arena(
 
         while True:
             while len(under_way) < _AHEAD * at_once and (call := take()):
-                trees = [
-                    (job.trained.tree(), [view.config.tree() for view in job.views(arena.entries)]) for job in call[1]
-                ]
-                under_way[executor.submit(train, trees, arena.settings.last)] = call
+                views = [job.views(arena.entries) for job in call[1]]
+                trees = [(own[0].trained.tree(), [view.config.tree() for view in own]) for own in views]
+                under_way[executor.submit(train, trees, arena.settings.last)] = call[0], views
             if not under_way:
                 return _state(arena, plans, files, failures)
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                at, jobs = under_way.pop(future)
+                at, views = under_way.pop(future)
                 reason = future.exception()
-                if reason is not None and len(jobs) > 1:  # its process ended, and which run did it is unknown
-                    waiting[at] += [[job] for job in jobs]
+                if reason is not None and len(views) > 1:  # its process ended, and which run did it is unknown
+                    waiting[at] += [own[:1] for own in views]
                     continue
-                views = [job.views(arena.entries) for job in jobs]
-                failed_all = reason and [[Trained({}, {}, reason_of(reason))] * len(own) for own in views]
-                trained = failed_all or future.result()
+                trained = future.result() if reason is None else [[Trained({}, {}, reason_of(reason))] * len(views[0])]
                 pairs = [pair for own in map(zip, views, trained) for pair in own]
                 results = [(job, one) for job, one in pairs if not job.is_done(files.runs)]
                 files.add(results)
