@@ -28,37 +28,32 @@ SourcePath = Annotated[
         help="Label counts in a table (a column client and one for each class, or client,class,count); or what to "
         "count: a folder of images, an .npz file, CSV or Parquet files of samples, a folder of Hugging Face, a config, "
         "a run.",
-        show_default=False,
     ),
 ]
 ClientColumn = Annotated[
-    str | None, Option("--client", metavar="COLUMN", help="The column of clients.  [default: as it is called]")
+    str | None, Option(metavar="COLUMN", help="The column of clients.  [default: as it is called]")
 ]
 LabelColumn = Annotated[
     str | None,
     Option(
-        "--label",
         metavar="COLUMN",
         help="The column of labels, where each row is one sample; or columns of 0 and 1, such as Edema,Effusion.",
     ),
 ]
 Separator = Annotated[
-    str | None,
-    Option("--separator", metavar="SIGN", help="What is between the labels of a cell, where samples may have several."),
+    str | None, Option(metavar="SIGN", help="What is between the labels of a cell, where samples may have several.")
 ]
 DecimalSign = Annotated[
-    Literal[".", ","] | None,
-    Option("--decimal", help="The decimal sign of the table's numbers.  [default: as they show]"),
+    Literal[".", ","] | None, Option(help="The decimal sign of the table's numbers.  [default: as they show]")
 ]
 TotalsAre = Annotated[
     Literal["drop", "keep"] | None,
-    Option("--totals", help="Drop or keep rows and columns that sum up the others.  [default: drop if they fit]"),
+    Option(help="Drop or keep rows and columns that sum up the others.  [default: drop if they fit]"),
 ]
 
 TargetPath = Annotated[
     Path | None,
     Option(
-        "--target",
         metavar="TARGET.CSV",
         help="The label mix that the model will serve: columns class,share, or class names over one row of shares.  "
         "[default: that of a config or run]",
@@ -67,21 +62,17 @@ TargetPath = Annotated[
 Participation = Annotated[
     float | None,
     Option(
-        help="For advice: share of the clients that takes part in a round.  [default: that of a config or run, or 1]",
-        show_default=False,
+        help="For advice: share of the clients that takes part in a round.  [default: that of a config or run, or 1]"
     ),
 ]
 Epochs = Annotated[
-    float | None,
-    Option(help="For advice: local epochs of a round.  [default: those of a config or run, or 1]", show_default=False),
+    float | None, Option(help="For advice: local epochs of a round.  [default: those of a config or run, or 1]")
 ]
 TablePath = Annotated[
     Path | None,
     Option(
-        "--table",
         metavar="EVIDENCE.CSV.GZ",
         help="A table of your own, evidence.csv.gz of `fedskew arena`.  [default: the one that comes with fedskew]",
-        show_default=False,
     ),
 ]
 
@@ -102,9 +93,9 @@ def counts(
     decimal: DecimalSign = None,
     totals: TotalsAre = None,
     form: Annotated[
-        Literal["wide", "long"], Option("--form", help="A row for each client, or for each client and class.")
+        Literal["wide", "long"], Option(help="A row for each client, or for each client and class.")
     ] = "wide",
-    out: Annotated[Path | None, Option("--out", help="The file to write.  [default: print]")] = None,
+    out: Annotated[Path | None, Option(help="The file to write.  [default: print]")] = None,
     data_root: DataRoot = None,
 ) -> None:
     """Count who holds which labels, and print the table that `fedskew describe` and `fedskew weights` read.
@@ -210,9 +201,7 @@ def advise(
     target: TargetPath = None,
     participation: Participation = None,
     epochs: Epochs = None,
-    without: Annotated[
-        str | None, Option("--without", help="Methods that can't be used, such as fedentopt,ccvr.")
-    ] = None,
+    without: Annotated[str | None, Option(help="Methods that can't be used, such as fedentopt,ccvr.")] = None,
     table: TablePath = None,
     client: ClientColumn = None,
     label: LabelColumn = None,

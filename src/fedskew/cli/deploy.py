@@ -33,37 +33,32 @@ LabelCounts = Annotated[
     ),
 ]
 Epsilon = Annotated[
-    float | None,
-    Option(help="Privacy parameter of label counts with noise: --label-counts noisy, or summed.", show_default=False),
+    float | None, Option(help="Privacy parameter of label counts with noise: --label-counts noisy, or summed.")
 ]
 Updates = Annotated[
     str | None,
     Option(
         help="plain: the server sees each site's update; masked: it sees sums over sites only, three at least. "
-        "Default: as the config's engine.updates says, plain.",
-        show_default=False,
+        "Default: as the config's engine.updates says, plain."
     ),
 ]
-Federation = Annotated[Path, Argument(help="The federation's folder.", show_default=False)]
+Federation = Annotated[Path, Argument(help="The federation's folder.")]
 
 
 def init(
-    folder: Annotated[Path, Argument(help="A new folder for the federation.", show_default=False)],
-    config: Annotated[Path, Option("--config", help="The config that was simulated, a TOML file.", show_default=False)],
-    sites: Annotated[str, Option(help="The sites' names, such as north,south,west.", show_default=False)],
+    folder: Annotated[Path, Argument(help="A new folder for the federation.")],
+    config: Annotated[Path, Option(help="The config that was simulated, a TOML file.")],
+    sites: Annotated[str, Option(help="The sites' names, such as north,south,west.")],
     address: Annotated[str, Option(help="The address by which sites reach the server, HOST:PORT.")] = "localhost:9092",
     label_counts: LabelCounts = "exact",
     epsilon: Epsilon = None,
     updates: Updates = None,
-    target: Annotated[
-        Path | None, Option(help="A CSV file with the target mix; it stays at the server.", show_default=False)
-    ] = None,
+    target: Annotated[Path | None, Option(help="A CSV file with the target mix; it stays at the server.")] = None,
     target_site: Annotated[
         str | None,
         Option(
             help="With target.mix = 'estimate': the site whose samples without labels the target mix is estimated "
-            "from. Name it in --sites too if it trains.",
-            show_default=False,
+            "from. Name it in --sites too if it trains."
         ),
     ] = None,
     classes: Annotated[
@@ -84,8 +79,7 @@ def init(
         Path | None,
         Option(
             help="A wheel of this version of fedskew, for sites whose package index has none: it is put into each "
-            "folder. pip wheel --no-deps makes it of the source.",
-            show_default=False,
+            "folder. pip wheel --no-deps makes it of the source."
         ),
     ] = None,
     changes: Changes = None,
@@ -173,10 +167,10 @@ def check(folder: Federation, trust_code: TrustCode = False) -> None:
 
 
 def local(
-    folder: Annotated[Path, Argument(help="A new folder for the federation and its run.", show_default=False)],
-    config: Annotated[
-        Path, Option("--config", help="A TOML file whose data is divided among the sites; @local: digits.")
-    ] = Path("@local"),
+    folder: Annotated[Path, Argument(help="A new folder for the federation and its run.")],
+    config: Annotated[Path, Option(help="A TOML file whose data is divided among the sites; @local: digits.")] = Path(
+        "@local"
+    ),
     sites: Annotated[
         int | None, Option(min=1, help="Number of sites; default: as many as the config has clients.")
     ] = None,

@@ -51,10 +51,7 @@ def describe(
     data_root: DataRoot = None,
     picture: Annotated[
         Path | None,
-        Option(
-            "--picture",
-            help=f"The page that shows who holds what (.html).  [default: {DEFAULT_FIGURE}; none with --json]",
-        ),
+        Option(help=f"The page that shows who holds what (.html).  [default: {DEFAULT_FIGURE}; none with --json]"),
     ] = None,
     no_picture: NoPicture = False,
     participation: Participation = None,
@@ -96,10 +93,7 @@ def describe(
 
 def weights(
     path: SourcePath,
-    method: Annotated[
-        str,
-        Option("--method", help=f"A weighting: {', '.join(INDEX)}, or module:Class of your own."),
-    ],
+    method: Annotated[str, Option(help=f"A weighting: {', '.join(INDEX)}, or module:Class of your own.")],
     target: TargetPath = None,
     client: ClientColumn = None,
     label: LabelColumn = None,
@@ -107,16 +101,13 @@ def weights(
     totals: TotalsAre = None,
     data_root: DataRoot = None,
     strength: Annotated[
-        float | None,
-        Option("--strength", help="FedPALS's lambda: 0 fits the target best, inf is FedAvg.  [default: 0]"),
+        float | None, Option(help="FedPALS's lambda: 0 fits the target best, inf is FedAvg.  [default: 0]")
     ] = None,
     ess: Annotated[
-        float | None,
-        Option("--ess", help="Find FedPALS's lambda: the least share of effective samples to keep, from 0 to 1."),
+        float | None, Option(help="Find FedPALS's lambda: the least share of effective samples to keep, from 0 to 1.")
     ] = None,
     parameters: Annotated[
-        list[str] | None,
-        Option("--set", metavar="NAME=VALUE", help="A parameter of the weighting; may be repeated."),
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help="A parameter of the weighting; may be repeated.")
     ] = None,
     as_json: AsJson = False,
     csv_path: Annotated[Path | None, Option("--csv", help="Write every client's weight to this file.")] = None,

@@ -47,7 +47,7 @@ OFF = ("tune", "privacy")
 
 
 def new(
-    path: Annotated[Path, Argument(help="The file to write.", show_default=False)],
+    path: Annotated[Path, Argument(help="The file to write.")],
     data: Annotated[str | None, Option(help="The data set: `fedskew list data`.  [default: digits]")] = None,
     root: Annotated[Path | None, Option(help="Your folder or file, for folder, npz, csv, huggingface.")] = None,
     rule: Annotated[
@@ -331,11 +331,7 @@ def _text(chosen: Mapping[str, Any], schema: bool) -> str:
 
     lines = [f"#:schema ./{SCHEMA}"] if schema else []
     lines += ["# A config of fedskew, for `fedskew run`. A key behind # has the value that is shown; behind ..., none."]
-    own = {
-        "data": ("data.name", "name"),
-        "partition": ("partition.rule", "rule"),
-        "model": ("model.name", "name"),
-    }
+    own = {"data": ("data.name", "name"), "partition": ("partition.rule", "rule"), "model": ("model.name", "name")}
     for table in tables():
         values = chosen if not table.name else chosen.get(table.name, {})
         if table.name in OFF:
@@ -365,10 +361,7 @@ def _line(key: Key, values: Mapping[str, Any]) -> str:
 
 def schema(
     files: Annotated[
-        list[Path],
-        Argument(
-            help="CSV or Parquet files that are to be read as one table, or a folder of them.", show_default=False
-        ),
+        list[Path], Argument(help="CSV or Parquet files that are to be read as one table, or a folder of them.")
     ],
     label: LabelColumn = None,
     separator: Separator = None,
@@ -390,7 +383,7 @@ def schema(
     from fedskew.data import Proposal
 
     if label is None and sys.stdin.isatty():
-        label = typer.prompt("Column of the labels", default="", show_default=False, err=True).strip() or None
+        label = typer.prompt("Column of the labels", default="", err=True).strip() or None
     proposal = Proposal.of_files(files, label, client, decimal, separator)
     typer.echo(proposal.text(), nl=False)
     console = Console(stderr=True)

@@ -21,9 +21,7 @@ from fedskew.names import visible
 if TYPE_CHECKING:
     from fedskew.report import SiteActivity
 
-RUN = Argument(
-    help="The federation's folder: its newest run; or a run folder, server/runs/NAME-....", show_default=False
-)
+RUN = Argument(help="The federation's folder: its newest run; or a run folder, server/runs/NAME-....")
 
 
 def run(context: typer.Context) -> None:
@@ -174,10 +172,7 @@ def register(folder: Federation) -> None:
             typer.echo(line)
 
 
-def revoke(
-    folder: Federation,
-    name: Annotated[str, Argument(help="The site.", show_default=False)],
-) -> None:
+def revoke(folder: Federation, name: Annotated[str, Argument(help="The site.")]) -> None:
     """Remove a site's key from the server that runs on this machine: the site is out, and can't join with it again.
 
     Rounds go on without the site. It may come back with another key: put its key.pub into sites/NAME, and run

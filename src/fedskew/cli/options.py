@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 ConfigFile = Annotated[
-    Path,
-    Argument(
-        help="The TOML file; or @NAME, one that comes with fedskew (`fedskew recipes` lists them).", show_default=False
-    ),
+    Path, Argument(help="The TOML file; or @NAME, one that comes with fedskew (`fedskew recipes` lists them).")
 ]
 Estimate = Annotated[
     bool, Option("--estimate", help="Only estimate how long it takes here, from a few measured steps.")
@@ -50,16 +47,13 @@ Fresh = Annotated[
     ),
 ]
 Processes = Annotated[
-    int | None,
-    Option(help="How many runs to train at a time.  [default: cores / engine.threads; 1 on a GPU]", show_default=False),
+    int | None, Option(help="How many runs to train at a time.  [default: cores / engine.threads; 1 on a GPU]")
 ]
 On = Annotated[
     str | None,
     Option(
-        "--on",
         metavar="ADDRESS",
         help="Train on the workers of a Dask scheduler, such as tcp://10.0.0.1:8786 (pip install 'fedskew[dask]').",
-        show_default=False,
     ),
 ]
 SkipBroken = Annotated[

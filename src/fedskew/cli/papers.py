@@ -37,12 +37,11 @@ READING = (
 
 
 def recipes(
-    name: Annotated[str | None, Argument(help="A recipe, to see its rows.", show_default=False)] = None,
+    name: Annotated[str | None, Argument(help="A recipe, to see its rows.")] = None,
     rows: Annotated[str | None, Option(help="Only rows with these labels.", metavar="LABELS")] = None,
     config: Annotated[bool, Option("--config", help="Print the config of the first row, for `fedskew run`.")] = False,
     estimate: Annotated[
-        bool,
-        Option("--estimate", help="Time a few steps, for some seconds a recipe, and estimate its time here."),
+        bool, Option("--estimate", help="Time a few steps, for some seconds a recipe, and estimate its time here.")
     ] = False,
     data_root: DataRoot = None,
 ) -> None:

@@ -25,27 +25,22 @@ from fedskew.labels import LabelCounts
 
 
 def personal(
-    run: Annotated[Path, Argument(help="The run folder.", show_default=False)],
+    run: Annotated[Path, Argument(help="The run folder.")],
     counts: Annotated[
         Path | None,
         Option(
             metavar="COUNTS.CSV",
             help="The site's samples of each class: columns class,count; class names over one row of counts; or a "
             "table of several clients, with --client.",
-            show_default=False,
         ),
     ] = None,
-    client: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Whose counts, in a table of several clients.", show_default=False),
-    ] = None,
+    client: Annotated[str | None, Option(metavar="NAME", help="Whose counts, in a table of several clients.")] = None,
     unlabelled: Annotated[
         list[Path] | None,
         Option(
             metavar="IMAGES",
             help="In place of counts, unlabelled samples of the site: images, folders of images, .npz files with an "
             "array x. May be repeated.",
-            show_default=False,
         ),
     ] = None,
     held_out: HeldOutData = None,

@@ -24,14 +24,13 @@ CLASSES_NAMED = 6
 
 
 def predict(
-    run: Annotated[Path, Argument(help="The run folder.", show_default=False)],
+    run: Annotated[Path, Argument(help="The run folder.")],
     images: Annotated[
         list[Path] | None,
         Argument(
             metavar="[FILES]...",
             help="Images, folders of images (at any depth), or .npz files with an array x; of a model of tables CSV or "
             "Parquet files, of texts these and .txt files.",
-            show_default=False,
         ),
     ] = None,
     seed: Annotated[int | None, Option(help="The seed whose model is used.  [default: the first]")] = None,
@@ -48,12 +47,9 @@ def predict(
         Path | None, Option("--csv", help="Write the probability of every class for every file.")
     ] = None,
     as_json: AsJson = False,
-    export: Annotated[
-        str | None,
-        Option("--export", help="For other programs: onnx, torchscript, weights or adapters."),
-    ] = None,
+    export: Annotated[str | None, Option(help="For other programs: onnx, torchscript, weights or adapters.")] = None,
     out: Annotated[
-        Path | None, Option("--out", help="Where to export to.  [default: model.onnx or .pt in the run folder]")
+        Path | None, Option(help="Where to export to.  [default: model.onnx or .pt in the run folder]")
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:

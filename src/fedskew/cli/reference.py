@@ -33,10 +33,8 @@ What = Literal["data", "partitions", "models", "augmentations", "trackers", "key
 
 
 def listing(
-    what: Annotated[What, Argument(help="What to list; `fedskew methods` lists methods.", show_default=False)],
-    name: Annotated[
-        str | None, Argument(help="One of them, to see its own keys; or a table, with keys.", show_default=False)
-    ] = None,
+    what: Annotated[What, Argument(help="What to list; `fedskew methods` lists methods.")],
+    name: Annotated[str | None, Argument(help="One of them, to see its own keys; or a table, with keys.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the data sets, partition rules, networks, augmentations or trackers that a config may name, or its keys.
@@ -101,10 +99,7 @@ def _written(key: Key) -> str:
 
 
 def methods(
-    name: Annotated[
-        str | None,
-        Argument(help="A preset, presets joined by +, or a component of a slot.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, Argument(help="A preset, presets joined by +, or a component of a slot.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods with their papers, parameters, costs and compatibility; or explain one of them.
@@ -129,7 +124,7 @@ def methods(
 
 
 def check(
-    file: Annotated[Path, Argument(help="The Python file that defines them.", show_default=False)],
+    file: Annotated[Path, Argument(help="The Python file that defines them.")],
     changes: Annotated[
         list[str] | None,
         Option("--set", metavar="CLASS.PARAMETER=VALUE", help="A component's parameter; may be repeated."),

@@ -177,7 +177,7 @@ def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> lis
 
 
 def report(
-    folders: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.", show_default=False)],
+    folders: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.")],
     label: Annotated[
         list[str] | None, Option(help="What a run is called on the page; once for each run, in their order.")
     ] = None,

@@ -27,12 +27,8 @@ _YES_NO_SUM = ("none", "yes, once")
 
 @away_from_current_folder()
 def site(
-    check: Annotated[
-        Path | None, Option(help="The site's data.toml: check it, and agree to the app.", show_default=False)
-    ] = None,
-    report: Annotated[
-        Path | None, Option(help="The site's data.toml: write site-report.html beside it.", show_default=False)
-    ] = None,
+    check: Annotated[Path | None, Option(help="The site's data.toml: check it, and agree to the app.")] = None,
+    report: Annotated[Path | None, Option(help="The site's data.toml: write site-report.html beside it.")] = None,
     agreement: Annotated[
         Path | None,
         Option(
@@ -101,8 +97,7 @@ def site(
 
 
 def supernode(
-    context: typer.Context,
-    data: Annotated[Path, Argument(help="The site's data.toml, with ca.crt and key beside it.", show_default=False)],
+    context: typer.Context, data: Annotated[Path, Argument(help="The site's data.toml, with ca.crt and key beside it.")]
 ) -> None:
     """Join the federation with Flower's flower-supernode, whose further options it takes.
 

@@ -22,7 +22,7 @@ _COLUMNS = {"mean": "mean", "weighted": "weighted", "median": "median", "worst_t
 
 
 def sites(
-    folders: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.", show_default=False)],
+    folders: Annotated[list[str], Argument(metavar="RUN...", help="Run folders, or LABEL=RUN.")],
     figure: Annotated[
         Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "pr_auc", "ece", "loss"],
         Option(help="What is compared; of ece (calibration error) and loss, less is better."),

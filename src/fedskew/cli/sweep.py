@@ -112,9 +112,7 @@ def arena(
     only: Annotated[
         list[str] | None,
         Option(
-            "--only",
-            metavar="AXIS=LABEL",
-            help='A part of it, such as task=digits or "method=fedavg|fedla"; may be repeated.',
+            metavar="AXIS=LABEL", help='A part of it, such as task=digits or "method=fedavg|fedla"; may be repeated.'
         ),
     ] = None,
     seeds: Seeds = None,

@@ -30,12 +30,11 @@ DEFAULT_FIGURE = Path("target-mix.png")
 HeldOutData = Annotated[
     Path | None,
     Option(
-        "--held-out",
         help="Labelled samples that the model was not trained on: a folder with a folder for each class, or an "
-        ".npz file of x and y.  [default: the run's own, of data.held_out or data.validation]",
+        ".npz file of x and y.  [default: the run's own, of data.held_out or data.validation]"
     ),
 ]
-MovedSeed = Annotated[int | None, Option("--seed", help="The seed whose model is moved.  [default: the first]")]
+MovedSeed = Annotated[int | None, Option(help="The seed whose model is moved.  [default: the first]")]
 MovesBest = Annotated[bool, Option("--best", help="Move the model that was best on validation samples.")]
 MovesFinished = Annotated[bool, Option("--finished", help="Move the model that the method's finish made.")]
 Force = Annotated[
@@ -51,34 +50,26 @@ def target(
             metavar="PREDICTIONS.CSV",
             help="A model's predictions on the target's unlabelled samples, a row each: its probability of every class "
             "in columns named by the classes; or columns predicted and confidence.",
-            show_default=False,
         ),
     ],
     tables: Annotated[
         Path,
         Option(
-            "--tables",
             metavar="TABLES.CSV",
             help="Its predictions on labelled samples that it was not trained on: the same columns and label; or "
             "counts: a row for each class, a column for each outcome.",
-            show_default=False,
         ),
     ],
-    method: Annotated[
-        str, Option("--method", help="gls, em-cells, bbse or em (which needs all probabilities).")
-    ] = "gls",
+    method: Annotated[str, Option(help="gls, em-cells, bbse or em (which needs all probabilities).")] = "gls",
     bins: Annotated[
-        str, Option("--bins", help="Where the samples of a predicted class are divided by their confidence.")
+        str, Option(help="Where the samples of a predicted class are divided by their confidence.")
     ] = "0.5,0.8,0.95",
     decimal: DecimalSign = None,
     out: Annotated[
-        Path | None, Option("--out", metavar="TARGET.CSV", help="Write the mix, for --target of other commands.")
+        Path | None, Option(metavar="TARGET.CSV", help="Write the mix, for --target of other commands.")
     ] = None,
     picture: Annotated[
-        Path | None,
-        Option(
-            "--picture", help=f"Where to draw it (.png, .svg, .pdf).  [default: {DEFAULT_FIGURE}; none with --json]"
-        ),
+        Path | None, Option(help=f"Where to draw it (.png, .svg, .pdf).  [default: {DEFAULT_FIGURE}; none with --json]")
     ] = None,
     no_picture: NoPicture = False,
     as_json: AsJson = False,
@@ -208,25 +199,23 @@ def mix_values(estimate: MixEstimate, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def adapt(
-    run: Annotated[Path, Argument(help="The run folder.", show_default=False)],
+    run: Annotated[Path, Argument(help="The run folder.")],
     target_data: Annotated[
         list[Path],
         Option(
-            "--target-data",
             metavar="IMAGES",
             help="Unlabelled samples of the target: images, folders of images, .npz files with an array x. May be "
             "repeated.",
-            show_default=False,
         ),
     ],
     held_out: HeldOutData = None,
     seed: MovedSeed = None,
     best: MovesBest = False,
     finished: MovesFinished = False,
-    method: Annotated[str, Option("--method", help="How the mix is estimated: gls, em-cells, bbse or em.")] = "gls",
+    method: Annotated[str, Option(help="How the mix is estimated: gls, em-cells, bbse or em.")] = "gls",
     on_misfit: Annotated[
         Literal["stop", "warn"],
-        Option("--on-misfit", help="What to do where the target's samples are no mix of the held-out classes."),
+        Option(help="What to do where the target's samples are no mix of the held-out classes."),
     ] = "stop",
     trust_code: TrustCode = False,
     force: Force = False,
@@ -276,13 +265,7 @@ def moved_by_samples(
 
 
 def write_move(
-    found: Adaptation,
-    model: TrainedModel,
-    of: Path,
-    force: bool,
-    fresh: bool,
-    as_json: bool,
-    personal: bool = False,
+    found: Adaptation, model: TrainedModel, of: Path, force: bool, fresh: bool, as_json: bool, personal: bool = False
 ) -> None:
     """Write a move to a file beside the model's, unless there is a doubt, and print what it is worth."""
     path = None if found.doubt and not force else found.save(fresh=fresh, personal=personal)

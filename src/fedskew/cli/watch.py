@@ -23,10 +23,8 @@ SHOWN = 12
 
 
 def watch(
-    run: Annotated[Path, Argument(help="The run folder.", show_default=False)],
-    files: Annotated[
-        list[Path], Argument(metavar="FILES...", help="New samples without labels, as for predict.", show_default=False)
-    ],
+    run: Annotated[Path, Argument(help="The run folder.")],
+    files: Annotated[list[Path], Argument(metavar="FILES...", help="New samples without labels, as for predict.")],
     held_out: HeldOutData = None,
     seed: Annotated[int | None, Option(help="The seed whose model is used.  [default: the first]")] = None,
     csv_path: Annotated[Path | None, Option("--csv", help="Write every test to this file.")] = None,

@@ -115,10 +115,7 @@ def folder(
             rows = hold_out([file.label for file in parts[0].files], test_share, rng)
             texts, parts = [[texts[0][row] for row in own] for own in rows], [parts[0].take(own) for own in rows]
         own = encoder if isinstance(encoder, Texts) else Vocabulary.of(texts[0], vocabulary_size, length)
-        inputs, more = (
-            [own.encode(part, root) for part in texts],
-            {"encoder": own, "skipped": tuple(tray.broken)},
-        )
+        inputs, more = ([own.encode(part, root) for part in texts], {"encoder": own, "skipped": tuple(tray.broken)})
     else:
         listed = [[(str(path), partial(opened, path)) for path, *_ in part.files] for part in parts]
         read = read_pictures(listed, size, window, skip_broken)
@@ -210,11 +207,7 @@ def _warn(top: Path, skipped: Counter[str]) -> None:
     are = "entry was left out, which is no image in a class folder"
     if number > 1:
         are = "entries were left out, which are no images in class folders"
-    warnings.warn(
-        f"{top}: {number:,} {are}: {listed}",
-        DataWarning,
-        stacklevel=2,
-    )
+    warnings.warn(f"{top}: {number:,} {are}: {listed}", DataWarning, stacklevel=2)
 
 
 class Unlabelled(NamedTuple):

@@ -25,9 +25,7 @@ from fedskew.tables import counted
 
 TEXT = ".txt"
 PADDING, UNKNOWN = 0, 1
-_SEPARATED = str.maketrans(
-    {mark: f" {mark} " for mark in "'.,()!?"} | {'"': None} | dict.fromkeys(";:", " "),
-)
+_SEPARATED = str.maketrans({mark: f" {mark} " for mark in "'.,()!?"} | {'"': None} | dict.fromkeys(";:", " "))
 
 _TRAIN, _SUBSET, _TEST = "train.csv", "train-subset.csv", "test.csv"
 

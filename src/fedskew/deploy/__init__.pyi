@@ -4,11 +4,9 @@ from ._client import site_app as site_app
 from ._folder import Address as Address
 from ._folder import asked_of_site as asked_of_site
 from ._folder import other_code as other_code
-from ._folder import renamed_folders as renamed_folders
 from ._folder import site_names as site_names
 from ._folder import write_federation as write_federation
 from ._local import LocalFederation as LocalFederation
-from ._local_tables import write_samples as write_samples
 from ._log import Ending as Ending
 from ._proposal import NOT_YET as NOT_YET
 from ._proposal import Disclosure as Disclosure
@@ -17,6 +15,8 @@ from ._proposal import agree as agree
 from ._rehearsal import Draft as Draft
 from ._rehearsal import check_folder as check_folder
 from ._replies import target_line as target_line
+from ._samples import renamed_folders as renamed_folders
+from ._samples import write_samples as write_samples
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import server_app as server_app
 from ._site_report import SiteReport as SiteReport

@@ -314,8 +314,7 @@ class Agreement(BaseModel):
         return {MEAN: self.mean, STD: self.std} if self.is_told else {}
 
     def told(self, said: Mapping[str, Any]) -> Agreement:
-        """Return the agreement with the means and deviations of all sites, which a message says; RunError where they
-        are not within the schema's ranges."""
+        """Return the agreement with the means and deviations that a message says; RunError if they are not in range."""
         if not self.sums_moments or MEAN not in said:
             return self
         table = self.table
@@ -345,11 +344,7 @@ class Agreement(BaseModel):
 
     @classmethod
     def resolve(cls, tree: Mapping[str, Any]) -> Agreement:
-        """Make an agreement from a tree of plain values.
-
-        Raises:
-            ConfigError: A key or value is wrong; the message begins with the key.
-        """
+        """Make an agreement from a tree of plain values; ConfigError begins with the key that is wrong."""
         try:
             return cls.model_validate(tree)
         except pydantic.ValidationError as error:
@@ -367,11 +362,7 @@ class Agreement(BaseModel):
 
     @staticmethod
     def read(path: Path) -> Agreement:
-        """Read a `deploy.toml`.
-
-        Raises:
-            ConfigError: The file can't be read, or a key or value is wrong; the message names the file and the key.
-        """
+        """Read a `deploy.toml`; ConfigError names the file and the key."""
         tree, _, _ = read_tree(path, "agreement", None, False)
         try:
             return Agreement.resolve(tree)
@@ -379,16 +370,8 @@ class Agreement(BaseModel):
             raise ConfigError(f"{path}: {error}") from None
 
     def check_config(self, config: Config, target: Path | None = None, at_site: bool = False) -> None:
-        """Check that a config can be deployed under an agreement.
-
-        Args:
-            config: The config that was simulated.
-            target: The server's file with the target mix; None: it has none.
-            at_site: Whether a site checks, which does not know of such a file.
-
-        Raises:
-            ConfigError: The config can't be deployed; the message names the key and the reason.
-        """
+        """Raise ConfigError where a config can't be deployed; `target` is the server's file with the mix, unknown
+        `at_site`."""
         if len(config.seeds) != 1:
             raise ConfigError(f"seeds: a federation of real sites runs one seed, not {config.seeds}")
         special = {
@@ -599,8 +582,8 @@ def _check_private(agreement: Agreement, method: methods.Method) -> None:
 
 
 def method_of(config: Config, agreement: Agreement) -> methods.Method:
-    """Make the method of a federation of real sites, whose server update knows their number; ConfigError where it makes
-    no sense. Where a personal model takes a calibration, and sites evaluate, it has that finish."""
+    """Make the method of real sites, whose number it knows; where a personal model takes a calibration, with that
+    finish."""
     method = methods.build(config.method, config.training.momentum)
     if agreement.multi_label:
         method = methods.for_findings(method)

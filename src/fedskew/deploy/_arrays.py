@@ -179,12 +179,7 @@ def short(value: object) -> str:
 
 
 class ModelLayout:
-    """Layout of what training changes of a network's state dict: parameters and buffers, without frozen ones.
-
-    Args:
-        whole: In a Flower project of a user's own a message holds the whole state dict, whose other arrays nobody
-            reads.
-    """
+    """Layout of what training changes of a network's state dict; `whole`: of all, as in a user's own Flower project."""
 
     def __init__(self, model: FlatModel, whole: bool = False) -> None:
         self._model = model.copy(torch.device("cpu"))
@@ -219,11 +214,7 @@ class ModelLayout:
 
 
 class ArraysLayout(ModelLayout):
-    """Layout of a model whose network is not known: every floating-point array counts as parameters, in float32.
-
-    A server update that extrapolates or normalises therefore also changes batch norm's statistics. To avoid this, pass
-    the network to `strategy`.
-    """
+    """Layout of a model whose network is not known: every floating-point array counts as parameters, in float32."""
 
     def __init__(self, arrays: ArrayRecord) -> None:
         self.specs = {name: ArraySpec(tuple(array.shape), array.dtype) for name, array in arrays.items()}

@@ -17,15 +17,7 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import pack, unpack
 from fedskew.deploy._log import LOG
 from fedskew.deploy._moments import weighted
-from fedskew.deploy._site import (
-    MOST_SAID,
-    CountsChangedError,
-    Site,
-    Worker,
-    agreed_site,
-    counts_reply,
-    trained_reply,
-)
+from fedskew.deploy._site import MOST_SAID, CountsChangedError, Site, Worker, agreed_site, counts_reply, trained_reply
 from fedskew.deploy._terms import Terms, terms_path
 from fedskew.deploy.book import Book
 from fedskew.deploy.releases import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode
@@ -55,10 +47,7 @@ class VersionError(RunError):
 
 @dataclass(frozen=True)
 class OwnClient:
-    """A client in a Flower project of a user's own, whose app decides what it answers.
-
-    `request` is what it reports of its label counts, `epochs` how long it trains under a stock server.
-    """
+    """A client in a Flower project of a user's own; `epochs`: how long it trains under a stock server."""
 
     worker: Worker
     request: CountsRequest
@@ -66,12 +55,8 @@ class OwnClient:
     node: int
 
     def train(self, content: RecordDict) -> RecordDict:
-        """Train as a message instructs.
-
-        A stock Flower server sends neither a client index nor the last round in which the client's update was
-        aggregated. The node's id then takes the place of the client index in random draws, and training starts from the
-        latest state.
-        """
+        """Train as a message instructs. For a stock Flower server, which sends neither, the node's id is the client's
+        index in random draws, and training starts from the latest state."""
         config, place = wire.config_of(content), self.worker.data.state
         instruction = wire.TrainInstruction.parse(config)
         if instruction is None and components.has(self.worker.work.local_step, "is_dynamic"):
@@ -176,14 +161,11 @@ def client_app(
 
 
 def site_app(folder: str | Path) -> ClientApp:
-    """Make the ClientApp of a federation's app folder.
+    """Make the ClientApp of a federation's app folder, which contains `run.toml` and `deploy.toml`.
 
     Each node's config names the site's own `data.toml`, as `data="/path/of/data.toml"` (see `SiteData.load`). The file
     `agreed.toml` beside it says what the site agreed to (see `Terms`); without it, and for whatever goes beyond it, the
     site replies with an error, and its own log gives the reason. So it does if its data do not fit the agreement.
-
-    Args:
-        folder: The app folder, which contains `run.toml` and `deploy.toml`.
     """
     folder = Path(folder)
 

@@ -188,10 +188,7 @@ class _Asking:
         return {client: counts[client] for client in np.flatnonzero(counts.sum(axis=1)).tolist()}
 
     def _check_enough(self, replies: Replies[Any], asked: int, is_first: bool) -> None:
-        """Raise _KeptError where too few sites answer for the finish to be theirs.
-
-        Where nobody answers the first question at all, starting the run again may help.
-        """
+        """Raise _KeptError where too few sites answer; where none does at first, starting the run again may help."""
         refused = sum(reason.startswith("not agreed") for reason in replies.failed.values())
         if len(replies.valid) >= self.needed or (is_first and not replies.valid and 2 * refused < asked):
             return

@@ -29,30 +29,20 @@ from string import Template
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import numpy as np
 import tomli_w
-import torch
-from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 
 from fedskew import __version__
-from fedskew.data import Dataset, Inputs
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
 from fedskew.deploy.app_files import APP, PROJECT, AppFiles, project_content
 from fedskew.deploy.keys import CONNECTION, write_certificates, write_mask_key, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config
-from fedskew.names import SYSTEM_FOLDERS
 from fedskew.own_code import is_ours, names_in
 from fedskew.sums import Key
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of sites; a site's folder and its key at the SuperLink have its name."""
-
-FOLDER_NAME = re.compile(r"(?!\.)[^/\\<>:\"|?*]{0,60}[^/\\<>:\"|?*. ]")
-"""Names of classes that a folder can have on any system, and that the reader "folder" does not leave out."""
 
 HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*")
 WHEEL = re.compile(rf"fedskew-{re.escape(__version__)}-[a-z0-9_.]+-[a-z0-9_.]+-[a-z0-9_.]+\.whl")
@@ -122,18 +112,9 @@ def write_federation(
 ) -> Rehearsal:
     """Write a new federation's folder, with TLS certificates and a key for every site; return it as it plays on paper.
 
-    Args:
-        folder: A folder that does not exist yet, or is empty.
-        config: The config that was simulated.
-        agreement: What server and sites agree on.
-        address: The address at which sites reach the server.
-        data: Initial table `[data]` of every site's `data.toml`.
-        target: A file with the target mix (see `labels.read_target`), which is copied to the server's folder.
-        mask_keys: The sites' keys of masked sums; their public halves are the agreement's `keys`.
-        wheel: A wheel of fedskew, which is copied into each folder; None: who is sent a folder takes a package index.
-
-    Raises:
-        ConfigError: The folder is not empty, a site's name is not valid, or the config can't be deployed.
+    `data` is the first table `[data]` of every `data.toml`. The file with the `target` mix is copied to the server's
+    folder, and a `wheel` of fedskew to each; public halves of `mask_keys` are the agreement's `keys`. ConfigError where
+    the folder is not empty, a site's name is not valid, or the config can't be deployed.
     """
     played, weights = rehearse(config, agreement, target), _Weights.of(config)
     if wheel is not None:
@@ -201,59 +182,6 @@ def site_names(clients: Sequence[str]) -> list[str]:
     valid = all(SITE_NAME.fullmatch(name) and not name.isdecimal() for name in clients)
     own = valid and sorted(set(clients)) == list(clients)
     return list(clients) if own else [f"site-{place:0{width}d}" for place in range(len(clients))]
-
-
-def write_images(dataset: Dataset, shares: Sequence[NDArray[np.int64]], folders: Sequence[Path]) -> None:
-    """Write each site's images to its folder, as `train/CLASS/ROW.png` and `test/CLASS/ROW.png`.
-
-    A class whose name can't be a folder's has one of another name (`renamed_folders`). `shares` are rows of the
-    training part for each site; the test part is divided among the sites in turn: of n sites, site k gets images k,
-    k + n, k + 2n and so on. Raises ConfigError where samples are not images with one or three channels.
-    """
-    if len(dataset.in_shape) != 3 or dataset.in_shape[0] not in (1, 3):
-        raise ConfigError(
-            f"data.name: samples of {dataset.name!r} have shape {dataset.in_shape} and are neither images nor a table "
-            "(csv); describe each site's data in its data.toml, as fedskew deploy init lays it out"
-        )
-    if dataset.multi_label:
-        raise ConfigError(
-            "data.name: images of several labels can't be told apart by folders; write the federation with fedskew "
-            "deploy init, and give each site an .npz file of its own"
-        )
-    for place, (rows, folder) in enumerate(zip(shares, folders, strict=True)):
-        _write_part(dataset, dataset.inputs, dataset.targets, np.asarray(rows), folder / "train")
-        dealt = np.arange(place, len(dataset.test_targets), len(folders))
-        _write_part(dataset, dataset.test_inputs, dataset.test_targets, dealt, folder / "test")
-
-
-def _write_part(dataset: Dataset, inputs: Inputs, targets: Tensor, rows: NDArray[np.int64], folder: Path) -> None:
-    classes = {name: place for place, name in renamed_folders(dataset.classes).items()}
-    for name in dataset.classes:
-        (folder / classes.get(name, name)).mkdir(parents=True, exist_ok=True)
-    for row in rows.tolist():
-        (sample,) = inputs.index_select(0, torch.tensor([row]))
-        if dataset.mean:
-            by_channel = (-1, 1, 1)
-            sample = sample * torch.tensor(dataset.std).view(by_channel) + torch.tensor(dataset.mean).view(by_channel)
-        levels = (sample.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-        image = Image.fromarray(levels[..., 0] if levels.shape[2] == 1 else levels)
-        name = dataset.classes[int(targets[row])]
-        image.save(folder / classes.get(name, name) / f"{row:06d}.png")
-
-
-def renamed_folders(classes: Sequence[str]) -> dict[str, str]:
-    """Name folders for the classes whose names can't be those of folders, as of `Sci/Tech` or `..`.
-
-    Returns the class of each such folder, as the reader "folder" takes it (`classes`).
-    """
-    folders: dict[str, str] = {}
-    for label, name in enumerate(classes):
-        if not (FOLDER_NAME.fullmatch(name) and name.isprintable()) or name in SYSTEM_FOLDERS:
-            folder = f"class-{label}"
-            while folder in classes:
-                folder += "-"
-            folders[folder] = name
-    return folders
 
 
 def _private(folder: Path) -> None:

@@ -38,14 +38,10 @@ _NOISE = re.compile(
 
 
 class LocalFederation:
-    """The processes of a federation folder, all on this machine; a context manager.
+    """The processes of a federation folder, by name, all on this machine; a context manager.
 
     On entry the SuperLink is started, and every site is registered and started. On exit, also after an error, all
     processes are ended. Each process writes to `logs/NAME.log` in the folder.
-
-    Attributes:
-        folder: A folder that `write_federation` wrote for `127.0.0.1` and this port.
-        processes: The running processes, by name: "superlink", "register", "run", and the sites' names.
     """
 
     def __init__(self, folder: Path, port: int, sites: tuple[str, ...]) -> None:

@@ -22,8 +22,7 @@ from fedskew.names import visible
 
 
 class VisibleText(logging.Filter):
-    """Writes every record as one line, with control characters and bidi marks but `keep` as escapes (see
-    `names.visible`)."""
+    """Writes every record as one line, with control characters but `keep` as escapes (see `names.visible`)."""
 
     def __init__(self, keep: str = "") -> None:
         super().__init__()
@@ -91,10 +90,7 @@ class Ending(NamedTuple):
 
 @contextmanager
 def recording_ending(path: Path | None) -> Iterator[list[str]]:
-    """Write how the block ended into a reserved file, if there is one; an error of the block is raised on.
-
-    Yields a list for what is to be said of a run that was trained to its end, with rounds that moved nothing.
-    """
+    """Write how the block ended into a reserved file; yield a list for what is to be said of a run that was trained."""
     still: list[str] = []
     try:
         yield still

@@ -50,11 +50,7 @@ FORMS = {wire.EVALUATE: {"counts": WHOLE, "losses": wire.LOSSES}, wire.SITES: {w
 
 @dataclass(frozen=True)
 class Masks:
-    """A site's part in masked sums: its name and key, and its peers' public keys as it agreed to them.
-
-    It keeps what it masked under this app in a folder of its own. `protection` is the noise of its updates, and the
-    budget that it agreed to; None: they have no noise.
-    """
+    """A site's part in masked sums: its name and key, its peers' public keys, and the noise of its updates, if any."""
 
     plan: Plan
     terms: Terms
@@ -113,11 +109,8 @@ class Masks:
         return asked
 
     def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
-        """Keep an update until the next round; RunError where it is not finite.
-
-        `training` names the training: where it is the same, so is the update, but for rounding. For `about` see
-        `about_of`; `weight` counts where the site computes its own.
-        """
+        """Keep an update until the next round; RunError where it is not finite. Of one `training` updates are the
+        same."""
         parts = {
             **{name: getattr(update, name) for name in ("change", "norm", "buffers", "integers")},
             **{name: torch.tensor(getattr(update, name), dtype=torch.float64) for name in ("steps", "loss")},

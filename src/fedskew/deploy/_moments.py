@@ -75,8 +75,8 @@ def decoded_moments(schema: TableSchema, total: NDArray[Any]) -> tuple[list[floa
 
 
 def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreement:
-    """Return the agreement with the means and deviations over all sites, which are asked once; the run folder keeps
-    them. EndedEarlyError where a site was away for too long."""
+    """Return the agreement with means and deviations over all sites, asked for once; EndedEarlyError where one is
+    away."""
     if not agreement.sums_moments:
         return agreement
     schema = agreement.table

@@ -66,11 +66,7 @@ def kind_of(source: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What a federation of real sites computes and sends, of a config with one seed that can be deployed.
-
-    The method knows the number of sites; without noise on updates there is no protection, and without an estimated
-    target no estimation.
-    """
+    """What a federation of real sites computes and sends, of a config with one seed that can be deployed."""
 
     config: Config
     agreement: Agreement
@@ -81,8 +77,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, agreement: Agreement, target: Path | None = None, at_site: bool = False) -> Plan:
-        """Make the plan; ConfigError where the config can't be deployed. For `target` and `at_site` see
-        `Agreement.check_config`."""
+        """Make the plan; ConfigError where the config can't be deployed (see `Agreement.check_config`)."""
         agreement.check_config(config, target, at_site)
         classes, method = len(agreement.classes), method_of(config, agreement)
         model = _network(config, agreement, method)
@@ -96,8 +91,7 @@ class Plan:
 
     @property
     def target_place(self) -> int:
-        """The client index of the target site, where the target's mix is estimated; after the others' if it has no
-        labels."""
+        """The client index of the target site; after the others' if it has no labels."""
         members = self.agreement.members
         return members.index(self.agreement.target_site) if self.agreement.target_site is not None else -1
 
@@ -169,10 +163,8 @@ class Plan:
         return torch.zeros(2, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
 
     def known(self, mix: FloatArray | None, is_away: bool = False) -> Known:
-        """Return what a finish knows: the samples that sites answer questions about, as agreed, and the target's mix.
-
-        `is_away` says that the target site does not answer.
-        """
+        """Return what a finish knows: of which samples sites answer, the target site unless it `is_away`, and the
+        mix."""
         sources: set[Source] = {"training"}
         if self.agreement.evaluates:
             sources.add("held_out")
@@ -188,10 +180,8 @@ class Plan:
 
     @cached_property
     def questions(self) -> tuple[FinishQuestion, ...]:
-        """The questions that the method's finish asks after the last round, found by running it on random features.
-
-        ConfigError if it fails on them.
-        """
+        """The questions of the method's finish, found by running it on random features; ConfigError if it fails on
+        them."""
         component, classes = self.method.finish, len(self.agreement.classes)
         if component is None:
             return ()
@@ -283,12 +273,8 @@ class Plan:
         sizes: FloatArray | None = None,
     ) -> Federation:
         """Make what plays the rounds; ConfigError where the method does not fit so many sites, their counts or the
-        target.
-
-        The backend trains the sites, of which `clients` is kept; `mix` is the target's label mix, `announced` what sums
-        of label counts tell all sites, where these are only summed, and `sizes` the samples of each site, where these
-        may have several labels.
-        """
+        `mix`. `announced` is what sums of label counts tell all sites; `sizes` are samples where these have several
+        labels."""
         training, told = self.config.training, None if announced is None else dict(announced)
         codec = FixedPoint(self.protection, told) if self.is_masked else Floats()
         if self.method.finish is not None:

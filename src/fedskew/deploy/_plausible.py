@@ -99,8 +99,7 @@ def no_sizes(names: Iterable[str], sites: int) -> dict[str, FloatArray]:
 
 
 def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None, round: int, classes: int) -> Measured:
-    """Measure the length of an update; without `training` nothing is known of steps, and likely is what moves each
-    parameter by 1."""
+    """Measure the length of an update; without `training` likely is what moves each parameter by 1."""
     likely = float(torch.linalg.vector_norm(sent))
     if training is None:
         return Measured(norm, max(likely, math.sqrt(sent.numel())), 0.0)

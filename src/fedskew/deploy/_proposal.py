@@ -30,13 +30,7 @@ NOT_YET = "it takes the app's own code, which nothing runs before the app is agr
 
 
 class Disclosure(NamedTuple):
-    """An item of data that leaves a site: what, when, and how large.
-
-    Attributes:
-        what: The item, in words.
-        when: When the item leaves the site, in words.
-        bytes: Approximate size in bytes; None: unknown until the app's own code may run.
-    """
+    """An item of data that leaves a site: what, when, and about how many bytes (None: the app's own code decides)."""
 
     what: str
     when: str
@@ -46,18 +40,8 @@ class Disclosure(NamedTuple):
     def all_of(
         config: Config, agreement: Agreement, data: SiteData | None = None, may_build: bool = True
     ) -> tuple[Disclosure, ...]:
-        """List everything that a site sends to the server. No other data leave a site.
-
-        Args:
-            config: The config that was simulated.
-            agreement: What server and sites agree on.
-            data: The site's samples; None: a site that trains, and is not the target site.
-            may_build: Whether network and method may be built. If not, what they make a site send is one item of
-                unknown size, and the config need not fit the agreement.
-
-        Raises:
-            ConfigError: The config can't be deployed under the agreement.
-        """
+        """List everything that a site with such data (None: one that trains) sends; ConfigError where it can't be
+        deployed. Where network and method may not be built, what they make it send is one item of unknown size."""
         plan = Plan.of(config, agreement, at_site=True) if may_build else None
         things: list[Disclosure] = []
         if data is None or not data.is_unlabelled:
@@ -260,20 +244,8 @@ def _masked(plan: Plan) -> list[Disclosure]:
 
 @dataclass(frozen=True)
 class Look:
-    """A site's look at an app, in which nothing of the app is run.
-
-    Attributes:
-        place: The site's `data.toml`.
-        app: The app folder.
-        files: The app's files.
-        config: The app's config.
-        agreement: The app's `deploy.toml`.
-        data: The site's samples.
-        before: What the site agreed to last; None: nothing yet.
-        terms: What it has to agree to.
-        leaves: All that will leave it.
-        needs_code: Whether part of that is unknown until the app's own code may run.
-    """
+    """A site's look at an app, in which nothing of the app is run: what it agreed to `before`, the `terms` that it has
+    to agree to, all that `leaves` it, and whether part of that takes the app's own code to be known."""
 
     place: Path
     app: Path
@@ -288,15 +260,7 @@ class Look:
 
     @classmethod
     def at(cls, place: Path, app: Path | None = None) -> Look:
-        """Look at an app: the given one, or else what the server sent last, or what came with the site's folder.
-
-        Args:
-            place: The site's `data.toml`.
-            app: An app folder.
-
-        Raises:
-            FedskewError: The app or the data can't be read, or do not fit each other.
-        """
+        """Look at an app: the given one, or else what the server sent last, or what came with the site's folder."""
         if not place.is_file():
             raise ConfigError(f"{place}: there is no such file; every site's folder has a data.toml")
         if app is None:
@@ -387,11 +351,8 @@ class Look:
             )
 
     def accept(self) -> Terms:
-        """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an app that was offered.
-
-        Raises:
-            RunError: The files can't be written or deleted.
-        """
+        """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an app that was
+        offered."""
         before, state = self.before, self.data.state
         if before is not None and state is not None:
             for path in before.folder(state).glob("*.safetensors"):
@@ -405,11 +366,7 @@ class Look:
 
 
 def agree(data: Path, app: Path) -> Terms:
-    """Agree to an app as it stands, for a site: write `agreed.toml` beside its `data.toml`.
-
-    Raises:
-        FedskewError: The app or the data can't be read, or do not fit each other.
-    """
+    """Agree to an app as it stands, for a site: write `agreed.toml` beside its `data.toml`."""
     look = Look.at(data, app)
     return (look.run_code() if look.needs_code else look).accept()
 

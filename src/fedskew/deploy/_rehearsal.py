@@ -37,14 +37,7 @@ CLIPPING = {"name": "norm_clipping"}
 
 
 class Draft(NamedTuple):
-    """What a federation's folder is written from.
-
-    Attributes:
-        config: The config, with what it left open.
-        agreement: What server and sites agree on.
-        mask_keys: The sites' keys of masked sums; None where updates are plain.
-        notes: What the operator should know of it, a line each.
-    """
+    """What a federation's folder is written from: config, agreement, keys of masked sums, notes for the operator."""
 
     config: Config
     agreement: Agreement
@@ -61,23 +54,8 @@ class Draft(NamedTuple):
         updates: str | None = None,
         target_site: str | None = None,
     ) -> Draft:
-        """Make a federation's config, agreement and keys from the options of `deploy init` and `deploy local`.
-
-        Args:
-            config: The config that was simulated.
-            sites: Names of the sites that train.
-            samples: The agreement's keys that describe samples: `classes`, `shape` and so on.
-            label_counts: See `Agreement`.
-            epsilon: See `Agreement`.
-            updates: See `Agreement`; None: masked where label counts are summed, else as the config says.
-            target_site: See `Agreement`.
-
-        Returns:
-            The draft; whether it can be played, `write_federation` checks.
-
-        Raises:
-            ConfigError: A value is wrong.
-        """
+        """Make a federation's config, agreement and keys from the options of `deploy init` and `deploy local`;
+        ConfigError for a wrong value. `samples` are the agreement's keys that describe these."""
         notes, keys = [], None
         if (updates or ("masked" if label_counts == "summed" else config.engine.updates)) == "masked":
             keys = {name: Key.generate() for name in sites}
@@ -133,10 +111,8 @@ def with_defences(config: Config, sites: int) -> Config:
 
 
 class Rehearsal(NamedTuple):
-    """A federation on paper: its plan, what plays its rounds, and what becomes of it without a site.
-
-    `losses` has the sites by the share of the rounds that stand still without one of them, and the reason.
-    """
+    """A federation on paper: its plan, what plays its rounds, and the sites by how many rounds stand still without
+    one."""
 
     plan: Plan
     federation: Federation
@@ -165,10 +141,7 @@ class Rehearsal(NamedTuple):
         return said
 
     def losses_in_words(self, harmless: bool = True) -> list[str]:
-        """Say what the loss of each site does, a line for all sites with the same outcome; the graver first.
-
-        `harmless` sites, without which rounds go on, may be left out.
-        """
+        """Say what the loss of each site does, the graver first, without what is `harmless` if that is False."""
         agreement, found = self.plan.agreement, []
         if agreement.label_counts == "summed":
             found.append("training begins once label counts are summed over all sites: until then none may be lost")
@@ -186,8 +159,7 @@ class Rehearsal(NamedTuple):
 def rehearse(
     config: Config, agreement: Agreement, target: Path | None = None, counts: FloatArray | None = None
 ) -> Rehearsal:
-    """Make a federation as its server will, and play the loss of each of its sites; ConfigError where the run would be
-    refused. Without a file with the target mix the config's target is taken, and without label counts made-up ones."""
+    """Make a federation as its server will (ConfigError if it won't), and play the loss of each of its sites."""
     if counts is None:
         counts = example_counts(len(agreement.names), len(agreement.classes))
     plan = Plan.of(config, agreement, target)
@@ -199,21 +171,15 @@ def rehearse(
 
 
 def example_counts(sites: int, classes: int) -> FloatArray:
-    """Make label counts `(sites, classes)` of sites that hold few classes: a Dirichlet partition (beta 0.3) of 100
-    samples a site."""
+    """Make label counts `(sites, classes)` by a Dirichlet partition (beta 0.3) of 100 samples a site."""
     labels = np.arange(100 * sites) % classes
     rows = DirichletByClass(0.3, min_size=5).split(labels, sites, generator(0, Purpose.PARTITION), num_classes=classes)
     return np.array([np.bincount(labels[own], minlength=classes) for own in rows], dtype=np.float64)
 
 
 def check_folder(folder: Path) -> list[str]:
-    """Check that a federation's folder can be played; say what bounds its sites, and what the loss of each stops.
-
-    The label counts are those of the newest run, where there is one, else made-up ones.
-
-    Raises:
-        ConfigError: The run would be refused.
-    """
+    """Check that a federation's folder can be played, by its newest run's label counts or made-up ones; say what bounds
+    its sites, and what the loss of each stops."""
     config = read(folder / "app" / "run.toml").weights_in(folder / "server")
     agreement = Agreement.read(folder / "app" / "deploy.toml")
     target = folder / "server" / "target.csv"

@@ -96,11 +96,8 @@ def check_arrays(
 
 
 def check_counts(content: RecordDict, classes: int, whole: bool, several: bool = False) -> NDArray[np.float64]:
-    """Validate the label counts that a site reports, `(classes,)`; `whole` refuses fractions, where they are exact.
-
-    Of `several` labels the number of samples follows, `(classes + 1,)`. Raises RefusedError where they are missing, of
-    another length, negative, too large, or not finite.
-    """
+    """Validate a site's label counts, `(classes,)`, of `several` labels with the number of samples; `whole`: no
+    fractions."""
     check_size(content, MOST_COUNT_BYTES)
     values = only(MetricRecord, content).get(wire.COUNTS)
     if not isinstance(values, list) or len(values) != classes + several:
@@ -236,10 +233,7 @@ class SiteEvaluation(NamedTuple):
 
 
 class Together(NamedTuple):
-    """The evaluation on the test samples of several sites; the mean loss is infinite if that of a site is.
-
-    `reduced` is the site whose samples counted less than it said, and the factor; None if all counted fully.
-    """
+    """The evaluation on the samples of several sites, and whose samples counted less, by which factor (`reduced`)."""
 
     tally: Tally
     counts: NDArray[np.int64]
@@ -268,10 +262,7 @@ def check_outcomes(content: RecordDict, tally: Tally, bins: int, round: int) -> 
 
 
 def check_cells(content: RecordDict, classes: int, bins: int, round: int) -> NDArray[np.int64]:
-    """Validate what the target site counted of its samples without labels: `(classes * bins,)`, by outcome cell.
-
-    Raises RefusedError where the numbers are missing, negative or too many, or are of another round.
-    """
+    """Validate what the target site counted of its samples without labels: `(classes * bins,)`, by outcome cell."""
     metrics = _evaluation(content, classes, bins, round)
     return check_amounts(metrics.get(wire.CELLS), (classes * bins,), "count of its samples by outcome")
 
@@ -282,10 +273,7 @@ def _evaluation(content: RecordDict, classes: int, bins: int, round: int) -> Met
 
 
 def limit(sizes: Mapping[int, float]) -> tuple[int, float]:
-    """Return the site with the most samples, and how often these count: of three or more sites none has over half.
-
-    `sizes` are numbers of samples above 0, by client index; one at least.
-    """
+    """Return the site with the most samples, and how often these count: of three or more sites none has over half."""
     largest = max(sizes, key=lambda client: sizes[client])
     others = sum(sizes.values()) - sizes[largest]
     share = LARGEST_SHARE / (1 - LARGEST_SHARE)

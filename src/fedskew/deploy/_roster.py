@@ -112,10 +112,7 @@ class Roster:
         return wire.fingerprint([*(report["counts"] or ()), *samples])
 
     def slack(self, client: int) -> float:
-        """Return by how many samples a site may differ from its reported counts; above 0 only if these are noisy.
-
-        Its release may be an earlier one, with another epsilon than agreed.
-        """
+        """Return by how many samples a site may differ from its reported counts; above 0 only if these are noisy."""
         if self.is_summed:
             return MOST_SAMPLES if self._agreement.multi_label else self.samples  # labels don't tell how many there are
         epsilon = self._reports.get(self.names[client], {}).get("epsilon", self._agreement.epsilon)

@@ -197,10 +197,8 @@ class DeployedRunner(RoundRunner):
         return watch.within(state)
 
     def check(self, state: ServerState) -> None:
-        """Stop a run whose model was ruined too often, that stands still, or whose target fits no mix.
-
-        See `Watch.check`.
-        """
+        """Stop a run whose model was ruined too often, that stands still, or whose target fits no mix (see
+        `Watch.check`)."""
         watch, mix = Watch.of(state), EstimatedMix.of(state)
         if self._estimation is not None and mix is not None:
             self._estimation.check(mix)

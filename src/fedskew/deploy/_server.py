@@ -109,19 +109,8 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
 def make_deployed_loop(
     config: Config, agreement: Agreement, grid: Grid, folder: Path, target: Path | None = None
 ) -> TrainingLoop:
-    """Query the sites' label counts, and make the training loop of a federation of real sites.
-
-    Args:
-        config: The config, with one seed.
-        agreement: What server and sites agree on.
-        grid: Flower's grid.
-        folder: The run folder.
-        target: A file with the target mix; None: the config's target.
-
-    Raises:
-        ConfigError: The method does not fit the federation, or it needs a target and there is none.
-        RunError: The folder belongs to another federation.
-    """
+    """Query the sites' label counts, and make the training loop of a federation of real sites; ConfigError where the
+    method does not fit them, or needs a target; RunError where the folder is another federation's."""
     plan = Plan.of(config, agreement, target)
     members = Members(grid, agreement.members, len(agreement.names), agreement.round_timeout)
     roster = Roster(members, agreement, folder)

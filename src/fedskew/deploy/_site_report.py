@@ -59,8 +59,7 @@ class _Model(NamedTuple):
 
 @dataclass(frozen=True)
 class SiteReport:
-    """A site's report: figures of each model that there is, what is said beside them, the page, and the folder of the
-    personal model, if there is one."""
+    """A site's report: figures of its models, what is said beside them, the page, and its personal model's folder."""
 
     rows: tuple[SiteRow, ...]
     notes: tuple[str, ...]

@@ -29,14 +29,7 @@ from fedskew.deploy._client import as_method
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import returned_by
 from fedskew.deploy._rehearsal import Nobody
-from fedskew.deploy._replies import (
-    bytes_needed,
-    check_counts,
-    check_finite,
-    check_only_samples,
-    check_size,
-    only,
-)
+from fedskew.deploy._replies import bytes_needed, check_counts, check_finite, check_only_samples, check_size, only
 from fedskew.deploy._round import log_aggregation
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.deploy.site_data import SiteData

@@ -69,10 +69,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class MaskedSums:
-    """Takes masked sums over `least` sites or more, none above `limit`; the server learns only the sums.
-
-    For `session` see `Roster.session`.
-    """
+    """Takes masked sums over `least` sites or more, none above `limit`; the server learns only the sums."""
 
     members: Members
     session: str
@@ -80,12 +77,7 @@ class MaskedSums:
     limit: float
 
     def take(
-        self,
-        purpose: str,
-        round: int,
-        contents: Mapping[int, RecordDict],
-        specs: Specs,
-        weigh: Weigh | None = None,
+        self, purpose: str, round: int, contents: Mapping[int, RecordDict], specs: Specs, weigh: Weigh | None = None
     ) -> Taken:
         """Ask sites for masked integers, once more without those that don't answer, and then once to open their sum.
 
@@ -288,18 +280,12 @@ def _announced(plan: Plan, roster: Roster, target: FloatArray | None, path: Path
 def sum_over_all(
     sums: MaskedSums, purpose: str, number: int, spec: ArraySpec, patience: float, question: Facts | None = None
 ) -> NDArray[np.int64]:
-    """Return the masked sum over all sites of their answers to a question, the `number`-th of its purpose.
-
-    EndedEarlyError where not all of them could be asked within so many seconds.
-    """
+    """Return the masked sum over all sites of their answers; EndedEarlyError where not all answered in so many
+    seconds."""
     members, began = sums.members, time.monotonic()
     names = members.names[: sums.least]
     for attempt in itertools.count(1):
-        asked, taken, online = (
-            wire.SumAsked(sums.session, number, attempt, purpose, names),
-            Taken(),
-            members.online(),
-        )
+        asked, taken, online = (wire.SumAsked(sums.session, number, attempt, purpose, names), Taken(), members.online())
         content = RecordDict({wire.CONFIG: ConfigRecord(wire.entries_of(asked))})
         if question:
             content[wire.BROADCAST] = encode({name: torch.from_numpy(values) for name, values in question.items()})
@@ -334,8 +320,8 @@ def impossible(
     least_loss: float,
     noise: UpdateNoise | None = None,
 ) -> str:
-    """Say why no honest sites' answers, as encoded by `encode_update`, can have this sum, of so many members with this
-    sum of weights; empty: they can. The steps are the fewest and the most of all together."""
+    """Say why no honest sites' answers can have this sum, with this sum of weights and so many steps; empty: they
+    can."""
     opened = decode_sums(total, weight, members, members, sent)
     largest = float(opened.change.abs().max()) if opened.change.numel() else 0.0
     clip, around = UPDATES.limit, UPDATES.error(members, weight)

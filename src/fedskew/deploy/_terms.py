@@ -109,12 +109,7 @@ class Terms(BaseModel):
 
     @staticmethod
     def read(path: Path) -> Terms:
-        """Read an `agreed.toml`.
-
-        Raises:
-            NotAgreedError: There is no such file: the site has not agreed to anything.
-            ConfigError: The file can't be read, or a key or value is wrong.
-        """
+        """Read an `agreed.toml`; NotAgreedError where there is none: the site has not agreed to anything."""
         if not path.exists():
             look = f"look, and agree: fedskew deploy site --check {path.with_name('data.toml')}"
             raise NotAgreedError("nothing", f"this site has agreed to nothing yet, as there is no {path}; {look}")

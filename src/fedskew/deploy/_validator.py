@@ -138,7 +138,7 @@ class ReplyValidator:
         returned: Mapping[str, AnyArray] | None = None,
         most_counted: int = MOST_STEPS,
     ) -> Update:
-        """Return a client's update; the vector of its trained model becomes the change. RefusedError where it can't be
+        """Return a client's update; its trained model's vector becomes the change. RefusedError where it can't be
         true."""
         arrays = check_arrays(record, self.layout.specs, self._counters, most_counted)
         trained = self.layout.to_state(arrays, self._own_rows.get(client))

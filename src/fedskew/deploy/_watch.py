@@ -146,11 +146,8 @@ def ruined(
 
 
 def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: NDArray[np.float64]) -> list[int]:
-    """Choose the sites to leave out after a round that was undone.
-
-    All suspects, whose updates moved the model, if at least half of the `active` sites remain; else the one whose
-    update is the longest, unless it is the only site.
-    """
+    """Choose the sites to leave out after a round that was undone: all suspects if at least half of the `active` sites
+    remain, else the one whose update is the longest, unless it is the only site."""
     suspects = sorted(set(suspects) & set(active))
     if 2 * (len(active) - len(suspects)) >= len(active):
         return suspects
@@ -173,12 +170,8 @@ def remedy(notes: Mapping[str, Any], folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Decisions:
-    """The operator's decisions about sites that were left out: `operator.json` in the run folder.
-
-    Attributes:
-        readmitted: Sites that may take part again, with the round for which they were left out.
-        looked: The last round at the operator's last look; rounds undone up to it no longer count.
-    """
+    """The operator's decisions, `operator.json` in the run folder: sites that may take part again, with the round for
+    which they were left out; and the last round at the last look, up to which undone rounds no longer count."""
 
     readmitted: dict[str, int]
     looked: int

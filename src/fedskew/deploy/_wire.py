@@ -170,10 +170,8 @@ class SumAsked(NamedTuple):
 
     @classmethod
     def parse(cls, config: ConfigRecord, purpose: str | None = None) -> SumAsked | None:
-        """Read which sum a message's config asks for; None if none, RunError if it is invalid.
-
-        The purpose of a first message is told by its type, and replaces one in its config.
-        """
+        """Read which sum a message's config asks for (a first message's type tells the purpose); RunError if it is
+        invalid."""
         if key_of("members") not in config:
             return None
         return _read(cls, config, **({} if purpose is None else {"purpose": purpose}))
@@ -259,10 +257,7 @@ def even(least: int) -> float:
 
 
 def over_few(weights: Collection[float], least: int) -> str:
-    """Return why a weighted sum, weights of sum 1, is in effect one over fewer than `least` sites; empty if it is not.
-
-    In a sum over two sites, or one in which two have nearly all of the weight, each of them learns the other's update.
-    """
+    """Return why a weighted sum is in effect one over fewer than `least` sites, of whom one learns others' updates."""
     effective = 1 / sum(weight * weight for weight in weights)
     if effective >= EVEN * least:
         return ""
@@ -273,11 +268,7 @@ def over_few(weights: Collection[float], least: int) -> str:
 
 
 def why_no_sum(weights: Collection[float], least: int, limit: float | None, of: int | None = None) -> str:
-    """Return why no sum over sites with these weights is allowed; empty if one is.
-
-    It is over `least` sites at least, and none has more than `limit` of the weight (None: nothing is weighed). `of`
-    says how many were asked; None: nobody was yet.
-    """
+    """Return why no sum over sites with these weights is allowed, `of` so many that were asked; empty if one is."""
     if len(weights) < least:
         there = f"{len(weights)} of {of} answered" if of is not None else f"there are {len(weights)}"
         return f"a masked sum is over {least} sites at least, and {there}"

@@ -33,11 +33,7 @@ AppFiles = Mapping[str, bytes]
 
 
 def read_app(folder: Path) -> AppFiles:
-    """Read an app folder.
-
-    Raises:
-        ConfigError: There is no such folder, or a file in it can't be read.
-    """
+    """Read an app folder; ConfigError where there is none, or a file in it can't be read."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; the federation's app folder belongs there")
     try:
@@ -51,11 +47,8 @@ def read_app(folder: Path) -> AppFiles:
 
 
 def unzip_app(content: bytes) -> AppFiles:
-    """Read an app as Flower sends it, without running or writing any of it.
-
-    Raises:
-        ConfigError: It is no zip file, is damaged or too large, or has a file outside its folder.
-    """
+    """Read an app as Flower sends it, without running or writing any of it; ConfigError where it is none, or too
+    large."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
             entries = [entry for entry in packed.infolist() if not entry.is_dir()]
@@ -126,14 +119,7 @@ def running(files: AppFiles) -> Iterator[Path]:
 
 
 def app_hash(files: AppFiles) -> str:
-    """Compute the hash of an app: SHA-256 over the names and contents of its files.
-
-    Args:
-        files: Contents by relative path.
-
-    Returns:
-        64 hex digits.
-    """
+    """Compute the hash of an app, 64 hex digits: SHA-256 over the names and contents of its files."""
     whole = hashlib.sha256()
     for name, held in sorted(files.items()):
         content = project_content(held) if name == PROJECT else held

@@ -32,15 +32,7 @@ import pydantic
 from numpy.typing import NDArray
 
 from fedskew.deploy._log import LOG
-from fedskew.deploy.releases import (
-    ROUNDING,
-    Budget,
-    CountsRequest,
-    Release,
-    Releases,
-    explain,
-    refuse_unless,
-)
+from fedskew.deploy.releases import ROUNDING, Budget, CountsRequest, Release, Releases, explain, refuse_unless
 from fedskew.errors import RunError
 from fedskew.files import locked, private_folder, replacing, writing
 from fedskew.labels import privatize
@@ -113,12 +105,8 @@ class Book:
             return _releases(db)
 
     def release(self, request: CountsRequest, counts: NDArray[np.float64], budget: Budget) -> Release:
-        """Answer a query of label counts, which are exactly these, with a release that is in the book.
-
-        Raises:
-            NotAgreedError: It takes a new release, which goes beyond the budget.
-            RunError: The book can't be read or written.
-        """
+        """Answer a query of label counts with a release in the book; NotAgreedError where a new one is beyond the
+        budget."""
         is_noisy = request.label_counts == "noisy"
         with self._changed() as db:
             releases = _releases(db)
@@ -147,8 +135,7 @@ class Book:
     def share(
         self, terms: Terms, counts: Callable[[], NDArray[Any]], of: str = "", dtype: type[np.generic] = np.float64
     ) -> NDArray[Any]:
-        """Return what stands for this site in sums of label counts, or `of` numbers: what it was when first asked under
-        this app."""
+        """Return what stands for this site in sums `of` something: what it was when first asked under this app."""
         with self._opened() as db:
             share = _entries(db, terms.app, "share").get(of)
         if share is None:

@@ -61,11 +61,8 @@ REVOKED = "revoked-keys"
 
 
 def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`, valid for these hosts.
-
-    The authority's private key is not kept. Raises ConfigError where a host is not a valid name or address, or there is
-    a private key already.
-    """
+    """Write `ca.crt`, which every site gets, and the server's `server.crt` and `server.key`, valid for these hosts. The
+    authority's private key is not kept."""
     names = [_host(host) for host in hosts]
     authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,10 +100,7 @@ def expires_soon(certificate: Path) -> str | None:
 
 
 def write_node_key(path: Path) -> None:
-    """Write a site's key in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` does: `path`, and `path`.pub.
-
-    Raises ConfigError where there is a private key already.
-    """
+    """Write a site's key in OpenSSH's format, as `ssh-keygen -t ecdsa -b 384` does: `path`, and `path`.pub."""
     key = ec.generate_private_key(ec.SECP384R1())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_secret(path, _private_pem(key, serialization.PrivateFormat.OpenSSH))
@@ -186,12 +180,7 @@ def public_keys(keys: Mapping[str, str]) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Registry:
-    """The sites' keys at a SuperLink: registered, revoked.
-
-    Attributes:
-        client: Flower's client of the SuperLink.
-        folder: The federation's folder, with `sites/NAME/key.pub`.
-    """
+    """The sites' keys at a SuperLink, by Flower's client of it: registered, revoked."""
 
     client: ControlHttpClient
     folder: Path
@@ -199,12 +188,8 @@ class Registry:
     @classmethod
     @contextmanager
     def of(cls, folder: Path) -> Iterator[Registry]:
-        """Connect to the SuperLink of a federation on this machine, as `superlink.sh` has started it.
-
-        Raises:
-            ConfigError: The folder is no federation whose server has been started.
-            RunError: The SuperLink can't be reached, or refuses.
-        """
+        """Connect to the SuperLink of a federation on this machine; ConfigError where `superlink.sh` has not started
+        it."""
         path = folder / "server" / "flower" / "config.toml"
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"][CONNECTION]
@@ -226,12 +211,8 @@ class Registry:
             ) from None
 
     def register(self, names: tuple[str, ...]) -> list[str]:
-        """Register the keys of sites that are not registered yet; say of each site what was done.
-
-        Raises:
-            ConfigError: A key can't be read, was revoked, or another one is registered for this site. The keys of all
-                sites are looked at before any is registered.
-        """
+        """Register the keys of sites that are not yet; ConfigError, before any is, where one can't be. Say what was
+        done."""
         registered = {name: key for _, name, key in self._nodes()}
         keys = {name: _read_key(self.folder / "sites" / name / "key.pub") for name in names}
         revoked = {line.rsplit(" ", 2)[0] for line in _lines(self.folder / "server" / REVOKED)}
@@ -257,10 +238,7 @@ class Registry:
         return lines
 
     def revoke(self, name: str) -> str:
-        """Remove a site's key from the SuperLink for good; it can't join any more. Say what happens next.
-
-        Raises ConfigError where no key is registered for this site.
-        """
+        """Remove a site's key from the SuperLink for good; it can't join any more. Say what happens next."""
         nodes = self._nodes()
         own = [(node, key) for node, of, key in nodes if of == name]
         if not own:

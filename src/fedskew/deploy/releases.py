@@ -82,10 +82,7 @@ class CountsRequest(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """A site's limits on its label counts: the epsilon of one release, and the sum of all, for these neighbours.
-
-    `data` is a mark of the data, which changes when the site says that they changed.
-    """
+    """A site's limits: the epsilon of one release and the sum of all, for these neighbours; the mark of its data."""
 
     epsilon: float
     total: float
@@ -94,10 +91,8 @@ class Budget(NamedTuple):
 
 
 class Release(BaseModel):
-    """A release of label counts: the exact ones, and what was released, one number a class or that of all samples.
-
-    Noisy ones have an epsilon, and what it protects. `data` is the mark of the data at that time.
-    """
+    """A release of label counts: the exact ones, what was released, and of noisy ones the epsilon and what it
+    protects."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

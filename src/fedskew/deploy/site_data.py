@@ -105,13 +105,8 @@ class SiteData:
 
     @staticmethod
     def load(path: Path, agreement: Agreement) -> SiteData:
-        """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation.
-
-        Raises:
-            ConfigError: The file can't be read, or a key in it is wrong.
-            DataError: The samples can't be read or do not fit the agreement: they have an unknown class or another
-                shape, or are floats instead of token ids or the reverse.
-        """
+        """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation;
+        ConfigError for a wrong key, DataError where they do not fit the agreement."""
         tree, _, _ = read_tree(path, "site's data", None, False)
         try:
             described = _SiteFile.model_validate(tree)
@@ -272,10 +267,8 @@ def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Input
 
 
 class SiteStates:
-    """The states of a site in one run, by round: files `<run>/<round>.safetensors` in the site's state folder.
-
-    Those of `earlier` counted rounds before the last one are kept, too.
-    """
+    """A site's states of one run: files `<run>/<round>.safetensors`, of `earlier` rounds before the last that
+    counted."""
 
     def __init__(self, folder: Path, run: str, earlier: int = 1) -> None:
         self._folder, self._earlier = folder / run, earlier

@@ -156,10 +156,7 @@ def _is_local(scope: Scope) -> bool:
 
 
 def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
-    """Run `flower-superlink` until it ends, so that only this machine can give it commands.
-
-    `arguments` are its options; for `max_reply` see `Door`.
-    """
+    """Run `flower-superlink` with these options until it ends, so that only this machine can give it commands."""
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     serve = uvicorn.run

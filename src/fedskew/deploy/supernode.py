@@ -79,13 +79,8 @@ class _UnreachableError(RunError):
 
 
 class ServerCheck(NamedTuple):
-    """What a server's answer tells of its clock and its certificate.
-
-    Attributes:
-        ahead: Seconds by which this machine's clock is ahead of the server's; negative: behind.
-        unsure: Half the width of the interval in which the true value is, as answers give the time in whole seconds.
-        days: Days for which the server's certificate is still valid.
-    """
+    """What a server's answer tells: by how many seconds this clock is ahead, how unsure that is, days of its
+    certificate."""
 
     ahead: float
     unsure: float
@@ -120,12 +115,8 @@ class ServerCheck(NamedTuple):
 
     @staticmethod
     def of_site(data: Path) -> list[str]:
-        """Compare clocks with the server that a site's `data.toml` names; return what should be looked at soon.
-
-        Raises:
-            ConfigError: The file names no server, or `ca.crt` beside it can't be read.
-            RunError: The server would refuse this machine's requests, or what answers is not this federation's server.
-        """
+        """Compare clocks with a site's server; return what should be looked at soon, RunError where it will refuse this
+        one."""
         try:
             check = _check_server(_server_of(data), data.parent / "ca.crt")
         except _UnreachableError as error:
@@ -204,11 +195,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     """Run `flower-supernode`, with more of its options, for the folder of a site's `data.toml` until it ends.
 
     The folder has `ca.crt` and `key` beside `data.toml`. A server that can't be reached is waited for; where it refuses
-    the site later, the process ends with a line in its log and status 2.
-
-    Raises:
-        ConfigError: The file names no server.
-        RunError: The server refuses this machine's clock.
+    the site later, the process ends with a line in its log and status 2. RunError where it refuses this clock.
     """
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -247,10 +234,8 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
 
 
 def is_agreed(content: bytes, data: Path) -> bool:
-    """Return whether a site agreed to an app, a zip file; if not, log it, and write it to `offered/` to be looked at.
-
-    `data` is the site's `data.toml`.
-    """
+    """Return whether a site agreed to an app, a zip file; if not, log it, and write it to `offered/` to be looked
+    at."""
     site = data.parent
     try:
         files = unzip_app(content)

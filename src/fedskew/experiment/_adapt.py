@@ -115,10 +115,8 @@ class Adaptation:
         return None
 
     def save(self, *, fresh: bool = False, personal: bool = False) -> Path:
-        """Write `adapted.safetensors`, or `personal.safetensors`, beside the model's file: temperature, biases, mix.
-
-        RunError where there is one already, which `fresh` moves to `earlier/` beside it, or it can't be written.
-        """
+        """Write `adapted.safetensors`, or `personal.safetensors`, beside the model's file; RunError where there is one
+        already, which `fresh` moves to `earlier/`."""
         file = self.model.file
         path = file.with_name(PERSONAL if personal else ADAPTED)
         if fresh:
@@ -147,15 +145,9 @@ class Adaptation:
         *,
         normalised: tuple[bool, bool] = (False, False),
     ) -> Adaptation:
-        """Work out the move of a model to a target's label mix.
-
-        Args:
-            model: The trained model.
-            target: Unlabelled samples of the target.
-            held_out: Labelled samples that the model was not trained on, of two classes or more, and their classes.
-            method: See `labels.estimate_mix`.
-            normalised: Whether the target's and the held-out samples are normalised (see `TrainedModel.predict`).
-        """
+        """Work out the move of a model to a target's label mix, from unlabelled samples of it, and labelled ones, of
+        two classes or more, that the model was not trained on. `normalised`: whether each are (see
+        `TrainedModel.predict`)."""
         theirs = model.logits(target, normalised=normalised[0])
         ours, labels = model.logits(held_out[0], normalised=normalised[1]), np.asarray(held_out[1], dtype=np.int64)
         if not len(theirs):
@@ -173,14 +165,8 @@ class Adaptation:
 
     @staticmethod
     def of_counts(model: TrainedModel, counts: ArrayLike, logits: FloatArray, targets: ArrayLike) -> Adaptation:
-        """Work out the move of a model to one client's label mix, from its counts.
-
-        Args:
-            model: The trained model.
-            counts: The client's samples of each class, `(classes,)`.
-            logits: Of labelled samples that the model was not trained on, `(samples, classes)`.
-            targets: Their classes.
-        """
+        """Work out the move of a model to one client's label mix, from its counts, and from the logits and classes of
+        samples that the model was not trained on."""
         labels = np.asarray(targets, dtype=np.int64)
         held_out = HeldOut.of(logits, labels)
         unseen = tuple(np.flatnonzero(held_out.mix == 0).tolist())
@@ -216,12 +202,9 @@ class Adaptation:
 
     @staticmethod
     def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
-        """Read labelled samples in the model's shape: a folder of a folder for each class, an .npz file of x and y, or
-        what the model's encoder reads, as a CSV file.
-
-        Returns samples in their own units, and their classes; DataError where there are none, or of a class that the
-        model doesn't know; RunError where samples of this model may have several labels.
-        """
+        """Read labelled samples, as they are, with their classes: a folder of one for each class, an .npz file of x and
+        y, or what the model's encoder reads; DataError where there are none, or of a class that the model doesn't
+        know."""
         check_one_class(model)
         known = {name: place for place, name in enumerate(model.classes)}
         labels: list[Any]

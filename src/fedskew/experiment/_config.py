@@ -164,10 +164,8 @@ class Config(sections.Section):
         }
 
     def with_method(self, preset: str) -> Config:
-        """Return this config with another method, whose name is added to the config's own.
-
-        A `tune` section for a key of the method is dropped.
-        """
+        """Return this config with another method, whose name is added to its own, and without `tune` for a key of the
+        method."""
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
             del tree["tune"]
@@ -236,7 +234,6 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
     """Read a config from a TOML file.
 
     Args:
-        path: The file.
         changes: Values for dotted keys, in place of the file's.
         quick: First apply the file's own `[quick]` table, of dotted keys for a short run.
         trust_code: If it is the config of a run folder: import the code that the folder brings, too.
@@ -259,10 +256,8 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
-    """Check a config's tables, where a component, class or function may stand for a name, and fill in every default.
-
-    ConfigError where it is not valid; the message begins with the dotted key.
-    """
+    """Check a config's tables, where objects may stand for names, and fill in every default; ConfigError names the
+    key."""
     config = _validated(_with_weights(_with_schema(with_names(tree))))
     config = config.model_copy(
         update={"method": methods.expand(config.method), "partition": _with_rule_defaults(config.partition)}

@@ -65,16 +65,8 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """The clients and their label counts, as reports show them.
-
-    Attributes:
-        counts: Label counts of the clients that train, `(clients, classes)`, int64.
-        client_names: Their names.
-        class_names: Names by class id.
-        target: Target label mix, `(classes,)`, sum 1, or None.
-        notes: What labels and network say about the run, a sentence each; see `run_notes`.
-        sizes: Training samples of these clients, `(clients,)`; None: as their label counts sum.
-    """
+    """The clients that train, their label counts, target mix and samples, as reports show them, and notes on the
+    run."""
 
     counts: NDArray[np.int64]
     client_names: tuple[str, ...]
@@ -127,14 +119,7 @@ class RunState:
 
 
 class RunFolder:
-    """The files of one seed's run.
-
-    Args:
-        path: The folder; `open` makes it.
-        partition: The simulation's partition, to be kept in the folder; None where clients are real sites.
-        identity: What the simulation is made of, likewise.
-        frozen: What of the network no round changes, where the config freezes some.
-    """
+    """The files of one seed's run: of a simulation its partition and identity, and what of the network is `frozen`."""
 
     SITE_FIGURES = "site-figures.json"
     """File of a federation of real sites: what models are worth to these, in means that were summed under masks."""
@@ -155,10 +140,7 @@ class RunFolder:
         self._marks: dict[int, Mark] = {}
 
     def open(self, config: Config, task: TaskInfo, resume: bool) -> None:
-        """Make the folder, or check that the run in it is of this code and data.
-
-        RunError where it is not, where there is a run that is not to be resumed, or where nothing can be written.
-        """
+        """Make the folder, or check that the run in it is of this code and data; RunError where it is not."""
         path = self.path
         if not resume:
             check_empty(path)
@@ -199,11 +181,9 @@ class RunFolder:
         self._mark(record.round, line)
 
     def resume(self, template: RunState) -> tuple[RunState, list[RoundRecord]] | None:
-        """Read the checkpoint and the records up to it; what is later is removed, as it was cut short by a kill.
-
-        None where no round was ever finished. `template` is a state of the same shape, on the devices to read to.
-        RunError where checkpoint or records are damaged, or do not belong together; nothing is changed then.
-        """
+        """Read the checkpoint and the records up to it; what is later is removed, as it was cut short by a kill. None
+        where no round was finished; RunError where they are damaged, or do not belong together, and nothing is
+        changed."""
         read = _load_checkpoint(self.path / CHECKPOINT, template)
         content = self._rounds.read_bytes() if self._rounds.exists() else b""
         if read is None:
@@ -288,10 +268,8 @@ class RunFolder:
 
     @staticmethod
     def read_records(path: Path, mark: Mark | None = None) -> list[RoundRecord]:
-        """Read a `rounds.jsonl` without a last line that is still being written; none if it does not exist.
-
-        RunError where it is not what it was at its checkpoint's mark, or a round is missing.
-        """
+        """Read a `rounds.jsonl`, without a line that is still being written; RunError where it is not that of its
+        checkpoint."""
         content = path.read_bytes() if path.exists() else b""
         if mark is not None:
             _check_content(path, content, mark)
@@ -303,10 +281,8 @@ class RunFolder:
 
     @staticmethod
     def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
-        """Read every seed's run in a run folder, in order of seed; only the chosen one where several values were tried.
-
-        `label` is the runs' name in a report, None the config's. RunError where there is no run, or it can't be read.
-        """
+        """Read every seed's run in a run folder, with the chosen value where several were tried; RunError where it
+        can't be."""
         if not (path / "config.toml").exists():
             raise RunError(f"{path}: not a run folder (it has no config.toml)")
         try:
@@ -326,11 +302,8 @@ class RunFolder:
 
     @staticmethod
     def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list[SeedRun]:
-        """Read runs to be compared; where configs of one name differ, their labels say in what.
-
-        A folder is a run folder, or holds some; a label of None stands for the config's name, and the keys whose values
-        differ. RunError where there is no run, or it can't be read.
-        """
+        """Read runs to be compared, of run folders or folders of these; without labels, what configs differ in tells
+        them apart."""
         runs: list[tuple[str | None, list[SeedRun]]] = []
         for folder, label in zip(folders, labels, strict=True):
             inner = sorted(path.parent for path in folder.glob("*/config.toml"))

@@ -80,10 +80,8 @@ class RefusedCell:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid of runs: combinations in the order of the file, whose first axis varies slowest; those that make no sense.
-
-    `accuracy` is the test accuracy whose first round the table names, `command` the command line that runs the sweep.
-    """
+    """A grid of runs, of which the first axis varies slowest, and combinations that make no sense; the test accuracy
+    whose first round the table names, and the command line that runs it."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -113,17 +111,9 @@ class Sweep:
     def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
         """Read a sweep from a TOML file, and check every cell.
 
-        What can't be read, such as an unknown name or a value out of range, is a mistake in the file and stops all.
-        Components that don't go together are no mistake of the grid: the sweep has the other cells, and names those.
-
-        Args:
-            path: The file.
-            changes: Dotted keys to change, `sweep.*` included, and their values.
-            quick: Whether the `[quick]` table of the file applies.
-
-        Raises:
-            ConfigError: Something is wrong; the message names file, line, key and, for a combination, the cell.
-            CombinationError: No cell makes sense; the message says why the first does not.
+        What can't be read, such as an unknown name or a value out of range, is a mistake in the file and stops all
+        (ConfigError). Components that don't go together are no mistake of the grid: the sweep has the other cells, and
+        names those; CombinationError where there is no other.
         """
         changes = dict(changes or {})
         tree, text, changed = read_tree(path, "sweep", changes, quick)

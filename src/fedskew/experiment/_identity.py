@@ -44,10 +44,8 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a run's data: a checksum, and size and time of the user's files that they were read from, by path.
-
-    While the files are the same, so are the data. `files` is None where it isn't known which these are.
-    """
+    """The content of a run's data: a checksum, and size and time of the user's files, by path; None: it isn't known
+    which."""
 
     checksum: str
     files: Mapping[str, str] | None
@@ -137,10 +135,7 @@ def loaded(config: Config, seed: int) -> Loaded:
 
 
 def load_dataset(config: Config, seed: int) -> Dataset:
-    """Load the data set of a config, with a seed for those that are drawn at random (see `data_seed`).
-
-    DataError where it can't be loaded, ConfigError where the config names none.
-    """
+    """Load the data set of a config, with a seed for those that are drawn at random (see `data_seed`)."""
     return loaded(config, seed).dataset
 
 
@@ -318,10 +313,7 @@ class Present:
         self._seen: dict[str, Any] = {}
 
     def changes(self, folder: Path, config: Config) -> list[str]:
-        """List what has changed since the runs in a config's run folder were made, in words, each once.
-
-        The config's components have been imported.
-        """
+        """List what has changed since the runs in a config's run folder were made, in words, each once."""
         found: dict[str, None] = {}
         for name, part in config.parts().items():
             if (folder / name / "rounds.jsonl").exists():

@@ -181,10 +181,8 @@ class TrainingLoop:
         self._check()
 
     def save(self) -> None:
-        """Save a checkpoint of the last whole round.
-
-        Where clients are ahead of it, inside a round that was interrupted, the last checkpoint stays as it is.
-        """
+        """Save a checkpoint of the last whole round, unless clients are ahead of it, inside one that was
+        interrupted."""
         own = None if self.beside is None else self.beside.states
         kept = [states for states in (self.clients, own) if states is not None]
         if self.folder is not None and all(states.newest <= self.server.round for states in kept):
@@ -270,10 +268,8 @@ class TrainingLoop:
             self.model.write_state(state)
 
     def _finish(self, finisher: Finisher, final: ModelState) -> dict[str, Any]:
-        """Finish the model, evaluate it, write it beside the other, and return what the summary says of it.
-
-        Where it can't be finished, the summary says why, and all that was trained stands as it is.
-        """
+        """Finish the model, evaluate it, write it beside the other; return what the summary says of it, or why it can't
+        be."""
         name, began = self.config.method["finish"]["name"], time.perf_counter()
         try:
             made = finisher(final, self.server)
@@ -334,12 +330,7 @@ class TrainingLoop:
 
 
 def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
-    """Describe a run's backend for its summary.
-
-    Its `name`; where clients are trained one after another, what was done to the `network` (see `models.Faster.rules`),
-    or how it computes in `bf16`; for a cohort how many clients are `stacked`, or why they are `not_mapped`; under
-    torchrun the number of `ranks`.
-    """
+    """Describe a run's backend, and what it does to the network or the cohort, for its summary."""
     backend: Any = getattr(runner, "backend", None)
     notes: dict[str, Any] = {}
     if isinstance(backend, engine.RankBackend):
@@ -366,10 +357,7 @@ def run_in_step(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[SeedRun]:
-    """Train several loops to the end, a round of all at a time; after an interrupt, those behind catch up first.
-
-    The first one's config says how many threads compute, and `run_rounds` plays one round of several runners.
-    """
+    """Train several loops to the end, a round of all at a time; after an interrupt, those behind catch up first."""
     finished: dict[TrainingLoop, SeedRun] = {}
     with compute_threads(loops[0].config.engine.threads), ExitStack() as stack:
         for loop in loops:

@@ -108,8 +108,8 @@ class ModelInfo:
         return f"float32 in [0, 1], upright; bytes of an image divided by 255{deep}"
 
     def profile(self, inputs: Inputs, cells: Mapping[str, Any] | None = None) -> Profile:
-        """Describe normalised samples in their own units, all in given cells, or in those that they make: of more than
-        `MOST_PROFILED` as many, evenly spread."""
+        """Describe normalised samples in their own units, in given cells, or at most `MOST_PROFILED` in those that they
+        make."""
         size, encoder = len(inputs) if cells else min(len(inputs), MOST_PROFILED), self.made_encoder()
         schema = encoder if isinstance(encoder, TableSchema) else None
         parts = []

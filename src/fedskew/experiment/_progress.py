@@ -40,10 +40,7 @@ Listen = Callable[[dict[str, Any]], None]
 
 
 class Bar:
-    """A bar that disappears at the end; where output is no terminal, a line every so many seconds, with the time left.
-
-    `unit` stands after the numbers; by the last `period` seconds the speed is told.
-    """
+    """A bar that disappears at the end, or a line every so many seconds; `unit` stands after the numbers."""
 
     def __init__(self, console: Console, unit: str, period: float = 3600.0, every: float = 30.0) -> None:
         self.console = console
@@ -77,10 +74,7 @@ class Bar:
         self._bar.update(self._task, completed=self.done, **fields)
 
     def advance(self, words: Callable[[], str], steps: int = 1, seconds: float = 0.0) -> None:
-        """Count steps that ended together, and print a line, `words` of what is done, where that is due.
-
-        `seconds` are those that they took: the records of a resumed run come all at once, but took longer.
-        """
+        """Count steps that ended together, in so many seconds, and print a line where that is due."""
         if not steps:
             return
         self.show(self.done + steps)
@@ -243,10 +237,7 @@ class MLflow:
 
 
 class WandB:
-    """Writes one Weights & Biases run, offline unless `WANDB_MODE` says otherwise.
-
-    Its project is `fedskew` or the one that `WANDB_PROJECT` names.
-    """
+    """Writes one Weights & Biases run, offline unless `WANDB_MODE` says otherwise, in `WANDB_PROJECT` or `fedskew`."""
 
     def __init__(self, folder: Path) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # as for MLflow above

@@ -60,14 +60,8 @@ FloatArray = NDArray[np.float64]
 def make_training_loop(config: Config, seed: int, folder: Path | None = None, task: Task | None = None) -> TrainingLoop:
     """Make the training loop of a simulation: one seed of one config on this machine.
 
-    Args:
-        config: The config; its `seeds` are ignored.
-        seed: The seed.
-        folder: Where the run is written; None: it stays in memory.
-        task: The data, if it has been made already.
-
-    Raises:
-        DataError, PartitionError, ConfigError: The data can't be loaded or divided, or the parts don't fit together.
+    `folder` is where the run is written (None: it stays in memory), `task` the data, if made already. DataError,
+    PartitionError or ConfigError where the data can't be loaded or divided, or the parts don't fit together.
     """
     config = config.for_seed(seed)
     device = choose_device(config.engine.device)
@@ -127,10 +121,7 @@ def _some(dataset: Dataset) -> Tensor:
 
 
 def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:
-    """Set a run up as far as its first round, on the CPU and without writing, to raise now for what can't be made.
-
-    It takes and raises what `make_training_loop` does, and MissingPackageError for an optional package.
-    """
+    """Set a run up as far as its first round, on the CPU and without writing, to raise now for what can't be made."""
     choose_device(config.engine.device)
     for name in config.output.trackers:
         TRACKERS[name](folder)
@@ -140,11 +131,8 @@ def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a config: `auto` is a GPU where there is one. On a GPU, TF32 is off.
-
-    Raises:
-        ConfigError: The config asks for a GPU, and there is none.
-    """
+    """Return the device of a config, a GPU with TF32 off; ConfigError where there is none, and the config asks for
+    one."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise ConfigError("engine.device: this machine has no CUDA device; use 'cpu' or 'auto'")
@@ -356,10 +344,7 @@ def refuses_one(module: nn.Module, sample: Tensor) -> bool:
 
 
 def check_batches(config: Config, names: Sequence[str], sizes: NDArray[np.int64]) -> None:
-    """Raise ConfigError where a client has a batch of one sample, for a network that can't be trained on it.
-
-    `names` and `sizes` are of the clients that train.
-    """
+    """Raise ConfigError where a client has a batch of one sample, for a network that can't be trained on it."""
     training = config.training
     if components.has(methods.build(config.method, training.momentum).selection, "assigns_quotas"):
         return  # a client's samples differ from round to round

@@ -89,11 +89,8 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
 
     Where they have the same data set and network, and local training differs in no more than samples, seed and learning
     rate, their clients train as one cohort. Results are those of `simulate` up to rounding; of a config that can't be
-    set up, it is the error that `simulate` raises, and the others train.
-
-    Raises:
-        ConfigError: `engine.seeds_together` is false.
-        RunError: Training failed in one of them, which ends all.
+    set up, it is the error that `simulate` raises, and the others train. RunError where training failed in one, which
+    ends all.
     """
     alike: dict[str, list[int]] = {}
     for at, config in enumerate(configs):
@@ -121,12 +118,7 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
 
 
 def check_runs(configs: Sequence[Config], out: Path, resume: bool, fresh: bool) -> None:
-    """Check the runs that a command is about to begin or to go on with.
-
-    Raises:
-        ConfigError: With `resume`, no config has a run to go on with; the message names the nearest that is there.
-        FedskewError: One of several configs can't be set up, or its folder holds a run already.
-    """
+    """Check the runs that a command is about to begin, or to `resume`; ConfigError names the nearest that is there."""
     if resume:
         _check_resumable(configs, out)
     for config in configs if len(configs) > 1 and not torchrun.launched() else ():
@@ -225,10 +217,8 @@ def _simulate(
 def _trained(
     config: Config, folder: Path | None, begin: Callable[[], None], resume: bool, progress: Progress | None
 ) -> Iterator[tuple[str, SeedRun, nn.Module, nn.Module | None]]:
-    """Train every seed and value of a config; yield name, run, model and finished model of each part.
-
-    A part that is finished is only read. `begin` is called when a part is set up, before it is trained.
-    """
+    """Train each seed and value of a config that isn't finished, after `begin`; yield name, run, model, finished
+    model."""
     parts = config.parts()
     places = {name: None if folder is None else folder / name for name in parts}
     done = {name: place for name, place in places.items() if resume and place and (place / "summary.json").exists()}
@@ -289,11 +279,8 @@ def _begin_whole(config: Config, folder: Path | None) -> None:
 
 @contextmanager
 def _of_this_rank(config: Config, folder: Path | None, resume: bool) -> Iterator[tuple[Config, Path | None]]:
-    """Yield the config and run folder of this rank: those of the first rank of `torchrun`; without it, those given.
-
-    The other ranks work in a temporary folder, which begins as a copy of the first rank's where a run is resumed, and
-    save no checkpoints.
-    """
+    """Yield this rank's config and run folder; ranks but the first work in a temporary one, a copy where a run is
+    resumed."""
     if not torchrun.launched() or folder is None:
         yield config, folder
         return

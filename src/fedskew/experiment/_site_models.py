@@ -37,10 +37,7 @@ class ClientTests:
     model: FlatModel
 
     def rows(self, row: str, logits: Callable[[int], ArrayLike | Tensor]) -> tuple[SiteRow, ...]:
-        """Make a row of the table for every client that has test samples.
-
-        `logits(client)` returns those of `task.client_test[client]`, `(samples, classes)`, in this order.
-        """
+        """Make a row for every client that has test samples, of which `logits(client)` returns the logits."""
         dataset, targets = self.task.dataset, self.task.dataset.targets.numpy()
         return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits, dataset.multi_label)
 
@@ -254,8 +251,8 @@ def make_own(
     backend: Callable[[FlatModel, engine.LocalWork], engine.Backend],
     **more: Any,
 ) -> OwnModels:
-    """Make what trains models of clients' own, by the network and local training of the common one; two `samples` show
-    its last layer."""
+    """Make what trains models of clients' own, by the common one's network and training; `samples` show its last
+    layer."""
     network, trained, names = model, None, Names.of(model.module, model.names, model.buffer_names)
     private = engine.Private.of(model, frozenset((*names.trained, *names.buffers)))
     if wanted.layers != "all":
@@ -271,9 +268,8 @@ def make_own(
 
 
 def score(task: Task, model: FlatModel, client: int, state: ModelState) -> float | None:
-    """Return a client's own model's accuracy on its held-out samples (of several labels minus its loss); None if it has
-    none.
-    """
+    """Return an own model's accuracy on a client's held-out samples (of several labels minus its loss); None without
+    any."""
     rows, dataset = task.held_out[client], task.dataset
     if not len(rows):
         return None

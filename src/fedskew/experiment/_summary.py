@@ -38,10 +38,7 @@ def figures(evaluation: Evaluation) -> dict[str, float | None]:
 
 
 def numbers(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers of a record, and of its evaluations as `evaluation.accuracy` and `validation.accuracy`.
-
-    NaN where one is undefined.
-    """
+    """Return the numbers of a record and of its evaluations (`evaluation.accuracy`); NaN where one is undefined."""
     found = record.numbers() | {"diverged": len(record.diverged)}
     del found["seed"], found["round"]
     for name, part in (("evaluation", record.evaluation), ("validation", record.validation)):
@@ -105,10 +102,8 @@ def _best(evaluations: Sequence[dict[str, float | None]], name: str) -> float | 
 
 
 def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return mean and standard deviation (ddof 1; None for one seed) of every figure, over the seeds' summaries.
-
-    A kind of figures that a seed does not have is None.
-    """
+    """Return mean and standard deviation of every figure over seeds' summaries; None for a kind that one doesn't
+    have."""
     together: dict[str, Any] = {"seeds": len(summaries)}
     for kind in ("headline", "final", "last10", "last_tenth", "best_by_validation", "max"):
         known = [summary[kind] for summary in summaries if summary[kind] is not None]
@@ -186,10 +181,8 @@ class FinalLook:
     target: NDArray[np.float64] | None
 
     def decided(self, info: ModelInfo, state: ModelState) -> ModelInfo:
-        """Return the notes of a model's file, with the threshold that validation samples choose for two classes.
-
-        With a target there is none: its label mix is another than theirs.
-        """
+        """Return a model's notes, with the threshold that validation samples choose for two classes without a
+        target."""
         if self.scores is None or self.target is not None or len(info.classes) != 2:
             return info
         validation = self.scores(state, True)

@@ -86,10 +86,7 @@ class SweepProgress(Protocol):
         """Called once, before any run: the runs to do, and how many others were finished before."""
 
     def round(self, job: Job, round: int, accuracy: float | None) -> None:
-        """Called after each round, with its test accuracy, a share, where it was evaluated.
-
-        A resumed run calls it for its earlier rounds again.
-        """
+        """Called after each round, also those of a resumed run, with its test accuracy, where it was evaluated."""
 
     def ended(self, job: Job, failure: str | None, accuracy: float | None) -> None:
         """Called after each run: why it failed, if it did, and the accuracy that stands for it, if there is one."""
@@ -110,20 +107,11 @@ def run_sweep(
     partition the data do not give, is left out while others can be; it stands in the tables with its reason.
 
     Args:
-        sweep: The sweep, as `Sweep.read` returns it.
         out: Where run folders and the sweep's own folder go.
-        processes: How many runs at a time; by default as many as the cores allow with the config's threads for each,
-            and one on a GPU.
-        progress: Callbacks.
+        processes: How many runs at a time; by default as many as the cores allow, and one on a GPU.
         fresh: Train anew what was made by other code, of other data or by another version of fedskew, or is damaged;
-            such folders are moved to `earlier/`.
-        executor: Where runs are trained, in place of processes of this machine; its workers share `out` with this
-            process (see `fedskew.executors`).
-
-    Raises:
-        ConfigError, PartitionError: No cell can be set up; nothing has been run then. The message names the first cell.
-        DataError, MissingPackageError: Data or an optional package of some cell are missing; nothing has been run then.
-        RunError: Some of its runs were made of something else and `fresh` is not set, or another process runs it.
+            such folders are moved to `earlier/`. Without it these are a RunError.
+        executor: Where runs are trained, in place of processes of this machine; its workers share `out` with it.
     """
     out = Path(out)
     if processes is not None and processes < 1:
@@ -171,12 +159,7 @@ Round = tuple[int, float | None]
 def _train(
     jobs: Sequence[Job], out: Path, processes: int | None, progress: SweepProgress | None, pool: Executor | None
 ) -> dict[tuple[str, int], str]:
-    """Run jobs, each in its folder, from its checkpoint where it has one, and return why some failed.
-
-    A run that fails, or whose process is killed, does not stop the others. An interrupt stops all, each after a
-    checkpoint; a second one, at once. Should this process be killed, the others end by themselves. The workers of an
-    executor share the folder with this process, and report rounds when their run has ended.
-    """
+    """Run jobs, each in its folder, from its checkpoint where it has one, and return why some failed."""
     place = out.resolve()
     reasons: dict[int, str] = {}
     events: SimpleQueue[tuple[int, Round | Future[Any]]] = SimpleQueue()
@@ -295,14 +278,8 @@ def _stale_in_words(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: 
 
 
 def _refused(jobs: Sequence[Job], anew: Sequence[Job], out: Path) -> dict[tuple[str, int], FedskewError]:
-    """Set up every cell for its first seed, and return the errors of those that can't be set up.
-
-    Where an error is that of a seed alone, the cell's next seed is tried. Jobs of one task and seed come together, so
-    that a data set is loaded once, and only one is in memory. A run of `anew` starts over, whatever is in its folder.
-
-    Raises:
-        FedskewError: What no other cell could do without: data or a package are missing.
-    """
+    """Set up every cell for its first seed (the next where an error is of that alone); return errors by seed. Jobs of
+    one task come together, so that only one data set is in memory; a lack of data or packages stops all."""
 
     def task_of(job: Job) -> str:
         tree = job.config.tree()

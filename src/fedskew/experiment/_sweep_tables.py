@@ -84,11 +84,8 @@ class CellResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of `run_sweep`: the finished runs, and a row for each cell, in tables in a folder.
-
-    A cell whose method has a finish has two rows, as trained and after it. Of runs that failed, and cells that were not
-    run, as they make no sense or can't be set up, there is a line each.
-    """
+    """The result of `run_sweep`: finished runs, a row for each cell (two where its method has a finish), and
+    failures."""
 
     sweep: Sweep
     rows: tuple[CellResult, ...]
@@ -154,11 +151,7 @@ class SweepResult:
         return [*lines, *SweepResult.model_notes(configs), *reasons]
 
     def write_tables(self) -> None:
-        """Write `table.csv` and `table.md`, and `runs.csv`, a line for each run with the name of its folder.
-
-        Raises:
-            RunError: They can't be written.
-        """
+        """Write `table.csv` and `table.md`, and `runs.csv`, a line for each run with the name of its folder."""
         headings, body = self.table()
         table = markdown_table(headings, body, len(self.sweep.axes))
         notes = [f"- {note}" for note in self._file_notes()]

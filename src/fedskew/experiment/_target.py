@@ -46,11 +46,7 @@ def make_watch(seed: int, runner: engine.RoundRunner, model: FlatModel, task: Ta
 
 @dataclass(frozen=True)
 class TargetWatch:
-    """Estimates the target's label mix after the rounds in which that is due; a `Watch`.
-
-    `model` is the network that models are written into, `held_out` what clients hold and do not train on, `unlabelled`
-    the target's samples, `seed` that of all random draws.
-    """
+    """Estimates the target's label mix after the rounds in which that is due, by held-out samples; a `Watch`."""
 
     federation: engine.Federation
     model: FlatModel
@@ -158,11 +154,7 @@ def make_finisher(config: Config, seed: int, task: Task, model: FlatModel) -> Lo
     return LocalFinisher(
         component=component,
         model=model,
-        holders={
-            "training": held_by(rows[:clients]),
-            "held_out": held_by(held_out_rows(task)),
-            "target": target,
-        },
+        holders={"training": held_by(rows[:clients]), "held_out": held_by(held_out_rows(task)), "target": target},
         samples=dataset.inputs.index_select(0, torch.zeros(2, dtype=torch.int64)),
         target=noisy_target(task.server_target, config.target.noise, seed),
         is_estimated=config.target.is_estimated,
@@ -191,12 +183,9 @@ def _check_held_out_classes(task: Task, name: str) -> None:
 
 @dataclass(frozen=True)
 class LocalFinisher:
-    """Finishes models on this machine (see `Finisher`).
-
-    `holders` are each holder's samples, one at least, by kind; by `samples`, `(batch, ...)`, the last layer is found;
-    `target` is the label mix that the server knows, `(classes,)`, or None, and `is_estimated` whether it estimates one.
-    ConfigError where the component needs samples that there aren't, or can't be applied to the network.
-    """
+    """Finishes models on this machine (see `Finisher`); ConfigError where the component can't do that here. `holders`
+    are samples by kind; the last layer is found by `samples`; `target` is the mix that the server knows, or
+    estimates."""
 
     component: Finish
     model: FlatModel

@@ -67,11 +67,8 @@ class Task:
 
 
 def make_task(config: Config, seed: int) -> Task:
-    """Load the data of a config and partition them, with a seed in place of the config's.
-
-    DataError, PartitionError or ConfigError where the data can't be loaded, the rule can't divide them, or the config
-    does not fit them.
-    """
+    """Load the data of a config and partition them; DataError, PartitionError or ConfigError where that can't be
+    done."""
     seed = data_seed(config, seed)
     source = loaded(config, seed)
     dataset, strata = source.dataset, source.dataset.strata
@@ -173,10 +170,7 @@ def _hold_out(
 def _set_apart(
     divided: Partition, training: int, labels: IntArray, strata: IntArray, section: DataSection, seed: int
 ) -> Partition:
-    """Return the partition with what clients are tested on and hold out apart from the rest; a target client keeps all.
-
-    What a stored partition has apart already is taken as it is.
-    """
+    """Set apart what clients are tested on and hold out, unless it is stored so; a target client keeps all."""
     kept, rule = list(divided.indices), divided.rule
     apart: dict[str, tuple[IntArray, ...]] = {"test": (), "held_out": ()}
     for name, share, of, purpose, what in (
@@ -253,19 +247,8 @@ def target_mix(
     unknown: Mapping[str, str],
     key: str = "target.mix",
 ) -> FloatArray | None:
-    """Return the label mix, `(classes,)`, sum 1, that `target.mix` or `target.truth` stands for; None where it is None.
-
-    Args:
-        mix: The key's value.
-        classes: Number of classes.
-        known: What the names "pooled", "client" and "data" stand for, as far as there is such a thing: non-negative
-            amounts, shape `(classes,)`.
-        unknown: For the other names, why there is no such mix and what to do.
-        key: The key, for messages.
-
-    Raises:
-        ConfigError: There is no such mix, or its shares are not valid.
-    """
+    """Return the label mix, `(classes,)`, sum 1, that a key such as `target.mix` stands for; None where it is None.
+    `known` are amounts for names that there is a mix for, `unknown` why there is none for others (ConfigError)."""
     if mix is None:
         return None
     if isinstance(mix, str) and mix not in {"uniform", *known}:
@@ -370,13 +353,7 @@ def _own_samples(path: str, dataset: Dataset) -> Tensor:
         raise ConfigError(f"target.unlabelled: {path}: {error}") from None
 
 
-def _draw_target(
-    labels: IntArray,
-    free: IntArray,
-    mix: FloatArray,
-    size: int,
-    rng: np.random.Generator,
-) -> IntArray:
+def _draw_target(labels: IntArray, free: IntArray, mix: FloatArray, size: int, rng: np.random.Generator) -> IntArray:
     """Draw samples with a label mix from `free` ones, ascending; fewer than `size` where a class runs short."""
     if not len(free):
         raise ConfigError(

@@ -36,14 +36,8 @@ BATCH = 256
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
-    """A trained model, with what it takes to use it.
-
-    Attributes:
-        network: The network, in eval mode: normalised inputs in, logits `(samples, classes)` out.
-        info: Classes, shape and normalisation.
-        file: The file that the weights are from.
-        seed: The seed of its run.
-    """
+    """A trained model: network (normalised inputs to logits), classes, shape and normalisation, its file, the run's
+    seed."""
 
     network: nn.Module
     info: ModelInfo
@@ -71,10 +65,8 @@ class TrainedModel:
         return self.encoder if isinstance(self.encoder, TableSchema) else None
 
     def decide(self, probabilities: FloatArray) -> NDArray[np.int64]:
-        """Return the class ids, `(samples,)`, that samples are taken for by their probabilities, `(samples, classes)`.
-
-        They are the likeliest; of two classes by `info.threshold` where validation samples chose one.
-        """
+        """Return the likeliest class ids by probabilities, `(samples, classes)`; of two by `info.threshold`, if there
+        is one."""
         shares, threshold = np.asarray(probabilities), self.info.threshold
         decided = shares.argmax(axis=1) if threshold is None else shares[:, 1] >= threshold
         return decided.astype(np.int64)
@@ -84,10 +76,8 @@ class TrainedModel:
         return f"<TrainedModel of {self.file}: samples of shape {self.in_shape}, {classes}>"
 
     def held_out(self) -> tuple[Inputs, NDArray[np.int64]]:
-        """Return the samples that the model's run held out, normalised, and their classes; RunError if there are none.
-
-        They are the clients' own (`data.held_out`) where there are such, else the validation samples.
-        """
+        """Return the normalised samples that the model's run held out, at clients or for validation, and their
+        classes."""
         from fedskew.experiment._task import held_out_rows, make_task
 
         check_one_class(self)
@@ -132,10 +122,8 @@ class TrainedModel:
         return moved_model(model, told.calibration, mix_of_client(counts, told.mix), told.mix)
 
     def profile(self) -> Profile:
-        """Return what the training samples looked like, to compare later ones with (`fedskew watch`).
-
-        RunError where the run folder does not say.
-        """
+        """Return what the training samples looked like (`fedskew watch`); RunError where the run folder does not
+        say."""
         path = self.file.with_name(INPUTS)
         try:
             return Profile.of_plain(json.loads(path.read_text(encoding="utf-8")))

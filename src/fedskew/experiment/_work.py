@@ -56,12 +56,8 @@ def make_network(
     in_shape: tuple[int, ...],
     samples: Tensor | None = None,
 ) -> nn.Module:
-    """Build the untrained network on the CPU.
-
-    The method's components may change it, and its dropout layers are replaced by `models.Dropout`. PyTorch's global
-    generator is left as it was. A network of the user's own is checked by `samples`, `(batch, *in_shape)`, if there are
-    any. ConfigError where it can't be built, or does not go with the data or the method.
-    """
+    """Build the untrained network on the CPU; ConfigError where it can't be, or does not go with data or method. A
+    network of the user's own is tried on `samples`. PyTorch's global generator is left as it was."""
     module = _prepared(config, seed, _network(config, seed, num_classes, in_shape, samples), in_shape, samples)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
     for component in adapting(method):
@@ -151,11 +147,8 @@ def _private(personal: Personal, model: FlatModel) -> Private | None:
 
 
 def make_protection(config: Config, model: FlatModel, clients: int) -> Protection | None:
-    """Make what is done to updates of `clients` for differential privacy; None where that is nothing.
-
-    Raises:
-        ConfigError: The network, the weight limit or the number of clients do not go with it.
-    """
+    """Make what protects updates of so many clients; None: nothing. ConfigError where network or weight limit don't
+    allow."""
     section, limit = config.privacy, config.training.weight_limit
     if section is None:
         return None
@@ -339,10 +332,7 @@ class LocalEvaluator:
 
 @dataclass(frozen=True)
 class ClientEvaluations:
-    """Evaluates each client's model right after its local training, in the rounds that the config evaluates.
-
-    An `engine.Observer`. By label counts, `(clients, classes)`, a client's class groups are told apart.
-    """
+    """Evaluates each client's model right after its local training, by groups of its classes; an `engine.Observer`."""
 
     config: Config
     test: LabelledData

@@ -118,11 +118,8 @@ def calibrate(logits: ArrayLike, targets: ArrayLike, weights: ArrayLike | None =
 
 
 class CalibrationSums(NamedTuple):
-    """A holder's part of the sums by which a calibration is found.
-
-    The weighted sum of the cross-entropies, and its first and second derivatives for the slope and the biases, `(1 +
-    classes,)` and `(1 + classes, 1 + classes)`.
-    """
+    """A holder's part of the sums by which a calibration is found: the weighted cross-entropies, their first and second
+    derivatives for the slope and the biases."""
 
     loss: float
     gradient: FloatArray

@@ -123,11 +123,7 @@ class LabelCounts:
 
     @staticmethod
     def read_own(
-        path: str | Path,
-        classes: Sequence[str],
-        *,
-        client: str | None = None,
-        decimal: Literal[".", ","] | None = None,
+        path: str | Path, classes: Sequence[str], *, client: str | None = None, decimal: Literal[".", ","] | None = None
     ) -> FloatArray:
         """Read one client's counts in the order of `classes`, `(classes,)`; 0 for a class that the file does not name.
 
@@ -199,10 +195,8 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
 
 
 def as_target(target: ArrayLike, classes: int, name: str = "target", written: bool = False) -> FloatArray:
-    """Return a checked label mix, `(classes,)`, as float64 of sum 1; ArgumentError names it.
-
-    What people have `written` must be whole numbers, or sum to 1 or to 100, but for rounding.
-    """
+    """Return a checked label mix, `(classes,)`, as float64 of sum 1; what people have `written` sums to 1 or 100, or
+    counts."""
     array = as_amounts(target, name, (classes,), "one share for each class")
     total = float(array.sum())
     if not 0 < total < np.inf:

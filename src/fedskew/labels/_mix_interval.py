@@ -32,13 +32,9 @@ _HALF = 0.5  # of a sample: correction for continuity, as the number of samples 
 
 @dataclass(frozen=True)
 class FewSamples:
-    """What the intervals of a mix from few samples are made of; classes without a held-out sample are left out.
-
-    Attributes:
-        profiles: Shares of each class's samples by cell, shape `(classes, cells)`; no cell is empty in all.
-        sizes: Held-out samples of each class; None: the profiles are taken to be known.
-        shares: The target's `samples` by cell, sum 1.
-    """
+    """What the intervals of a mix from few samples are made of, for classes with held-out samples: their `profiles` by
+    cell, `(classes, cells)`, none empty in all, how many they are of (None: they are known), the target's `shares` by
+    cell."""
 
     profiles: FloatArray
     sizes: FloatArray | None

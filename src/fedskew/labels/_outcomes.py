@@ -24,10 +24,8 @@ _LEAST_EXPECTED = 5.0
 
 
 def outcome_cells(outputs: FloatArray, edges: ArrayLike = EDGES, logits: bool = False) -> NDArray[np.int64]:
-    """Return the outcome cell of each sample from its probability of each class, or logit, `(samples, classes)`.
-
-    `edges` divide a predicted class's cells by its probability; its bins stand side by side.
-    """
+    """Return samples' outcome cells, by probabilities or logits, `(samples, classes)`; `edges` divide a class's
+    cells."""
     most = outputs.max(axis=1)
     sure = 1 / np.exp(outputs - most[:, None]).sum(axis=1) if logits else most
     return cells_of(outputs.argmax(axis=1), sure, edges)

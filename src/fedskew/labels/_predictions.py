@@ -60,10 +60,7 @@ class Outcomes:
 
     @staticmethod
     def read(
-        predictions: str | Path,
-        tables: str | Path,
-        edges: Sequence[float] = EDGES,
-        decimal: Decimal | None = None,
+        predictions: str | Path, tables: str | Path, edges: Sequence[float] = EDGES, decimal: Decimal | None = None
     ) -> Outcomes:
         """Read a model's predictions on the target's unlabelled samples, and on held-out labelled ones.
 

@@ -19,16 +19,7 @@ from rich.table import Table
 from fedskew import components
 from fedskew.components import Cost
 from fedskew.errors import ConfigError, nearest
-from fedskew.methods import (
-    PLACES,
-    PRESETS,
-    SLOTS,
-    build,
-    check,
-    cost,
-    expand,
-    objective_in_words,
-)
+from fedskew.methods import PLACES, PRESETS, SLOTS, build, check, cost, expand, objective_in_words
 from fedskew.methods._compatibility import exceptions
 from fedskew.methods._slots import COMBINATIONS, brings, compose
 from fedskew.tables import filled

@@ -54,21 +54,13 @@ def facts_of(table: Mapping[str, Any]) -> DatasetFacts:
 
 
 def estimate(config: Config, alone: bool = False) -> float | str:
-    """Estimate the seconds that a config's seeds take, one after another.
+    """Estimate the seconds that a config's seeds take, one after another; 0 where so few steps are taken that measuring
+    them would take as long; or why they are not known.
 
     A few real steps on random samples of the same shape are timed; a method's further passes are counted (a backward
     pass as two forward). The number of steps follows from the data set's size, as if all of it were given to clients;
-    data whose size is not known are loaded for it. What else goes wrong makes the time unknown, and stops no run.
-
-    Args:
-        config: The config.
-        alone: Whether it trains in one process on the CPU, whatever it says, and is measured however short it is.
-
-    Returns:
-        The seconds, 0 where so few steps are taken that measuring them would take as long; or why they are not known.
-
-    Raises:
-        FedskewError: The data can't be loaded.
+    data whose size is not known are loaded for it (FedskewError where they can't be). `alone`: in one process on the
+    CPU, whatever the config says, and measured however short it is.
     """
     if not alone and torch.cuda.is_available() and config.engine.device != "cpu":
         return "a GPU trains, and steps are measured on the CPU"

@@ -22,10 +22,8 @@ _PANEL = (3.6, 2.7)  # inches
 
 
 def draw(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]], folder: Path) -> list[Path]:
-    """Write `figure.png` and `figure.svg`, or `figure-a.png` and so on for a figure of several parts.
-
-    Parts whose rows were not run are left out. Returns the files.
-    """
+    """Write `figure.png` and `figure.svg`, or `figure-a.png` and so on for several parts, but those that were not
+    run."""
     files = []
     for letter, part in zip("abcdefgh", recipe.parts, strict=False):
         shown = [(row, seeds) for row, seeds in runs if seeds and part.shows(row.labels)]
@@ -128,10 +126,7 @@ def _points(
 
 
 def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> None:
-    """Draw accuracies by class, last evaluated round: after local training, and of the global model; mean over seeds.
-
-    Where single clients are shown, the global model is the one that they were sent, else the one after aggregation.
-    """
+    """Draw accuracies by class after local training, and of the global model (that single clients were sent)."""
     local, sent_or_merged = [], []
     for run in (run for _, seeds in rows for run in seeds):
         evaluated = [record for record in run.rounds if record.evaluation is not None]

@@ -83,11 +83,7 @@ class UpdateNoise:
         return share
 
     def protect(
-        self,
-        update: ArrayLike,
-        weight: float,
-        rng: np.random.Generator | None = None,
-        members: int | None = None,
+        self, update: ArrayLike, weight: float, rng: np.random.Generator | None = None, members: int | None = None
     ) -> NDArray[np.int32]:
         """Clip, weigh and encode an update, and add this client's share of the noise.
 

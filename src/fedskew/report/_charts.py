@@ -57,10 +57,7 @@ FIGURES: list[tuple[Callable[[Figure], None], Callable[[Group], Hashable], dict[
 def figure(
     section: str, title: str, caption: str, alike: Callable[[Group], Hashable] = lambda group: "", **settings: bool
 ) -> Callable[[Callable[[Figure], None]], Callable[[Figure], None]]:
-    """Make a function that draws a figure part of every page.
-
-    Runs for which `alike` is equal share a figure; one without traces is left out. For `settings` see `Figure`.
-    """
+    """Make a function that draws a figure part of every page; runs for which `alike` is equal share one."""
 
     def register(draw: Callable[[Figure], None]) -> Callable[[Figure], None]:
         FIGURES.append((draw, alike, {"section": section, "title": title, "caption": caption, **settings}))
@@ -132,12 +129,7 @@ class Figure:
         self.add(group, markers(group, points, hover, cloud=True))
 
     def add_classes(
-        self,
-        group: Group,
-        mean: FloatArray,
-        seeds: int,
-        std: FloatArray | None = None,
-        notes: Sequence[str] = (),
+        self, group: Group, mean: FloatArray, seeds: int, std: FloatArray | None = None, notes: Sequence[str] = ()
     ) -> None:
         """Add a marker for each class; `notes` stand behind the value that the reader points at."""
         values = "x" if self.axis == "y" else "y"
@@ -260,10 +252,7 @@ def percent(title: str = "", **settings: Any) -> dict[str, Any]:
 
 
 def span(low: float, high: float, unit: str) -> dict[str, Any]:
-    """Return the settings of a value axis, which never magnifies differences below a hundredth.
-
-    What rounding makes of a constant would fill the figure otherwise.
-    """
+    """Return the settings of a value axis, which never magnifies what rounding makes of a constant."""
     least = 1.0 if unit == "%" else 0.01 * max(abs(low), abs(high), 1e-9)
     missing = max(least - (high - low), 0) / 2
     options: dict[str, Any] = {"include": [low - missing, high + missing]}

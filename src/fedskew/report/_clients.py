@@ -64,11 +64,7 @@ def _holdings(drawn: charts.Figure) -> None:
         samples = charts.mean_of_blocks(samples[by_class].astype(np.float64), each)
         drawn.caption += f" Clients stand by their largest class, {each} to a column, which shows their mean."
     else:
-        ways = {
-            "by largest class": np.argsort(by_class),
-            "most samples first": -samples,
-            "fewest classes first": held,
-        }
+        ways = {"by largest class": np.argsort(by_class), "most samples first": -samples, "fewest classes first": held}
         drawn.order_by("x", columns, ways)
     cells = [[value or None for value in row] for row in charts.numbers(counts.T, digits)]
     sizes = charts.bars(columns, charts.numbers(samples, digits), "%{x}: %{y:,} samples", ink="area")

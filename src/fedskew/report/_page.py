@@ -43,28 +43,18 @@ def write_report(
     notes: Sequence[str] = (),
     scripts: Path | None = None,
 ) -> Path:
-    """Write one HTML file that shows these runs.
+    """Write one HTML file that shows these runs, and return its path.
 
-    The page is self-contained: it loads nothing, but for `scripts`. Runs with one label are seeds of one
-    configuration, and figures are their mean with one standard deviation (ddof 1). Several labels make a comparison, in
-    the order in which they first come; a finished model has a label of its own. The same runs give the same bytes.
+    The page is self-contained: it loads nothing, but for `scripts`. Runs with one label are seeds of one configuration,
+    and figures are their mean with one standard deviation (ddof 1). Several labels make a comparison, in the order in
+    which they first come; a finished model has a label of its own. The same runs give the same bytes.
 
     Args:
-        runs: The runs, finished or not.
-        path: The file to write; its folder is made.
-        title: Title of the page.
         axes: Where the labels are cells of a grid, the value of each on every axis, by the label.
         accuracy: A test accuracy, a share, whose first round the table of a comparison names.
         notes: What else stands below that table, or below the headline figures of a single label.
         scripts: A folder above the page's, for the script of 4.8 MB that many pages share; they are to be moved
             together then. None: the page holds it.
-
-    Returns:
-        The path.
-
-    Raises:
-        ArgumentError: There are no runs, or a label has one seed twice.
-        RunError: The file can't be written.
     """
     groups = _grouped(SeedRun.with_finished(runs))
     whole = [run for group in groups for run in group.seeds]

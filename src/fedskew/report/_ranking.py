@@ -23,10 +23,8 @@ _NOTHING = "\u2013"
 
 
 class Difference(NamedTuple):
-    """The mean difference of a label from its reference, over the seeds that both have.
-
-    `low` and `high` are the ends of the interval of 95 %, `p` the corrected p-value; NaN where there is no test.
-    """
+    """The mean difference of a label from its reference, its interval of 95 % and corrected p-value; NaN without a
+    test."""
 
     mean: float
     low: float
@@ -126,11 +124,7 @@ class Ranking:
 
 
 def ranking(groups: list[Group], axes: Mapping[str, Mapping[str, str]], accuracy: float | None) -> Ranking:
-    """Rank labels by their measure (see `measure_of`).
-
-    `axes` has the value of each label on each axis of a grid, by the label; `accuracy` is the one whose first round is
-    a column.
-    """
+    """Rank labels by their measure; `axes` has each label's values on the axes of a grid, `accuracy` adds a column."""
     measures = [measure for measure in _measures(groups, accuracy) if np.isfinite(measure.values).any()]
     names = list(next(iter(axes.values()))) if axes else []
     places = {name: [axes[group.label][name] for group in groups] for name in names}

@@ -131,10 +131,8 @@ class SeedRun:
         return next((record.evaluation for record in reversed(self.rounds) if record.evaluation is not None), None)
 
     def series(self, value: str, scale: float = 1.0) -> dict[int, float]:
-        """Return an entry of its records by round, such as "drift" or "evaluation.accuracy", times `scale`.
-
-        Rounds without a finite value are left out; of "clients.majority" and the like it is the mean over the clients.
-        """
+        """Return an entry of its records by round, such as "drift", times `scale`, where it is finite; of clients their
+        mean."""
         known = ((record.round, _entry(record, *value.split("."))) for record in self.rounds)
         return {round: scale * x for round, x in known if math.isfinite(x)}
 
@@ -157,11 +155,8 @@ class SeedRun:
         return MeanWeights(clients, weights[clients] / times[clients], fedavg[clients] / times[clients])
 
     def effective_mix(self) -> NDArray[np.float64] | None:
-        """Return the label mix that trained the model, shape `(classes,)`.
-
-        It is the label mixes of the clients that replied, times their weights, mean over the rounds that had any; None
-        where no round had.
-        """
+        """Return the label mix that trained the model: that of weighted clients, mean over the rounds that any replied
+        in."""
         mixes = label_shares(self.counts)
         rounds = [np.asarray(record.weights) @ mixes[record.answered] for record in self.rounds if record.weights]
         return np.mean(rounds, axis=0) if rounds else None
@@ -184,10 +179,8 @@ class SeedRun:
 
     @staticmethod
     def most_frequent(runs: Iterable[SeedRun]) -> str | None:
-        """Say what the most frequent class gets, in the first of these runs whose test classes are uneven.
-
-        Accuracy says little there. None where every class has about as many test samples.
-        """
+        """Say what the most frequent class gets, in the first of these runs whose test classes are uneven; None: in
+        none."""
         for run in runs:
             if (evaluation := run.last_evaluation) is None or not evaluation.uneven:
                 continue
@@ -201,10 +194,8 @@ class SeedRun:
 
     @staticmethod
     def shown_figures(runs: Iterable[SeedRun]) -> list[str]:
-        """Return which figures a table of runs shows: the measure that ranks them first.
-
-        Those of rare classes are among them where the test set's classes are uneven, or one of them is the measure.
-        """
+        """Return which figures a table of runs shows, the one that ranks first; those of rare classes where they are
+        uneven."""
         known = list(runs)
         ranked, usual = SeedRun.measure_of(known), ["accuracy", "worst_class", "target_accuracy"]
         if ranked in usual and SeedRun.most_frequent(known) is None:

@@ -21,14 +21,8 @@ _PAIRS = (("common", "alone"), ("personal", "alone"), ("pooled", "alone"), ("per
 
 @dataclass(frozen=True)
 class Gain:
-    """What clients gain by one row against another: differences of a figure, paired over the clients that have both.
-
-    Attributes:
-        names: These clients, from who loses most to who gains most.
-        differences: The figure of `row` minus that of `other`, by client; of `SiteRow.LOW`, less is better.
-        low: Lower end of the interval of 95 % of their mean, by the bootstrap over clients; NaN for a single one.
-        high: Its upper end.
-    """
+    """What clients gain by one row against another: differences of a figure, paired over the clients that have both,
+    from who loses most to who gains most, and the interval of 95 % of their mean, by the bootstrap over clients."""
 
     row: str
     other: str

@@ -103,11 +103,8 @@ class Curve:
 
 @contextmanager
 def figure(*paths: Path, width: float = 6.4, height: float = 4.8) -> Iterator[Figure]:
-    """Yield an empty figure, in inches, and write it to files after the block; a suffix chooses the format.
-
-    It has the style of all figures, whatever the user has set in matplotlib. Warnings about glyphs that the font lacks
-    are silenced.
-    """
+    """Yield an empty figure, in inches, in the style of all, and write it to files after the block, by their
+    suffixes."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -169,11 +166,8 @@ def curves(
 def bars(
     axes: Axes, series: Mapping[str, tuple[FloatArray, FloatArray | None]], names: Sequence[str] | None = None
 ) -> None:
-    """Draw groups of bars, in each a bar for every series, with whiskers of one standard deviation.
-
-    `series` has means and standard deviations, a value for each group, by label; NaN leaves a bar out. Groups without
-    names are numbered.
-    """
+    """Draw groups of bars, with whiskers of one standard deviation; `series` has both by label, NaN leaves a bar
+    out."""
     wide = 0.84 / len(series)
     for at, (label, (mean, std)) in enumerate(series.items()):
         place = np.arange(len(mean)) + (at - (len(series) - 1) / 2) * wide
@@ -199,10 +193,7 @@ def heat_map(axes: Axes, values: FloatArray, class_names: Sequence[str], top: fl
 
 
 def weights_against_fedavg(axes: Axes, runs: Sequence[tuple[int, str, FloatArray, FloatArray]]) -> None:
-    """Draw each client's weight, in percent, against what FedAvg would have given it; the diagonal is FedAvg.
-
-    A run is the number of its series, its label, FedAvg's weights and its own, shares of shape `(clients,)`.
-    """
+    """Draw each client's weight, in percent, against FedAvg's, by number, label and both weights of each run."""
     top = 0.0
     for style, label, fedavg, own in runs:
         marker = _MARKERS[style % len(_MARKERS)]
@@ -219,10 +210,8 @@ def weights_against_fedavg(axes: Axes, runs: Sequence[tuple[int, str, FloatArray
 def mix_with_intervals(
     axes: Axes, mix: FloatArray, interval: FloatArray, held_out: FloatArray, names: Sequence[str]
 ) -> None:
-    """Draw the estimated share of each class, beside its share of the held-out samples.
-
-    `mix` and `held_out` are `(classes,)`; `interval` has the ends, `(classes, 2)`.
-    """
+    """Draw the estimated share of each class with its `interval`, `(classes, 2)`, beside that of the held-out
+    samples."""
     places = np.arange(len(mix))
     reach = np.abs(interval - mix[:, None]).T
     axes.errorbar(places, mix, reach, fmt="o", color=_color(0), capsize=3, label="target, estimated (95 %)")
@@ -243,10 +232,8 @@ def mix_with_intervals(
 def critical_differences(
     axes: Axes, names: Sequence[str], ranks: Sequence[float], critical: float, groups: Sequence[tuple[int, int]]
 ) -> None:
-    """Draw average ranks as dots, best on top; a bar joins methods that the critical difference does not tell apart.
-
-    `groups` has the first and last position of each such run of methods.
-    """
+    """Draw average ranks as dots, best on top; a bar joins each of `groups`, first and last, that can't be told
+    apart."""
     rows = _rows(axes, names, "average rank (1 is best)", below=1.2)
     for at, (first, last) in enumerate(groups):
         place = max(ranks) + (at + 1) * (max(ranks) - min(ranks) + 1) / 25

@@ -48,12 +48,7 @@ class Recorded:
             check_cohort(f"cohorts[{place}]", cohort, clients)
 
     def select(
-        self,
-        state: RecordedState,
-        counts: CountsLike,
-        size: int,
-        rng: np.random.Generator,
-        first: int | None = None,
+        self, state: RecordedState, counts: CountsLike, size: int, rng: np.random.Generator, first: int | None = None
     ) -> tuple[IntArray, RecordedState]:
         """Return the next cohort, whatever `size`; see `Selection.select`. `rng` is not used."""
         place = state.round % len(self.cohorts)
