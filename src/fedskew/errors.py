@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -95,6 +96,19 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return " (there are none)"
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
+
+
+@contextmanager
+def placed(
+    where: str,
+    kind: type[Exception] | None = ConfigError,
+    of: type[Exception] | tuple[type[Exception], ...] = ArgumentError,
+) -> Iterator[None]:
+    """Let errors of the block be of this kind (None: of their own), and begin with the place that they are about."""
+    try:
+        yield
+    except of as error:
+        raise (kind or type(error))(f"{where}{error}") from None
 
 
 def in_one_line(error: BaseException) -> str:

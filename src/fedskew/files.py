@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedskew.errors import RunError
+from fedskew.errors import RunError, placed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,12 +105,10 @@ def save_tensors(
     from safetensors.torch import save_file
 
     notes = dict(notes or {})
-    try:
-        with writing(path), replacing(path, wait=wait) as part:
-            said = {"checksum": _checksum(tensors, notes), "notes": notes}
-            save_file(dict(tensors), part, metadata={_KEY: json.dumps(said)})
-    except SafetensorError as error:
-        raise RunError(f"{path}: can't be written: {error}") from None
+    unwritten = placed(f"{path}: can't be written: ", RunError, of=SafetensorError)
+    with unwritten, writing(path), replacing(path, wait=wait) as part:
+        said = {"checksum": _checksum(tensors, notes), "notes": notes}
+        save_file(dict(tensors), part, metadata={_KEY: json.dumps(said)})
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

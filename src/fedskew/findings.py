@@ -14,14 +14,12 @@ MOST = 62
 def as_bits(table: ArrayLike) -> IntArray:
     """Return what each row of 0 and 1 holds, `(samples, findings)`, as one number, `(samples,)`."""
     rows = np.asarray(table, dtype=np.int64)
-    bits: IntArray = rows @ (1 << np.arange(rows.shape[1], dtype=np.int64))
-    return bits
+    return rows @ (1 << np.arange(rows.shape[1], dtype=np.int64))
 
 
 def as_table(bits: ArrayLike, number: int) -> IntArray:
     """Return the rows of 0 and 1, `(samples, number)`, that `as_bits` made numbers of."""
-    table: IntArray = np.asarray(bits, dtype=np.int64)[:, None] >> np.arange(number) & 1
-    return table
+    return np.asarray(bits, dtype=np.int64)[:, None] >> np.arange(number) & 1
 
 
 def rarest(table: IntArray) -> IntArray:

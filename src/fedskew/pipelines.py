@@ -115,8 +115,7 @@ class FedConcat:
         with threadpool_limits(limits=1):
             found = search.fit(holders).predict(shares)
         _, firsts, ids = np.unique(found, return_index=True, return_inverse=True)
-        numbers: NDArray[np.int64] = np.argsort(np.argsort(firsts))[ids]
-        return numbers
+        return np.argsort(np.argsort(firsts))[ids]
 
 
 INDEX: dict[str, type] = {"fedconcat": FedConcat}

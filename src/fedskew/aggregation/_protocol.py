@@ -93,8 +93,7 @@ def products(updates: Tensor) -> FloatArray:
     for part in torch.split(updates, PART, dim=1):
         wide = part.to(torch.float64)
         total += wide @ wide.T
-    found: FloatArray = total.cpu().numpy()
-    return found
+    return total.cpu().numpy()
 
 
 def by_coordinate(updates: Tensor, weights: FloatArray, lowest: float) -> Tensor:

@@ -17,7 +17,7 @@ from fedskew.data._labels import Label, Place, by_number, of_columns, prepared
 from fedskew.data._own import findings_in, labels_in, names_in, ordered, read_arrays
 from fedskew.data._table import Table, is_saved, place_among, saved_table, table_files
 from fedskew.data._text import TEXT
-from fedskew.errors import ArgumentError, DataError, DataWarning
+from fedskew.errors import DataError, DataWarning, placed
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
 from fedskew.sheets import columns_in, find_column
 
@@ -119,12 +119,10 @@ def _columns(
     path: Path, names: Sequence[str], label: str | None, client: str | None
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the columns of labels, and that of clients if there is one."""
-    try:
+    with placed(f"{path}: ", DataError):
         named = [None] if label is None else columns_in(label, names)
         places = [find_column(names, "label", CLASS_WORDS, one) for one in named]
         owner = find_column(names, "client", CLIENT_WORDS, client)
-    except ArgumentError as error:
-        raise DataError(f"{path}: {error}") from None
     found = tuple(names[place] for place in places if place is not None)
     if not found:
         raise DataError(f"{path}: no column of labels; say by --label which it is (it has: {', '.join(names)})")

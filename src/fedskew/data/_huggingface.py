@@ -20,7 +20,7 @@ from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
 from fedskew.data._schema import Column, Encoder, TableSchema
 from fedskew.data._table import datasets_package, saved_part, saved_table
 from fedskew.data._text import Texts, Vocabulary
-from fedskew.errors import ArgumentError, DataError, nearest
+from fedskew.errors import ArgumentError, DataError, nearest, placed
 from fedskew.sheets import columns_in
 
 Table = Any
@@ -217,10 +217,8 @@ def names_of(table: Table, column: str, empty: str | None = None) -> list[str]:
     elif None in values:
         raise DataError(f"table: {column!r} is empty in row {values.index(None) + 1}")
     if hasattr(feature, "int2str"):
-        try:
+        with placed(f"table: {column!r}: ", DataError, of=ValueError):
             return [value if value == empty else str(feature.int2str(value)) for value in values]
-        except ValueError as error:
-            raise DataError(f"table: {column!r}: {error}") from None
     return [str(value) for value in values]
 
 

@@ -23,7 +23,7 @@ from fedskew.data._labels import Label, Missing, Place, by_number, of_table, pre
 from fedskew.data._propose import identifiers
 from fedskew.data._schema import Column, Encoder, Kind, TableSchema
 from fedskew.data._table import Table, place_among, table_files
-from fedskew.errors import ArgumentError, DataError, DataWarning, in_one_line, nearest
+from fedskew.errors import ArgumentError, DataError, DataWarning, in_one_line, nearest, placed
 from fedskew.names import warn_of_look_alikes
 from fedskew.sheets import columns_in
 
@@ -282,10 +282,8 @@ def _of_table(table: Table, schema: TableSchema, separator: str | None) -> RawSa
 def _schema_of(given: str | dict[str, Any]) -> TableSchema:
     if isinstance(given, str):
         return TableSchema.read_toml(Path(given).expanduser())
-    try:
+    with placed("schema.", ArgumentError, of=(ArgumentError, TypeError)):
         return TableSchema.of_plain(given)
-    except (ArgumentError, TypeError) as error:
-        raise ArgumentError(f"schema.{error}") from None
 
 
 def _all_numbers(table: Table, label: str | tuple[str, ...], client: str | None) -> TableSchema:

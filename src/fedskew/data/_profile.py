@@ -230,8 +230,7 @@ def _placed(values: NDArray[Any], cells: tuple[Any, ...]) -> NDArray[np.int64]:
         return np.array([number.get(str(value), len(cells)) for value in values], dtype=np.int64)
     numbers = values.astype(np.float64)
     at = np.searchsorted(float(cells[0]) + float(cells[1]) * _EDGES, numbers, side="right")
-    placed: NDArray[np.int64] = np.where(np.isnan(numbers), CELLS, at)
-    return placed
+    return np.where(np.isnan(numbers), CELLS, at)
 
 
 def _holm(found: list[Change]) -> list[Change]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from fedskew.data._labels import Label, NoLabel, of_columns, whole
 from fedskew.data._table import Table
-from fedskew.errors import ArgumentError, ConfigError, DataWarning, nearest
+from fedskew.errors import ArgumentError, DataWarning, nearest, placed
 from fedskew.parameters import Finite, Switch, component
 from fedskew.trees import read_tree
 
@@ -206,20 +206,16 @@ class TableSchema:
         """Make a schema of what `plain` returned, or of a TOML file's tree; ArgumentError where it is none."""
         own, columns = {key: value for key, value in values.items() if (key, value) != ("kind", "table")}, {}
         for name, column in dict(own.get("columns", {})).items():
-            try:
+            with placed(f"columns.{name}.", ArgumentError, of=(ArgumentError, TypeError)):
                 columns[name] = Column(**column)
-            except (ArgumentError, TypeError) as error:
-                raise ArgumentError(f"columns.{name}.{error}") from None
         return TableSchema(**own | {"columns": columns})
 
     @staticmethod
     def read_toml(path: Path) -> TableSchema:
         """Read a schema from a TOML file; ConfigError names file and key."""
         tree, _, _ = read_tree(path, "schema", None, False)
-        try:
+        with placed(f"{path}: ", of=(ArgumentError, TypeError)):
             return TableSchema.of_plain(tree)
-        except (ArgumentError, TypeError) as error:
-            raise ConfigError(f"{path}: {error}") from None
 
     def read(self, path: Path, skip_broken: bool = False) -> tuple[list[str], Tensor]:
         """See `Encoder.read`."""

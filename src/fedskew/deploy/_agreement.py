@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from fedskew import components, findings, methods
 from fedskew.data import Profile, TableSchema, encoder_of
-from fedskew.errors import ArgumentError, ConfigError, RunError
+from fedskew.errors import ArgumentError, ConfigError, RunError, placed
 from fedskew.experiment import Config, ModelInfo, target_mix
 from fedskew.finish import Calibrate
 from fedskew.metrics import Tally
@@ -206,10 +206,8 @@ class Agreement(BaseModel):
             raise ValueError(f"input_cells: expected {', '.join(known)}, each with a mean and a deviation")
 
     def _check_encoder(self) -> None:
-        try:
+        with placed("encoder: ", ValueError, of=(ArgumentError, TypeError)):
             table = self.table
-        except (ArgumentError, TypeError) as error:
-            raise ValueError(f"encoder: {error}") from None
         if table is None:
             return
         if self.shape != [len(table.slots)]:
@@ -364,10 +362,8 @@ class Agreement(BaseModel):
     def read(path: Path) -> Agreement:
         """Read a `deploy.toml`; ConfigError names the file and the key."""
         tree, _, _ = read_tree(path, "agreement", None, False)
-        try:
+        with placed(f"{path}: ", of=ConfigError):
             return Agreement.resolve(tree)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
 
     def check_config(self, config: Config, target: Path | None = None, at_site: bool = False) -> None:
         """Raise ConfigError where a config can't be deployed; `target` is the server's file with the mix, unknown
@@ -587,10 +583,8 @@ def method_of(config: Config, agreement: Agreement) -> methods.Method:
     method = methods.build(config.method, config.training.momentum)
     if agreement.multi_label:
         method = methods.for_findings(method)
-    try:
+    with placed("method.server_update."):
         server_update = components.with_clients(method.server_update, len(agreement.sites))
-    except ArgumentError as error:
-        raise ConfigError(f"method.server_update.{error}") from None
     calibrates = method.personal is not None and method.personal.reads_held_out and agreement.evaluates
     if calibrates and method.finish is None and agreement.updates == "plain":
         method = dataclasses.replace(method, finish=Calibrate())

@@ -124,8 +124,7 @@ def _decode(array: Array, expected: ArraySpec, what: str) -> AnyArray:
     flat = np.frombuffer(data, dtype, expected.size, start)
     if expected.is_float and not np.isfinite(flat).all():
         raise NotFiniteError(f"{what} has a value that is NaN or infinite")
-    values: AnyArray = flat.reshape(shape, order="F" if fortran else "C")
-    return values
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
 PACKED = "fedskew-packed"

@@ -29,7 +29,7 @@ from fedskew.deploy.keys import public_keys, read_mask_key
 from fedskew.deploy.releases import NotAgreedError, refuse_unless
 from fedskew.engine import Update
 from fedskew.engine.sums import encode_update
-from fedskew.errors import RunError
+from fedskew.errors import RunError, placed
 from fedskew.files import load_tensors, private_folder, save_tensors
 from fedskew.privacy import Protection
 from fedskew.sums import Key, mask
@@ -143,10 +143,8 @@ class Masks:
     def answer(self, asked: wire.SumAsked, client: int | None = None) -> RecordDict:
         """Mask the answer that was kept last for a purpose."""
         path = self._path(asked.purpose)
-        try:
+        with placed(f"{path}: ", RunError, of=RunError):
             parts, notes = load_tensors(path)
-        except RunError as error:
-            raise RunError(f"{path}: {error}") from None
         if notes["round"] != asked.round:
             raise RunError(
                 f"asked for round {asked.round} again, and this site last answered in round {notes['round']}"

@@ -12,7 +12,6 @@ Where that is agreed to, sites then add up what their inputs look like, in cells
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -33,10 +32,9 @@ from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of
 from fedskew.deploy._roster import Roster
-from fedskew.deploy._sums import MaskedSums, in_words, sum_over_all
-from fedskew.errors import ArgumentError, DataError, EndedEarlyError, RunError
+from fedskew.deploy._sums import MaskedSums, in_words, kept, sum_over_all
+from fedskew.errors import ArgumentError, DataError, EndedEarlyError, RunError, placed
 from fedskew.experiment import Config, RunFolder
-from fedskew.files import write_text, writing
 from fedskew.sums.fixed_point import AMOUNTS, FixedPoint, add
 
 FILE, WEIGHTS_FILE = "moments.json", "class-weights.json"
@@ -90,7 +88,7 @@ def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreemen
         LOG.info("means and deviations of %d columns are those of all sites", schema.numbers)
         return {MEAN: mean, STD: std}
 
-    return agreement.told(_kept(folder / FILE, ask))
+    return agreement.told(kept(folder / FILE, ask))
 
 
 def balanced(plan: Plan, roster: Roster, folder: Path) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def balanced(plan: Plan, roster: Roster, folder: Path) -> dict[str, Any]:
             counts, size = total[: len(counts)], float(total[-1])
         return {WEIGHTS: list(plan.class_weights(counts, size))}
 
-    return _kept(folder / WEIGHTS_FILE, ask) if plan.config.training.balances else {}
+    return kept(folder / WEIGHTS_FILE, ask) if plan.config.training.balances else {}
 
 
 def weighted(config: Config, said: Mapping[str, Any]) -> Config:
@@ -116,21 +114,6 @@ def weighted(config: Config, said: Mapping[str, Any]) -> Config:
     if not all(isinstance(weight, float) and 0 < weight < math.inf for weight in weights):
         raise RunError("class weights that were told are not all above 0 and finite")
     return config.with_value("training.class_weights", weights)
-
-
-def _kept(path: Path, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a file in the run folder has, or write what asking gives."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    except FileNotFoundError:
-        found = ask()
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(found), private=True)
-    return found
 
 
 def _patience(agreement: Agreement) -> float:
@@ -161,10 +144,8 @@ def profiled(plan: Plan, roster: Roster, folder: Path) -> None:
         return profile
 
     def check(found: NDArray[Any], client: int) -> None:
-        try:
+        with placed("what its inputs look like can't be: ", RefusedError):
             read(found, roster.sizes[[client]])
-        except ArgumentError as error:
-            raise RefusedError(f"what its inputs look like can't be: {error}") from None
 
     try:
         spec = ArraySpec((plan.profile_size,), "int64")

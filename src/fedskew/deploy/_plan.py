@@ -25,7 +25,7 @@ from fedskew.engine import Assignment, Backend, ClientStates, Federation, LocalW
 from fedskew.engine.finish import check_finish
 from fedskew.engine.sums import FixedPoint, Floats, encode_update
 from fedskew.engine.target import Estimation
-from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line, placed
 from fedskew.experiment import Config, make_network, make_protection, make_work, target_mix
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.labels import read_target
@@ -278,11 +278,9 @@ class Plan:
         training, told = self.config.training, None if announced is None else dict(announced)
         codec = FixedPoint(self.protection, told) if self.is_masked else Floats()
         if self.method.finish is not None:
-            try:
+            with placed(""):
                 self.finished_layer(self.known(mix))
-            except ArgumentError as error:
-                raise ConfigError(str(error)) from None
-        try:
+        with placed("method: "):
             return Federation(
                 method=self.method,
                 backend=backend,
@@ -299,8 +297,6 @@ class Plan:
                 network=self.model,
                 sizes=sizes,
             )
-        except ArgumentError as error:
-            raise ConfigError(f"method: {error}") from None
 
 
 def returned_by(model: FlatModel, work: LocalWork, clients: int) -> dict[str, ArraySpec]:

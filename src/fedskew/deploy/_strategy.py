@@ -35,7 +35,7 @@ from fedskew.deploy._validator import ReplyValidator
 from fedskew.deploy.site_data import SiteData
 from fedskew.engine import Federation, LocalTraining, LocalWork, ServerState, Update
 from fedskew.engine.contracts import hooked
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ConfigError, placed
 from fedskew.hooks import Hooks
 from fedskew.labels import as_target
 from fedskew.methods import Method
@@ -220,7 +220,7 @@ class MethodStrategy(Strategy):
             max_reply=self.max_reply,
         )
         self._counts = self._query_counts(grid) if self._queries else np.zeros((len(nodes), 1))
-        try:
+        with placed("method: "):
             federation = Federation(
                 method=self._chosen,
                 backend=Nobody(),
@@ -231,8 +231,6 @@ class MethodStrategy(Strategy):
                 epochs=self.epochs,
                 weight_limit=self.weight_limit,
             )
-        except ArgumentError as error:
-            raise ConfigError(f"method: {error}") from None
         self._state = federation.start(self._model_state(arrays))
         return federation
 

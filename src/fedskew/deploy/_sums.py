@@ -34,7 +34,7 @@ from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of, figures_of
 from fedskew.deploy._roster import Roster
 from fedskew.engine.sums import decode_answers, decode_sums
-from fedskew.errors import ArgumentError, ConfigError, EndedEarlyError, RunError, SumsError
+from fedskew.errors import EndedEarlyError, RunError, SumsError, placed
 from fedskew.files import write_text, writing
 from fedskew.models import ModelState
 from fedskew.privacy import UpdateNoise
@@ -235,30 +235,14 @@ def _seeds(content: RecordDict, key: str, names: Collection[str]) -> Mapping[str
 
 
 def announced_from(plan: Plan, roster: Roster, target: FloatArray | None, folder: Path) -> dict[str, FloatArray] | None:
-    """Ask all sites for sums of their label counts over all of them; return the numbers that all sites get.
+    """Ask all sites for sums of their label counts over all of them, once; return the numbers that all sites get.
 
-    None where label counts are not only ever summed. What came of it is written to the run folder, so that a server
-    that is started again does not ask again. ConfigError where the sums are not enough, as no site holds a sample or
-    the `target` mix is missing; EndedEarlyError where a site was away for too long; RunError where the file can't be
-    read.
+    None where label counts are not only ever summed. ConfigError where the sums are not enough, as no site holds a
+    sample or the `target` mix is missing; EndedEarlyError where a site was away for too long.
     """
-    if plan.by_sums is None:
+    if (weighting := plan.by_sums) is None:
         return None
-    announced = _announced(plan, roster, target, folder / ANNOUNCED_FILE)
-    known = announced.get("totals", announced.get("samples"))
-    roster.samples = float(len(roster.names)) if known is None else float(np.sum(known))
-    return announced
-
-
-def _announced(plan: Plan, roster: Roster, target: FloatArray | None, path: Path) -> dict[str, FloatArray]:
-    weighting, classes, sites = plan.by_sums, len(plan.agreement.classes), len(roster.names)
-    assert weighting is not None, "by the caller"
-    if path.exists():
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            return {str(name): np.array(values, dtype=np.float64) for name, values in stored.items()}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
+    classes, sites, path = len(plan.agreement.classes), len(roster.names), folder / ANNOUNCED_FILE
     patience = max(plan.agreement.idle_timeout, plan.agreement.start_timeout)
     sums, numbers = MaskedSums(roster.members, roster.session, sites, 1.0), itertools.count(1)
 
@@ -266,15 +250,32 @@ def _announced(plan: Plan, roster: Roster, target: FloatArray | None, path: Path
         spec = ArraySpec(weighting.answer(np.zeros(classes), question).shape, "int64")
         return decode_answers(sum_over_all(sums, wire.SUM_COUNTS, next(numbers), spec, patience, question), question)
 
+    def announce() -> dict[str, list[float]]:
+        with placed("label_counts: "):
+            announced = weighting.announce(ask, target, sites)
+        LOG.info("weights follow from %d sums over all %d sites", next(numbers) - 1, sites)
+        return {name: values.tolist() for name, values in announced.items()}
+
+    stored = kept(path, announce)
+    with placed(f"{path}: damaged; restore it: ", RunError, of=(ValueError, TypeError)):
+        announced = {name: np.array(values, dtype=np.float64) for name, values in stored.items()}
+    known = announced.get("totals", announced.get("samples"))
+    roster.samples = float(len(roster.names)) if known is None else float(np.sum(known))
+    return announced
+
+
+def kept(path: Path, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a file in the run folder has, so that a server that is started again does not ask again."""
     try:
-        announced = weighting.announce(ask, target, sites)
-    except ArgumentError as error:
-        raise ConfigError(f"label_counts: {error}") from None
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        found = ask()
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({name: values.tolist() for name, values in announced.items()}), private=True)
-    LOG.info("weights follow from %d sums over all %d sites", next(numbers) - 1, sites)
-    return dict(announced)
+        write_text(path, json.dumps(found), private=True)
+    return found
 
 
 def sum_over_all(

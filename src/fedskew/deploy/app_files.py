@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedskew.errors import ConfigError
+from fedskew.errors import ConfigError, placed
 from fedskew.own_code import importable
 from fedskew.tables import flatten
 
@@ -36,14 +36,12 @@ def read_app(folder: Path) -> AppFiles:
     """Read an app folder; ConfigError where there is none, or a file in it can't be read."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder; the federation's app folder belongs there")
-    try:
+    with placed(f"{folder}: can't be read: ", of=OSError):
         return {
             name: path.read_bytes()
             for path in sorted(folder.rglob("*"))
             if path.is_file() and not _is_aside(name := path.relative_to(folder).as_posix())
         }
-    except OSError as error:
-        raise ConfigError(f"{folder}: can't be read: {error}") from None
 
 
 def unzip_app(content: bytes) -> AppFiles:

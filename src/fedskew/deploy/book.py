@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from fedskew.deploy._log import LOG
 from fedskew.deploy.releases import ROUNDING, Budget, CountsRequest, Release, Releases, explain, refuse_unless
-from fedskew.errors import RunError
+from fedskew.errors import RunError, placed
 from fedskew.files import locked, private_folder, replacing, writing
 from fedskew.labels import privatize
 from fedskew.privacy import Protection, epsilon, together
@@ -271,13 +271,11 @@ class Book:
 
     def _make(self) -> None:
         private_folder(self._folder)
+        unwritten = placed(f"{self.path}: can't be written: ", RunError, of=sqlite3.Error)
         with locked(self._folder, PATIENCE), writing(self.path):
             if not self.path.exists():
-                try:
-                    with replacing(self.path, private=True) as part, closing(sqlite3.connect(part)) as db:
-                        db.executescript(_TABLE)
-                except sqlite3.Error as error:
-                    raise RunError(f"{self.path}: can't be written: {error}") from None
+                with unwritten, replacing(self.path, private=True) as part, closing(sqlite3.connect(part)) as db:
+                    db.executescript(_TABLE)
 
 
 def cost(noises: Sequence[float], delta: float) -> float:

@@ -86,8 +86,7 @@ class SiteData:
     def _counted(self, targets: Tensor) -> NDArray[np.float64]:
         ids, number = targets.cpu().numpy(), self.num_classes
         found = findings.as_table(ids, number).sum(axis=0) if self.multi_label else np.bincount(ids, minlength=number)
-        counts: NDArray[np.float64] = found.astype(np.float64)
-        return counts
+        return found.astype(np.float64)
 
     @property
     def reported(self) -> NDArray[np.float64]:

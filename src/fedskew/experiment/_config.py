@@ -22,7 +22,7 @@ from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
 from fedskew.data import TableSchema
-from fedskew.errors import ArgumentError, ConfigError, FedskewError, in_one_line
+from fedskew.errors import ConfigError, FedskewError, in_one_line, placed
 from fedskew.experiment import _sections as sections
 from fedskew.experiment._own import with_names
 from fedskew.files import file_hash, write_text
@@ -224,10 +224,8 @@ class Config(sections.Section):
     def outline(path: Path) -> Config:
         """Read the keys of a config that is only looked at: nothing that it names is imported, opened or checked."""
         tree, _, _ = read_tree(path, "config", None, False)
-        try:
+        with placed(f"{path}: ", of=ConfigError):
             return _validated(tree)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
 
 
 def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False, trust_code: bool = False) -> Config:
@@ -272,15 +270,13 @@ def _with_schema(tree: dict[str, Any], beside: Path = Path()) -> dict[str, Any]:
     schema = table.get("schema") if isinstance(table, dict) else None
     if not isinstance(table, dict) or schema is None or table.get("name") != "csv":
         return tree
-    try:
+    with placed("data.schema: ", of=(FedskewError, TypeError)):
         made = schema
         if isinstance(schema, str):
             place = Path(schema).expanduser()
             made = TableSchema.read_toml(place if place.exists() else beside / place)
         elif not isinstance(schema, TableSchema):
             made = TableSchema.of_plain(schema)
-    except (FedskewError, TypeError) as error:
-        raise ConfigError(f"data.schema: {error}") from None
     return tree | {"data": table | {"schema": made.plain()}}
 
 
@@ -347,10 +343,8 @@ def _check(config: Config) -> None:
     """Check what depends on several sections."""
     engine, training, tune = config.engine, config.training, config.tune
     method = methods.build(config.method, training.momentum)
-    try:
+    with placed("training."):
         methods.check(method, training.local())
-    except ArgumentError as error:
-        raise ConfigError(f"training.{error}") from None
     if engine.seeds_together and engine.backend != "cohort":
         raise ConfigError(
             "engine.seeds_together: seeds train together as one cohort; set engine.backend to 'cohort' (it is "
@@ -405,17 +399,13 @@ def _check(config: Config) -> None:
             raise ConfigError(f"target.mix: can't be estimated {several}; give the shares as a list")
         if training.keep_optimizer:
             raise ConfigError(f"training.keep_optimizer: not possible {several}")
-        try:
+        with placed("method.pipeline.", of=FedskewError):
             method.pipeline.split(training.rounds)
-        except FedskewError as error:
-            raise ConfigError(f"method.pipeline.{error}") from None
     if tune is not None and tune.key.split(".")[0] in {"tune", "seeds", "name", "output", "schema", "data"}:
         raise ConfigError(f"tune.key: {tune.key!r} can't be tuned; name a key such as method.weighting.ess")
     for value in [] if tune is None else tune.values:
-        try:
+        with placed(f"tune.values: {value!r} is not valid: ", of=FedskewError):
             config.tuned(value)
-        except FedskewError as error:
-            raise ConfigError(f"tune.values: {value!r} is not valid: {error}") from None
 
 
 def _check_balance(training: sections.TrainingSection, method: methods.Method) -> None:

@@ -31,7 +31,7 @@ from torch import Tensor
 from fedskew import components, data
 from fedskew.data import OWN, ByteImages, Dataset, Encoder
 from fedskew.data.tokens import Tokens
-from fedskew.errors import ArgumentError, ConfigError, DataError, RunError
+from fedskew.errors import ConfigError, DataError, RunError, placed
 from fedskew.experiment._config import IDENTITY, Config, Origin
 from fedskew.experiment._own import changed_sources, own_sources
 from fedskew.files import write_text, writing
@@ -202,14 +202,12 @@ def _load(config: Config, seed: int) -> Dataset:
     load = components.find(data.INDEX, config.data.name, "data.name")
     options, rng = config.data.parameters, generator(seed, Purpose.DATA)
     if ":" not in config.data.name:
-        try:
+        with placed("data."):
             encoder = _tokens(config)
             made = data.load(config.data.name, _data_root(config), rng=rng, encoder=encoder, **options)
             if encoder is not None and made.encoder != encoder:
                 raise ConfigError(f"data.tokenizer: the samples of {config.data.name} are no texts; leave it out")
             return made
-        except ArgumentError as error:
-            raise ConfigError(f"data.{error}") from None
     dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
     if not isinstance(dataset, Dataset):
         raise ConfigError(
@@ -223,10 +221,8 @@ def _tokens(config: Config) -> Encoder | None:
     folder, length = config.data.tokenizer, config.data.parameters.get("length", 200)
     if folder is None:
         return None
-    try:
+    with placed("data.tokenizer: ", of=DataError):
         return Tokens.of_folder(Path(config.place(folder)).expanduser(), length)
-    except DataError as error:
-        raise ConfigError(f"data.tokenizer: {error}") from None
 
 
 def _data_root(config: Config) -> str | None:

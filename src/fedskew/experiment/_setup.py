@@ -23,7 +23,7 @@ from fedskew.data import Dataset, take
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, summable
-from fedskew.errors import ArgumentError, BackendWarning, ConfigError
+from fedskew.errors import BackendWarning, ConfigError, placed
 from fedskew.executors import cores
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
@@ -218,10 +218,8 @@ def _announced(config: Config, method: methods.Method, counts: FloatArray, targe
         return None
     weighting = method.weighting
     assert isinstance(weighting, BySums), "the config has been checked"
-    try:
+    with placed("engine.label_counts: "):
         return weighting.announce(lambda question: answers_in_sum(weighting, counts, question), target, len(counts))
-    except ArgumentError as error:
-        raise ConfigError(f"engine.label_counts: {error}") from None
 
 
 def _fedconcat(
@@ -235,15 +233,11 @@ def _fedconcat(
     """Return the runner of a pipeline, around a federation that trains the config's network."""
     seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
-    try:
+    with placed("method.pipeline."):
         cluster_of = pipeline.divide(counts, generator(seed, Purpose.CLUSTERS))
-    except ArgumentError as error:
-        raise ConfigError(f"method.pipeline.{error}") from None
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
-    try:
+    with placed(f"model.name: FedConcat can't use {config.model.name}: "):
         whole = models.Concatenated(network.module, pipeline.clusters, drawn)
-    except ArgumentError as error:
-        raise ConfigError(f"model.name: FedConcat can't use {config.model.name}: {error}") from None
     whole_model = FlatModel(whole)
     head = replace(
         federation,

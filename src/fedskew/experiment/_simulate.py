@@ -19,7 +19,7 @@ from fedskew import torchrun
 from fedskew.engine import Federation, RoundRunner
 from fedskew.engine.cohort import run_round_together
 from fedskew.engine.workers import from_the_first
-from fedskew.errors import ConfigError, FedskewError
+from fedskew.errors import ConfigError, FedskewError, placed
 from fedskew.experiment._config import Config, read, resolve
 from fedskew.experiment._folder import FINISHED, RunFolder, check_empty, is_begun
 from fedskew.experiment._identity import refuse_changes, set_aside, shared_data
@@ -122,12 +122,10 @@ def check_runs(configs: Sequence[Config], out: Path, resume: bool, fresh: bool) 
     if resume:
         _check_resumable(configs, out)
     for config in configs if len(configs) > 1 and not torchrun.launched() else ():
-        try:
+        with placed(f"run {config.name!r}: ", None, of=FedskewError):
             if not (resume or fresh):
                 check_empty(config.folder(out))
             _try_out(config, config.folder(out))
-        except FedskewError as error:
-            raise type(error)(f"run {config.name!r}: {error}") from None
 
 
 def _check_resumable(configs: Sequence[Config], out: Path) -> None:

@@ -16,7 +16,7 @@ from fedskew.data import Inputs
 from fedskew.engine.finish import FinishedModel, answer, check_finish, finish_model
 from fedskew.engine.target import EstimatedMix, Estimation, logits_of
 from fedskew.engine.workers import from_the_first
-from fedskew.errors import ArgumentError, ConfigError
+from fedskew.errors import ArgumentError, ConfigError, placed
 from fedskew.experiment._config import Config
 from fedskew.experiment._task import Task, held_out_data, held_out_rows
 from fedskew.finish import Finish, Known, Source
@@ -196,10 +196,8 @@ class LocalFinisher:
     seed: int
 
     def __post_init__(self) -> None:
-        try:
+        with placed(""):
             check_finish(self.component, self.model.module, self.samples, self._known(None))
-        except ArgumentError as error:
-            raise ConfigError(str(error)) from None
 
     def _known(self, server: Any) -> Known:
         estimated = None if server is None else EstimatedMix.of(server)

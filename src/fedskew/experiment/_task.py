@@ -16,7 +16,7 @@ from torch import Tensor
 from fedskew import components, data, partition
 from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import PartitionedData
-from fedskew.errors import ArgumentError, ConfigError, DataError
+from fedskew.errors import ConfigError, DataError, placed
 from fedskew.experiment._config import Config
 from fedskew.experiment._identity import Loaded, data_seed, loaded
 from fedskew.experiment._model_info import ModelInfo
@@ -254,10 +254,8 @@ def target_mix(
     if isinstance(mix, str) and mix not in {"uniform", *known}:
         raise ConfigError(f"{key}: {mix!r} {unknown[mix]}")
     amounts = np.ones(classes) if mix == "uniform" else known[mix] if isinstance(mix, str) else np.array(mix, float)
-    try:
+    with placed(""):
         return as_target(amounts, classes, key, written=isinstance(mix, list))
-    except ArgumentError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _targets(
@@ -342,15 +340,11 @@ def _unlabelled(
 
 def _own_samples(path: str, dataset: Dataset) -> Tensor:
     info = model_info(dataset)
-    try:
+    with placed("target.unlabelled: ", DataError, of=DataError):
         found = data.unlabelled([Path(path).expanduser()], dataset.in_shape, dataset.window, encoder=dataset.encoder)
         read = torch.cat([some.inputs for some in found])
-    except DataError as error:
-        raise DataError(f"target.unlabelled: {error}") from None
-    try:
+    with placed(f"target.unlabelled: {path}: "):
         return info.normalise(read)
-    except ArgumentError as error:
-        raise ConfigError(f"target.unlabelled: {path}: {error}") from None
 
 
 def _draw_target(labels: IntArray, free: IntArray, mix: FloatArray, size: int, rng: np.random.Generator) -> IntArray:

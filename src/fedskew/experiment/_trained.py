@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
-from fedskew.errors import ArgumentError, RunError
+from fedskew.errors import ArgumentError, RunError, placed
 from fedskew.experiment._config import Config, read
 from fedskew.experiment._folder import FINISHED, INPUTS
 from fedskew.experiment._model_info import ModelInfo, export
@@ -349,12 +349,10 @@ def _network(config: Config, info: ModelInfo) -> nn.Module:
 
 
 def _tensor(values: ArrayLike) -> Tensor:
-    try:
+    with placed("inputs: not an array of numbers: ", ArgumentError, of=(ValueError, TypeError)):
         array = np.asarray(values)
         numbers = array if array.dtype.kind in "fiub" else array.astype(np.float64)
         return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))  # as PyTorch takes memory
-    except (ValueError, TypeError) as error:
-        raise ArgumentError(f"inputs: not an array of numbers: {error}") from None
 
 
 def moved_model(

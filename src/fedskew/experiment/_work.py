@@ -28,7 +28,7 @@ from fedskew.engine import (
 )
 from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.engine.target import logits_of
-from fedskew.errors import ArgumentError, ConfigError, DataError
+from fedskew.errors import ArgumentError, ConfigError, DataError, placed
 from fedskew.experiment._config import Config
 from fedskew.files import file_hash
 from fedskew.methods import Method
@@ -90,10 +90,8 @@ def make_work(
     the federation, `(classes,)`, where they are known, and `size` its samples where these may have several labels.
     """
     training, local = config.training, config.training.local()
-    try:
+    with placed("training."):
         local.check_groups(model.names)
-    except ArgumentError as error:
-        raise ConfigError(f"training.{error}") from None
     augment = None
     if training.augmentation is not None:
         augmentation = components.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
@@ -139,10 +137,8 @@ def _class_weights(
 def _private(personal: Personal, model: FlatModel) -> Private | None:
     """Mark what never leaves a client; None where that is nothing."""
     known = Names.of(model.module, model.names, model.buffer_names)
-    try:
+    with placed("method.personal."):
         names = checked_private(personal, personal.private(known), known)
-    except ArgumentError as error:
-        raise ConfigError(f"method.personal.{error}") from None
     return Private.of(model, names, personal.head_epochs) if names else None
 
 
@@ -172,10 +168,8 @@ def make_protection(config: Config, model: FlatModel, clients: int) -> Protectio
     if section.answers is not None and section.answers > cohort:
         raise ConfigError(f"privacy.answers: {section.answers} are more than the {cohort} clients of a round")
     noise = UpdateNoise(section.clip, section.noise, limit, section.answers)
-    try:
+    with placed("privacy."):
         noise.share(model.read_state().parameters.numel(), cohort)
-    except ArgumentError as error:
-        raise ConfigError(f"privacy.{error}") from None
     return Protection(noise, section.epsilon, section.delta)
 
 
@@ -210,10 +204,8 @@ def _network(
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.name: {config.model.name} returned {type(module).__name__}, not an nn.Module")
         if samples is not None:
-            try:
+            with placed(f"model.name: {config.model.name} does not fit: "):
                 models.check_outputs(module, samples, num_classes)
-            except ArgumentError as error:
-                raise ConfigError(f"model.name: {config.model.name} does not fit: {error}") from None
     return module
 
 
@@ -225,10 +217,8 @@ def _of_source(config: Config, num_classes: int, in_shape: tuple[int, ...], samp
     if samples is not None and (section.architecture is not None) == samples.is_floating_point():
         said = "token ids (data.tokenizer)" if section.architecture is not None else "numbers"
         raise ConfigError(f"model.name: {section.name} takes {said}, and these samples are of another kind")
-    try:
+    with placed("model."):
         return from_source(section.name, num_classes, in_shape, options)
-    except ArgumentError as error:
-        raise ConfigError(f"model.{error}") from None
 
 
 def _prepared(

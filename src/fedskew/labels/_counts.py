@@ -10,7 +10,7 @@ from typing import Any, Literal, TextIO, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, placed
 from fedskew.labels._csv import lists_samples, read_counts, read_own, read_shares, write_counts
 
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -66,8 +66,7 @@ class LabelCounts:
     @property
     def sizes(self) -> FloatArray:
         """Samples of each client, shape `(clients,)`."""
-        sizes: FloatArray = self._counts.sum(axis=1) if self._sizes is None else self._sizes
-        return sizes
+        return self._counts.sum(axis=1) if self._sizes is None else self._sizes
 
     @property
     def marginals(self) -> FloatArray:
@@ -145,14 +144,11 @@ class LabelCounts:
         partitioner.dataset = table            # or data.partitioners["train"] of a FederatedDataset that is loaded
         print(describe(LabelCounts.of_partitions(partitioner)))
         """
-        try:
+        where = f"partitioner: {type(partitioner).__name__} gives no labels {label!r}: "
+        with placed(where, ArgumentError, of=(AttributeError, KeyError, TypeError, ValueError, IndexError)):
             parts = [partitioner.load_partition(place) for place in range(partitioner.num_partitions)]
             columns = [np.asarray(part[label]) for part in parts]
             known = getattr(getattr(parts[0], "features", {}).get(label), "names", None) if parts else None
-        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise ArgumentError(
-                f"partitioner: {type(partitioner).__name__} gives no labels {label!r}: {error}"
-            ) from None
         seen = np.unique(np.concatenate(columns)) if columns else np.zeros(0)
         values = seen if known is None else np.arange(len(known))
         counts = [[np.count_nonzero(column == value) for value in values] for column in columns]
@@ -205,8 +201,7 @@ def as_target(target: ArrayLike, classes: int, name: str = "target", written: bo
         raise ArgumentError(
             f"{name}: the shares sum to {total:.6g}; give shares that sum to 1, percentages that sum to 100, or counts"
         )
-    mix: FloatArray = array / total
-    return mix
+    return array / total
 
 
 def read_target(path: str | Path, classes: Sequence[str], decimal: Literal[".", ","] | None = None) -> FloatArray:

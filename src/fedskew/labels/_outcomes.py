@@ -34,8 +34,7 @@ def outcome_cells(outputs: FloatArray, edges: ArrayLike = EDGES, logits: bool = 
 def cells_of(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike) -> NDArray[np.int64]:
     """Return the outcome cell of each sample from its predicted class and the probability of that, `(samples,)`."""
     cuts = np.asarray(edges, dtype=np.float64)
-    cells: NDArray[np.int64] = predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
-    return cells
+    return predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
 
 
 def outcome_table(labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int) -> FloatArray:

@@ -100,8 +100,7 @@ class MixEstimate:
     @property
     def standard_errors(self) -> FloatArray:
         """Standard error of each class's share, shape `(classes,)`."""
-        errors: FloatArray = np.sqrt(np.diag(self.covariance))
-        return errors
+        return np.sqrt(np.diag(self.covariance))
 
     def interval(self, level: float = 0.95) -> FloatArray:
         """Return a confidence interval of each class's share, `(classes, 2)`; [0, 1] without held-out samples.
@@ -250,8 +249,7 @@ class _Cells:
 
 
 def _multinomial(shares: FloatArray) -> FloatArray:
-    covariance: FloatArray = np.diag(shares) - np.outer(shares, shares)
-    return covariance
+    return np.diag(shares) - np.outer(shares, shares)
 
 
 def _starts(totals: FloatArray, bins: int) -> list[int]:

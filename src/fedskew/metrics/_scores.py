@@ -63,8 +63,7 @@ class Scores:
         """Logarithms of the probabilities, `(samples, classes)`."""
         import torch  # here, as commands that train nothing start sooner without it
 
-        found: FloatArray = torch.log_softmax(torch.from_numpy(np.ascontiguousarray(self.logits)), dim=1).numpy()
-        return found
+        return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(self.logits)), dim=1).numpy()
 
     @cached_property
     def probabilities(self) -> FloatArray:

@@ -45,7 +45,7 @@ from typing import Any, Literal
 
 import pydantic
 
-from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.errors import ConfigError, FedskewError, nearest, placed
 from fedskew.experiment import Config, resolve
 from fedskew.methods import DEFAULTS
 from fedskew.papers._estimate import facts_of
@@ -112,12 +112,10 @@ class RecipeRow:
             own["training.rounds"] = rounds
             if first := tree.get("method", {}).get("pipeline", {}).get("encoder_rounds"):
                 own["method.pipeline.encoder_rounds"] = max(1, first * rounds // whole)  # both parts in proportion
-        try:
+        with placed(f"row {self.name!r}: ", None, of=FedskewError):
             for key, value in {**(changes or {}), **own}.items():
                 put(tree, key, value)
             config = resolve(tree)
-        except FedskewError as error:
-            raise type(error)(f"row {self.name!r}: {error}") from None
         return config.model_copy(update={"name": _run_name(config)})
 
 
@@ -236,10 +234,8 @@ class Recipe:
         paper, _, item = name.partition("-")
         path = folder() / paper / f"{item}.toml"
         settings, own = _tables(path.with_name("settings.toml"), "settings"), _tables(path, "item")
-        try:
+        with placed(f"{path}: ", None, of=FedskewError):
             return _recipe(name, paper, settings, own)
-        except FedskewError as error:
-            raise type(error)(f"{path}: {error}") from None
 
 
 def _plain(label: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError, PartitionError
+from fedskew.errors import ArgumentError, PartitionError, placed
 from fedskew.parameters import Count, Positive, Size, Switch, component
 from fedskew.partition._rule import IntArray, Rule, apportion
 from fedskew.tables import counted
@@ -127,10 +127,8 @@ class DirichletWithinDomains(DirichletByClass):
         shares = []
         for domain in found:
             rows = np.flatnonzero(domains == domain)
-            try:
+            with placed(f"in domain {domain}: ", PartitionError, of=PartitionError):
                 shares += [rows[own] for own in super().split(labels[rows], each, rng, num_classes)]
-            except PartitionError as error:
-                raise PartitionError(f"in domain {domain}: {error}") from None
         return shares
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError, DataError, MissingPackageError
+from fedskew.errors import ArgumentError, DataError, MissingPackageError, placed
 from fedskew.files import replacing
 from fedskew.partition._rule import IntArray
 
@@ -88,11 +88,10 @@ class Partition:
         table = {name: np.asarray(values) for name, values in {"label": labels, **(columns or {})}.items()}
         rows = np.arange(len(table["label"]))
         kind = type(partitioner).__name__
-        try:
+        where = f"partitioner: {kind} can't divide these samples: "
+        with placed(where, ArgumentError, of=(AttributeError, TypeError, ValueError, KeyError)):
             partitioner.dataset = package.Dataset.from_dict({**table, _ROW: rows})
             parts = [partitioner.load_partition(client)[_ROW] for client in range(partitioner.num_partitions)]
-        except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise ArgumentError(f"partitioner: {kind} can't divide these samples: {error}") from None
         indices = [np.sort(np.asarray(part, dtype=np.int64)) for part in parts]
         return cls.of(indices, table["label"], num_classes, f"{kind} of flwr-datasets")
 

@@ -49,8 +49,7 @@ class Prior(Personal):
         assert held_out is not None, "it reads_held_out"
         outputs, calibration = np.asarray(logits, dtype=np.float64), held_out.calibration
         own = self._own_mix(outputs, held_out, counts)
-        moved: FloatArray = outputs / calibration.temperature + calibration.offsets(own, held_out.mix)
-        return moved
+        return outputs / calibration.temperature + calibration.offsets(own, held_out.mix)
 
     def _own_mix(self, logits: FloatArray, held_out: HeldOut, counts: ArrayLike) -> FloatArray:
         if self.mix == "estimate" and len(logits):

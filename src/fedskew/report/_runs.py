@@ -85,8 +85,7 @@ class SeedRun:
     @property
     def samples(self) -> NDArray[Any]:
         """Training samples of each client, `(clients,)`: what its label counts sum to, where a sample has one class."""
-        samples: NDArray[Any] = self.counts.sum(axis=1) if self.sizes is None else self.sizes
-        return samples
+        return self.counts.sum(axis=1) if self.sizes is None else self.sizes
 
     @property
     def summarised_by(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.errors import ArgumentError
+from fedskew.errors import ArgumentError, placed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,10 +114,8 @@ def figure(*paths: Path, width: float = 6.4, height: float = 4.8) -> Iterator[Fi
         yield drawn
         for path in paths:
             metadata = {"Date": None} if path.suffix == ".svg" else None
-            try:
+            with placed(f"{path}: the figure can't be written: ", ArgumentError, of=(OSError, ValueError)):
                 drawn.savefig(path, dpi=150, facecolor="white", metadata=metadata)
-            except (OSError, ValueError) as error:
-                raise ArgumentError(f"{path}: the figure can't be written: {error}") from None
 
 
 def curves(

@@ -167,5 +167,4 @@ def even_cohort(
 
 def _terms(amounts: FloatArray) -> FloatArray:
     """Compute g(t) = t log2 t, with g(0) = 0."""
-    terms: FloatArray = amounts * np.log2(np.where(amounts > 0, amounts, 1))
-    return terms
+    return amounts * np.log2(np.where(amounts > 0, amounts, 1))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.errors import ArgumentError, MissingPackageError, SumsError
+from fedskew.errors import ArgumentError, MissingPackageError, SumsError, placed
 from fedskew.sums.fixed_point import IntArray, unsigned
 
 if TYPE_CHECKING:
@@ -235,10 +235,8 @@ def mask(values: Values, key: Key, peers: Mapping[str, bytes], context: SumConte
     pairs = {}
     for name in context.members:
         if name != site:
-            try:
+            with placed(f"peers: {name}: ", ArgumentError):
                 pairs[name] = key.shared(peers[name], digest)
-            except ArgumentError as error:
-                raise ArgumentError(f"peers: {name}: {error}") from None
     own = secrets.token_bytes(Key.SEED)
     arrays = {name: _integers(name, array).copy() for name, array in _by_name(values).items()}
     _add(arrays, own, plus=True)
