@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,10 @@ from common import built
 from covering import Cell, covering_set, few
 from fedskew.data import AUGMENTATIONS
 from fedskew.engine import Assignment, ClientSamples, Conditions, Federation, Update
+from fedskew.engine.cohort._graphs import Graphs
 from fedskew.engine.contracts import hooked
 from fedskew.errors import RunError
+from fedskew.local_steps import SGD
 from fedskew.models import Network, build
 
 TARGET = np.array([0.1, 0.2, 0.3, 0.4])
@@ -56,16 +59,18 @@ def play_rounds(federation: Federation, model, rounds: int = 2):
     return state, records
 
 
-def assert_trains_alike(cell: Cell, kind: type[Network] = Plain) -> None:
+def assert_trains_alike(cell: Cell, kind: type[Network] = Plain, held: bool = False) -> None:
     method = built(momentum=0.5, **cell.tables())
     *both, sent = backends(method, network(kind), batch_size=20)  # of 40 samples at most: one step or two
     parts = {"seed": 4, "epochs": 1, "conditions": Conditions(dropout=0.2)}
     alone, together = (Federation(method, one, one.work.data.counts, TARGET, 0.5, **parts) for one in both)
+    both[1].graphs = Graphs() if held else None
     (state, records), (expected, known) = play_rounds(together, sent.model), play_rounds(alone, sent.model)
     close = CLOSE
     if {"feddecorr", "classifier_variance"} <= set(cell.terms):  # together they amplify rounding
         close = {**CLOSE, "atol": max(CLOSE["atol"], 2 * amplified_rounding(alone, sent.model, expected))}
     torch.testing.assert_close(dict(state.tensors), dict(expected.tensors), **close)
+    assert both[1].graphs is None or both[1].graphs.failed is None
     for record, other in zip(records, known, strict=True):
         for key in ("cohort", "answered", "dropped", "diverged", "steps", "bytes_up", "bytes_down"):
             assert getattr(record, key) == getattr(other, key)
@@ -85,10 +90,10 @@ def amplified_rounding(federation: Federation, model, expected) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Plain, Straight])
+@pytest.mark.parametrize(("kind", "held"), [(Plain, False), (Straight, False), (Plain, True)])
 @pytest.mark.parametrize("cell", few(), ids=str)
-def test_every_component_trains_as_one_client_after_another(cell: Cell, kind: type[Network]):
-    assert_trains_alike(cell, kind)
+def test_every_component_trains_as_one_client_after_another(cell: Cell, kind: type[Network], held: bool):
+    assert_trains_alike(cell, kind, held)
 
 
 @pytest.mark.whole_product
@@ -256,6 +261,30 @@ def test_samples_may_lie_in_data_sets_of_their_own():
     apart = backends(built(), divided=Apart()).together.train(1, UNEVEN, sent)
     pairs = zip(apart, together.train(1, UNEVEN, sent), strict=True)
     assert all(torch.equal(one.change, other.change) for one, other in pairs)
+
+
+def test_held_steps_take_one_cohort_after_another_and_other_rates():
+    both = backends(TEACHING, network(Normed), batch_size=9, lr_decay=0.5)
+    both.together.graphs = graphs = Graphs()
+    for round, asked in enumerate((UNEVEN, tasks(1, 0, 2), UNEVEN[::-1], tasks(2, 3), tasks(2, 5, 7)), 1):
+        assert_alike(both, asked, round)
+        assert graphs.failed is None
+
+
+class Logging(SGD):
+    """A step that logs how often it is taken."""
+
+    def step(self, parameters, gradient, carried, settings, log):
+        log("ones", torch.ones(()))
+        return super().step(parameters, gradient, carried, settings)
+
+
+def test_steps_that_log_figures_are_not_held_and_say_why():
+    both = backends(replace(built(), local_step=Logging()))
+    both.together.graphs = graphs = Graphs()
+    updates = assert_alike(both, UNEVEN)
+    assert graphs.failed == "figures are logged"
+    assert updates[0].logged["ones"] == 1
 
 
 def test_training_leaves_the_global_generator_and_the_model_sent_alone():

@@ -343,6 +343,8 @@ def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
     elif isinstance(backend, CohortBackend):
         stacked = {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
         notes |= stacked
+        if backend.graphs is not None and backend.not_mapped is None:
+            notes["steps"] = "graphs" if backend.graphs.failed is None else f"one by one: {backend.graphs.failed}"
     return notes
 
 

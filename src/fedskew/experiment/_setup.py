@@ -131,7 +131,7 @@ def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a config, a GPU with TF32 off; ConfigError where there is none, and the config asks for
+    """Return the device of a config, a GPU with TF32 and sums in any order off; ConfigError where there is none, and the config asks for
     one."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
@@ -139,6 +139,7 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or not has_gpu:
         return torch.device("cpu")
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True  # else a second run of a network with convolutions has other bits
     return torch.device("cuda", torchrun.local_rank()) if torchrun.launched() else torch.device("cuda")
 
 

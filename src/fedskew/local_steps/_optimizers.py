@@ -87,7 +87,7 @@ def _by_adam(
 
 def descend_in_place(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> None:
     """Take the same step in one pass over memory; of clients that train together, `(clients, parameters)`."""
-    direction, lr, decay = _clipped(direction, settings), float(settings.lr), settings.weight_decay
+    direction, lr, decay = _clipped(direction, settings), settings.lr, settings.weight_decay
     if STEPS in carried:
         carried[STEPS].add_(1)
     if settings.rates is None or settings.decays is None:
@@ -100,7 +100,7 @@ def descend_in_place(parameters: Tensor, direction: Tensor, carried: Named, sett
 
 
 def _move(
-    parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings, lr: float, decay: float
+    parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings, lr: float | Tensor, decay: float
 ) -> None:
     """Take a step in place, of parameters that have one rate and decay."""
     if settings.adam is None:

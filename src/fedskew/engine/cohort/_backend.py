@@ -23,6 +23,7 @@ from fedskew.engine._faults import find_fault
 from fedskew.engine._records import RoundRecord
 from fedskew.engine._sequential import ClientResult, SequentialBackend
 from fedskew.engine._states import ServerState
+from fedskew.engine.cohort._graphs import Graphs
 from fedskew.engine.cohort._layers import MappedNetwork
 from fedskew.engine.cohort._stack import Networks, Stack, StackedClient
 from fedskew.engine.round import Federation
@@ -47,6 +48,7 @@ class CohortBackend(Backend):
         observe: Called with every client's model after its training.
         chunk: Largest number of clients in a stack; None: as many as fit into memory, estimated from tensor shapes.
         not_mapped: Why clients are trained one after another all the same; None if they are not.
+        graphs: The graphs of steps; None where there are none, on a CPU.
     """
 
     name: ClassVar[str] = "cohort"
@@ -57,6 +59,7 @@ class CohortBackend(Backend):
 
     def __post_init__(self) -> None:
         self.not_mapped: str | None = None
+        self.graphs = Graphs() if self.model.vector.is_cuda else None
         self.sequential = SequentialBackend(self.model, self.work, self.observe)
         if (added := added_to(self.model.module)) is not None:
             _train_alone([self], f"{added}, which can't be mapped over clients")
@@ -243,7 +246,9 @@ def _train_mapped(requests: Sequence[CohortRequest]) -> list[list[Update]]:
         alike.sort(key=lambda client: -client.steps)
         for start in range(0, len(alike), first.stack_size):
             stacked = alike[start : start + first.stack_size]
-            results |= dict(zip(stacked, Stack(first.networks, first.work, stacked).train(), strict=True))
+            stack = Stack(first.networks, first.work, stacked)
+            held = None if first.graphs is None else first.graphs.hold(stack)
+            results |= dict(zip(stacked, stack.train(held), strict=True))
     remaining = iter(clients)
     return [
         [

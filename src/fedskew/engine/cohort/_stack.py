@@ -88,6 +88,24 @@ class Own(NamedTuple):
     previous: Outputs | None = None
 
 
+class Moment(NamedTuple):
+    """What differs between the steps of a stack.
+
+    Attributes:
+        number: The step's number.
+        rows: Rows of each client's batch, `(clients, batch)`.
+        lengths: How many of each client's rows are real; None: all.
+        smallest: The real rows of the smallest batch.
+        key: Of each client's draws in dropout layers, if the network has any.
+    """
+
+    number: int | Tensor
+    rows: Tensor
+    lengths: Tensor | None
+    smallest: int
+    key: Tensor | None
+
+
 class StackLog:
     """Figures that the `active` clients of a stack log, all in one call; see `ClientLog`."""
 
@@ -103,6 +121,10 @@ class StackLog:
         sums[:, : self.active] += torch.stack([figures, torch.ones_like(figures)])
         return figures
 
+    def __bool__(self) -> bool:
+        """Whether anything was logged."""
+        return bool(self._sums)
+
     def means(self, client: int) -> dict[str, float]:
         """Return the means of one client, by name."""
         found = {name: sums[:, client].tolist() for name, sums in self._sums.items()}
@@ -117,14 +139,14 @@ class Stack:
         setups = [client.setup for client in clients]
         self._device = setups[0].settings.start.device
         self.own, self.dims = _own(setups)
-        self._inputs, self._targets, rows = _samples(setups)
+        self.inputs, self._targets, rows = _samples(setups)
         steps = clients[0].steps
         table = np.zeros((steps, len(clients), work.training.batch_size), dtype=np.int64)
         self.sizes = np.zeros((steps, len(clients)), dtype=np.int64)
         for index, (client, own_rows) in enumerate(zip(clients, rows, strict=True)):
             table[: client.steps, index] = client.batches(own_rows)
             self.sizes[: client.steps, index] = client.lengths()
-        self._active: list[int] = (self.sizes > 0).sum(1).tolist()
+        self.active: list[int] = (self.sizes > 0).sum(1).tolist()
         self._rows = torch.from_numpy(table).to(self._device)
         self._lengths = torch.from_numpy(self.sizes).to(self._device)
         self._dropout = self._augmentation = None
@@ -135,32 +157,36 @@ class Stack:
             keys = torch.tensor([client.key(Purpose.AUGMENTATION) for client in clients])
             self._augmentation = keys.unsqueeze(1).to(self._device)
 
-    def train(self) -> list[ClientResult]:
-        """Take all steps of all clients; return the results in the order of the clients."""
+    def train(self, held: Any = None) -> list[ClientResult]:
+        """Take all steps of all clients, those that are `held` as graphs; return the results in the clients' order."""
         clients, work = self.clients, self.work
-        model, carried = self._start()
-        finished = _split(model, carried, slice(self._active[0] if self._active else 0, len(clients)))
         gathering = {name: hooks for name, hooks in work.hooks.items() if type(hooks).gather is not Hooks.gather}
-        gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
         totals, self.log = torch.zeros(len(clients), device=self._device), StackLog(len(clients))
-        for number, active in enumerate(self._active):
-            if active < len(model.parameters):
+        model, carried = self.start() if held is None else held.start
+        finished = _split(model, carried, slice(self.active[0] if self.active else 0, len(clients)), held is not None)
+        gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
+        for number, active in enumerate(self.active):
+            if held is None and active < len(model.parameters):
                 model, carried = tree_map(partial(_first, active), (model, carried))
             try:
-                objective, model, carried = self._step(number, active, model, carried)
+                if held is None:
+                    objective, model, carried = self.step(self.moment(number, active), model, carried)
+                    values = objective.values
+                else:
+                    values = held.step(self, number, active)
             except Exception as error:
                 names = ", ".join(str(client.setup.task.client) for client in clients[:active])
                 where = f"round {clients[0].setup.round}, clients {names}, step {number}"
                 raise training_failed(where, error) from error
-            totals[:active] += objective.values * self._lengths[number, :active]
+            totals[:active] += values[:active] * self._lengths[number, :active]
             for name, hooks in gathering.items():
                 for index, client in enumerate(clients[:active]):
                     batch = Batch(*(part[index, : int(self.sizes[number, index])] for part in objective.batch[:3]))
                     last = client.schedule.in_last_epoch(number)
                     gathered[index][name] = hooks.gather(gathered[index][name], batch, last)
-            following = self._active[number + 1] if number + 1 < len(self._active) else 0
+            following = self.active[number + 1] if number + 1 < len(self.active) else 0
             if following < active:
-                finished = _split(model, carried, slice(following, active)) + finished
+                finished = _split(model, carried, slice(following, active), held is not None) + finished
         losses = (totals / self._lengths.sum(0).clamp(min=1)).tolist()
         return [
             ClientResult(model, carried, client.steps, loss, own, self.log.means(at))
@@ -169,7 +195,7 @@ class Stack:
             )
         ]
 
-    def _start(self) -> tuple[ModelState, Named]:
+    def start(self) -> tuple[ModelState, Named]:
         """Return every client's model, and what its first step is given as carried."""
         model, clients = self.own.sent, len(self.clients)
         if self.dims.sent is None:
@@ -178,19 +204,27 @@ class Stack:
         first = [carried_first(self.work, client.setup) for client in self.clients]
         return model, {name: torch.stack([one[name] for one in first]) for name in first[0]}
 
+    def moment(self, number: int, active: int, padded: bool = False) -> Moment:
+        """Return what a step of the `active` first clients differs in; `padded`: batches have their whole width."""
+        sizes = self.sizes[number, :active]
+        smallest, width = int(sizes.min()), self._rows.shape[2] if padded else int(sizes.max())
+        lengths = self._lengths[number, :active] if padded or smallest < width else None
+        key = None if self._dropout is None else self._dropout[number, :active]
+        return Moment(number, self._rows[number, :active, :width], lengths, smallest, key)
+
     @torch.no_grad()
-    def _step(
-        self, number: int, active: int, model: ModelState, carried: Named
-    ) -> tuple[_StackObjective, ModelState, Named]:
+    def step(self, moment: Moment, model: ModelState, carried: Named) -> tuple[_StackObjective, ModelState, Named]:
         """Take one step of the active clients. Operations depend on shapes only: it never waits for the device."""
-        settings = self.clients[0].setup.settings
-        own, dims, smallest = self._batches(number, active, model)
-        self.log.active, step = active, self.work.local_step
-        objective = _StackObjective(self, own, dims, smallest, model)
+        own, dims = self._batches(moment, model)
+        settings = self.clients[0].setup.settings._replace(
+            start=own.sent.parameters, lr=own.lr, broadcast=own.broadcast, client=own.client
+        )
+        self.log.active, step = len(moment.rows), self.work.local_step
+        objective = _StackObjective(self, own, dims, moment.smallest, model)
 
         seen = seen_by(step.step, {"layout": self.networks.train.layout, "log": self.log})
         in_place = steps_in_place(step)
-        if in_place is not None and not isinstance(own.lr, Tensor):
+        if in_place is not None and dims.lr is None:
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             return objective, ModelState(model.parameters, objective.buffers, objective.integers), carried
 
@@ -201,26 +235,24 @@ class Stack:
         parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
         return objective, ModelState(parameters, objective.buffers, objective.integers), carried
 
-    def _batches(self, number: int, active: int, model: ModelState) -> tuple[Own, Any, int]:
-        """Return what the active clients read in a step, what of it is stacked, and the smallest batch's real rows."""
-        sizes = self.sizes[number, :active]
-        width, smallest = int(sizes.max()), int(sizes.min())
-        rows = self._rows[number, :active, :width].reshape(-1)
-        x, mask = self._inputs.index_select(0, rows), None
+    def _batches(self, moment: Moment, model: ModelState) -> tuple[Own, Any]:
+        """Return what the active clients read in a step, and what of it is stacked."""
+        (active, width), rows = moment.rows.shape, moment.rows.reshape(-1)
+        x, mask = self.inputs.index_select(0, rows), None
         if self.work.augment is not None and self._augmentation is not None:
-            keys = mix(torch.arange(width, device=x.device), self._augmentation[:active], number)
+            keys = mix(torch.arange(width, device=x.device), self._augmentation[:active], moment.number)
             x = self.work.augment(x, keys.reshape(-1))
-        if smallest < width:
-            mask = torch.arange(width, device=self._device) < self._lengths[number, :active].unsqueeze(1)
+        if moment.lengths is not None:
+            mask = torch.arange(width, device=self._device) < moment.lengths.unsqueeze(1)
         own = Own(*(part if dim is None else tree_map(partial(_first, active), part) for part, dim in self._parts()))
         own = own._replace(
             x=x.view(active, width, *x.shape[1:]),
             y=self._targets.index_select(0, rows).view(active, width),
             mask=mask,
-            key=None if self._dropout is None else self._dropout[number, :active],
+            key=moment.key,
         )
         if self.networks.teacher is not None:
-            own = own._replace(teacher=self._teach(self.networks.teacher, own, smallest))
+            own = own._replace(teacher=self._teach(self.networks.teacher, own, moment.smallest))
         if self.networks.previous is not None and "previous.parameters" in own.client:
             kept, network = own.client, self.networks.previous
             own = own._replace(
@@ -228,7 +260,7 @@ class Stack:
                     network.views(kept["previous.parameters"]), kept["previous.buffers"], model.integers, own.x
                 )
             )
-        return own, Own(*self.dims[:5], *(None if part is None else 0 for part in own[5:])), smallest
+        return own, Own(*self.dims[:5], *(None if part is None else 0 for part in own[5:]))
 
     def _parts(self) -> list[tuple[Any, Any]]:
         return list(zip(self.own[:5], self.dims[:5], strict=True))
@@ -363,10 +395,10 @@ def _samples(setups: Sequence[ClientSetup]) -> tuple[Inputs, Tensor, list[NDArra
     )
 
 
-def _split(model: ModelState, carried: Named, which: slice) -> list[tuple[ModelState, Named]]:
-    """Split stacked clients into models and carried tensors of single clients."""
-    whole = which.stop - which.start == len(model.parameters)
-    model, carried = tree_map(lambda part: part[which] if whole else part[which].clone(), (model, carried))
+def _split(model: ModelState, carried: Named, which: slice, copied: bool) -> list[tuple[ModelState, Named]]:
+    """Split stacked clients into models and carried tensors of single clients; `copied`: the stack is written to."""
+    copied = copied or which.stop - which.start < len(model.parameters)
+    model, carried = tree_map(lambda part: part[which].clone() if copied else part[which], (model, carried))
     return [
         (ModelState(*(part[at] for part in model)), {name: part[at] for name, part in carried.items()})
         for at in range(which.stop - which.start)
