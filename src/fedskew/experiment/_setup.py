@@ -131,8 +131,7 @@ def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a config, a GPU with TF32 and sums in any order off; ConfigError where there is none, and the config asks for
-    one."""
+    """Return the device of a config; ConfigError where it asks for a GPU, and there is none."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise ConfigError("engine.device: this machine has no CUDA device; use 'cpu' or 'auto'")
