@@ -13,6 +13,5 @@ from .experiment._trained import TrainedModel as TrainedModel
 from .experiment._trained import load as load
 from .labels import LabelCounts as LabelCounts
 from .labels import describe as describe
-from .methods import Method as Method
 
 __version__: str

@@ -12,7 +12,7 @@ from federated import federate, tree
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
-from fedskew.deploy import Address, asked_of_site, check_folder, write_federation
+from fedskew.deploy import Address, check_folder, write_federation
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_training_loop, read
 from fedskew.models import build
@@ -77,10 +77,11 @@ def test_the_server_and_each_site_get_the_file_once_with_their_folders(tmp_path:
     assert 'weights=\\"$PWD/weights.safetensors\\"' in (folder / "server" / "run.sh").read_text()
     path.unlink()
     assert check_folder(folder)
-    assert asked_of_site(written.model_dump()) == {}
-    assert asked_of_site({"model": {"weights": "/etc/passwd", "weights_hash": "0" * 64}}) != {}
     (folder / "server" / "weights.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model.weights: .*server/weights.safetensors: No such file"):
+        check_folder(folder)
+    (run := folder / "app" / "run.toml").write_text(run.read_text().replace('"weights.safetensors"', '"/etc/passwd"'))
+    with pytest.raises(ConfigError, match="model.weights: '/etc/passwd' is the app's own"):
         check_folder(folder)
 
 

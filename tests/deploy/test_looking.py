@@ -13,8 +13,8 @@ import pytest
 import tomli_w
 
 from fedskew.cli import app
-from fedskew.deploy import Address, Agreement, Terms, agree, other_code, read_app, write_federation
-from fedskew.deploy.app_files import app_hash
+from fedskew.deploy import Address, Agreement, Terms, agree, other_code, write_federation
+from fedskew.deploy.app_files import app_hash, read_app
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import resolve
 

@@ -18,8 +18,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
 from fedskew import __version__
-from fedskew.deploy import Agreement, Book, Look, Terms, agree, read_app
-from fedskew.deploy.app_files import app_hash, unzip_app
+from fedskew.deploy import Agreement, Book, Look, Terms, agree
+from fedskew.deploy.app_files import app_hash, read_app, unzip_app
 from fedskew.deploy.supernode import is_agreed
 from fedskew.errors import ConfigError
 from fedskew.experiment import make_network, resolve

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedskew.errors import ArgumentError
 from fedskew.partition import DirichletByClass, Quantity
-from fedskew.selection import FedEntOpt, FedEntOptTarget, GreedyKL, Uniform
+from fedskew.selection import INDEX, FedEntOpt, GreedyKL, Uniform
 
 CIFAR_LABELS = np.repeat(np.arange(10), 5000)
 
@@ -253,7 +253,7 @@ def divergence(counts, mix) -> float:
 @pytest.mark.parametrize("mix", [[0.1] * 10, [0.5, 0.1, 0.1, 0.1, 0.05, 0.05, 0.04, 0.03, 0.02, 0.01], range(1, 11)])
 def test_towards_a_target_each_next_client_brings_the_cohort_nearest_to_it(mix) -> None:
     mix = np.array(mix, dtype=float) / sum(mix)
-    cohort = chosen(FedEntOptTarget(0), DIRICHLET, 8, target=mix)
+    cohort = chosen(INDEX["fedentopt_target"](0), DIRICHLET, 8, target=mix)
     pooled = DIRICHLET[cohort[0]].astype(float)
     for place in range(1, 8):
         others = sorted(set(range(100)) - set(cohort[:place]))
@@ -265,11 +265,11 @@ def test_towards_a_target_each_next_client_brings_the_cohort_nearest_to_it(mix) 
 
 
 def test_without_a_mix_yet_cohorts_are_even_and_one_that_a_target_lacks_is_the_last_resort() -> None:
-    assert chosen(FedEntOptTarget(0.2), DIRICHLET, 6) == chosen(FedEntOpt(0.2), DIRICHLET, 6)
+    assert chosen(INDEX["fedentopt_target"](0.2), DIRICHLET, 6) == chosen(FedEntOpt(0.2), DIRICHLET, 6)
     counts = np.array([[50, 0, 0], [0, 0, 90], [0, 0, 0], [40, 10, 0], [0, 50, 1]], dtype=float)
     # (50, 50, 1) is 0.03 bits from (1/2, 1/2, 0), in spite of the stray sample, (90, 10, 0) 0.53 and (90, 60, 1) 0.06.
     # An empty client changes nothing, and one that holds only what the target lacks comes last.
-    assert chosen(FedEntOptTarget(0), counts, 5, first=0, target=np.array([1, 1, 0])) == [0, 4, 2, 3, 1]
-    assert chosen(FedEntOptTarget(0), counts[1:3], 2, first=1, target=np.array([1, 1, 0])) == [1, 0]
+    assert chosen(INDEX["fedentopt_target"](0), counts, 5, first=0, target=np.array([1, 1, 0])) == [0, 4, 2, 3, 1]
+    assert chosen(INDEX["fedentopt_target"](0), counts[1:3], 2, first=1, target=np.array([1, 1, 0])) == [1, 0]
     with pytest.raises(ArgumentError, match="target"):
-        chosen(FedEntOptTarget(0), counts, 2, target=np.array([1, 1]))
+        chosen(INDEX["fedentopt_target"](0), counts, 2, target=np.array([1, 1]))

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from fedskew.cli.options import Changes, DataRoot, TrustCode, changed_keys, config_file, named, several
 from fedskew.cli.page import Console
 from fedskew.errors import ConfigError, DataError, DivergedError, EndedEarlyError, RunError, StandstillError
-from fedskew.own_code import away_from_current_folder, refused
+from fedskew.own_code import away_from_current_folder
 from fedskew.sheets import columns_in
 from fedskew.tables import counted
 
@@ -146,24 +146,14 @@ def check(folder: Federation, trust_code: TrustCode = False) -> None:
         fedskew deploy check hospitals
         fedskew deploy check hospitals --trust-code      (with a network or a component of your own in hospitals/app)
     """
-    from fedskew.deploy import NOT_YET, asked_of_site, check_folder, other_code, read_app, running
-    from fedskew.experiment import Config
+    from fedskew.deploy import check_folder, other_code
+    from fedskew.deploy.app_files import read_app
 
-    app = folder / "app"
-    files = read_app(app)
-    if code := other_code(files):
+    if code := other_code(read_app(folder / "app")):
         said = f"CODE THAT IS NOT AS FEDSKEW WRITES IT, and would run at the sites: {', '.join(code)}. Read it."
         Console().say(said, style="bold red")
-    asked = asked_of_site(Config.outline(app / "run.toml").model_dump())
-    if asked and not trust_code:
-        key, name = next(iter(asked.items()))
-        raise ConfigError(
-            f"{app / 'run.toml'}: {key}: {name!r} is the app's own, and to check the app would run or open it here; "
-            "read it, and if you trust it add --trust-code"
-        )
-    with running(files) if asked else refused(NOT_YET):
-        for line in check_folder(folder):
-            Console().say(line)
+    for line in check_folder(folder, trust_code):
+        Console().say(line)
 
 
 def local(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import json
 import re
 import shutil
 import tomllib
@@ -29,17 +30,21 @@ from string import Template
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import numpy as np
 import tomli_w
 
 from fedskew import __version__
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
-from fedskew.deploy.app_files import APP, PROJECT, AppFiles, project_content
+from fedskew.deploy.app_files import APP, PROJECT, AppFiles, project_content, read_app, running
 from fedskew.deploy.keys import CONNECTION, write_certificates, write_mask_key, write_node_key
 from fedskew.errors import ConfigError
-from fedskew.experiment import Config
-from fedskew.own_code import is_ours, names_in
+from fedskew.experiment import Config, read
+from fedskew.own_code import is_ours, names_in, refused
+from fedskew.privacy import epsilon as epsilon_of
+from fedskew.privacy import most_rounds
 from fedskew.sums import Key
+from fedskew.tables import counted
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of sites; a site's folder and its key at the SuperLink have its name."""
@@ -47,6 +52,8 @@ SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*")
 WHEEL = re.compile(rf"fedskew-{re.escape(__version__)}-[a-z0-9_.]+-[a-z0-9_.]+-[a-z0-9_.]+\.whl")
 EXTRAS = "[flower,dp]"
+NOT_YET = "it takes the app's own code, which nothing runs before the app is agreed to"
+"""Why a name is not imported while an app is only looked at."""
 TARGET, WEIGHTS = "target.csv", "weights"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Names and addresses for which the server's certificate is valid in addition to its own."""
@@ -248,6 +255,88 @@ def asked_of_site(tree: Mapping[str, Any]) -> dict[str, str]:
     weights = model.get("weights") if isinstance(model, Mapping) else None
     is_known = isinstance(model, Mapping) and model.get("weights_hash") and Path(str(weights)).stem == str(WEIGHTS)
     return names if weights is None or is_known else names | {"model.weights": str(weights)}
+
+
+def check_folder(folder: Path, trust_code: bool = False) -> list[str]:
+    """Check that a federation's folder can be played; say what bounds its sites, and what the loss of each stops.
+    ConfigError where it can't be, or where that takes the app's own code and this is not trusted."""
+    app = folder / "app"
+    asked = asked_of_site(Config.outline(app / "run.toml").model_dump())
+    if asked and not trust_code:
+        key, name = next(iter(asked.items()))
+        raise ConfigError(
+            f"{app / 'run.toml'}: {key}: {name!r} is the app's own, and to check the app would run or open it here; "
+            "read it, and if you trust it add --trust-code"
+        )
+    with running(read_app(app)) if asked else refused(NOT_YET):
+        return _checked(folder)
+
+
+def _checked(folder: Path) -> list[str]:
+    """Play a federation on paper, by its newest run's label counts or made-up ones."""
+    config = read(folder / "app" / "run.toml").weights_in(folder / "server")
+    agreement = Agreement.read(folder / "app" / "deploy.toml")
+    target = folder / "server" / "target.csv"
+    place = target if target.exists() else None
+    runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)
+    counts, whose = None, "made-up label counts"
+    if runs and agreement.label_counts in ("exact", "noisy"):
+        counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
+        whose = f"the label counts of {runs[-1].parent.name}"
+    played = rehearse(config, agreement, place, counts)
+    leaves_out = agreement.norm_action == "leave_out"
+    bound = (
+        f"norm_limit = {agreement.norm_limit:g}, norm_action = {agreement.norm_action}: what is so many times as large "
+        f"as is likely is {'left out' if leaves_out else 'counted, and only reported'}"
+    )
+    if agreement.updates == "masked":
+        bound = (
+            f"updates = masked: the server sees sums over {agreement.sum_sites} sites at least, one of a round, so "
+            "that nothing bounds what a site that lies sends, and a round is lost with a site that masks and does not "
+            "open"
+        )
+    compared = agreement.updates == "plain" and agreement.label_counts == "exact"
+    return [
+        f"{folder}: can be played, by {counted(len(agreement.sites), 'site')}, with {whose}",
+        bound,
+        played.limit_in_words(),
+        f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
+        *played.losses_in_words(),
+        "directions: updates are compared with those of sites that told the same labels, from four sites in a round"
+        if compared
+        else "directions: not compared, as that takes exact label counts and updates that are not masked",
+        *noise_in_words(config),
+        *target_site_in_words(config, agreement),
+    ]
+
+
+def noise_in_words(config: Config) -> list[str]:
+    """Say in a line what the noise on updates costs a site; no line where updates have no noise."""
+    section, rounds = config.privacy, config.training.rounds
+    if section is None:
+        return []
+    all_rounds = epsilon_of(section.noise, rounds, section.delta)
+    most = most_rounds(section.noise, section.epsilon, section.delta)
+    return [
+        f"privacy.noise = {section.noise:g}: a site that takes part in all {rounds} rounds spends epsilon "
+        f"{all_rounds:.3g} (delta {section.delta:g}), and in {min(most, rounds)} of them at most, for an epsilon of "
+        f"{section.epsilon:g}"
+    ]
+
+
+def target_site_in_words(config: Config, agreement: Agreement) -> list[str]:
+    """Say who the target site is, what it sends, and what bounds it if it lies; nothing where there is none."""
+    name, section = agreement.target_site, config.target
+    if name is None or not section.is_estimated:
+        return []
+    cells = len(agreement.classes) * section.bins
+    labels = "it trains, too" if name in agreement.sites else "it does not train, and sends no model"
+    return [
+        f"target_site = {name}: after round {section.warmup} and every {section.every} rounds it sends how many of "
+        f"its samples without labels are in each of {cells} cells (class and confidence of the model); {labels}",
+        f"what {name} sends decides towards which label mix sites are weighed; training.weight_limit, the weighting's "
+        f"effective_clients, and target.on_misfit = {section.on_misfit} bound that (docs/threats.md of fedskew)",
+    ]
 
 
 def _check_wheel(path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedskew import __version__
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._folder import asked_of_site, other_code
+from fedskew.deploy._folder import NOT_YET, asked_of_site, other_code
 from fedskew.deploy._log import utc_now
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._terms import Terms, terms_path
@@ -24,9 +24,6 @@ from fedskew.metrics import Tally
 from fedskew.own_code import refused
 from fedskew.privacy import COVERED, most_rounds
 from fedskew.sums import Key, SumContext
-
-NOT_YET = "it takes the app's own code, which nothing runs before the app is agreed to"
-"""Why a name is not imported while an app is only looked at."""
 
 
 class Disclosure(NamedTuple):

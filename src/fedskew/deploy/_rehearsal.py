@@ -6,7 +6,6 @@ would be refused, what the weight limit does, and what the loss of a site stops.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +22,10 @@ from fedskew.deploy.keys import key_line
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update, cohort_size
 from fedskew.engine.contracts import shortage
 from fedskew.errors import CombinationError
-from fedskew.experiment import Config, read
+from fedskew.experiment import Config
 from fedskew.partition import DirichletByClass
-from fedskew.privacy import epsilon as epsilon_of
-from fedskew.privacy import most_rounds
 from fedskew.randomness import Purpose, generator
 from fedskew.sums import Key, SumContext
-from fedskew.tables import counted
 from fedskew.weighting import AFL
 
 ROUNDS = 20
@@ -175,74 +171,6 @@ def example_counts(sites: int, classes: int) -> FloatArray:
     labels = np.arange(100 * sites) % classes
     rows = DirichletByClass(0.3, min_size=5).split(labels, sites, generator(0, Purpose.PARTITION), num_classes=classes)
     return np.array([np.bincount(labels[own], minlength=classes) for own in rows], dtype=np.float64)
-
-
-def check_folder(folder: Path) -> list[str]:
-    """Check that a federation's folder can be played, by its newest run's label counts or made-up ones; say what bounds
-    its sites, and what the loss of each stops."""
-    config = read(folder / "app" / "run.toml").weights_in(folder / "server")
-    agreement = Agreement.read(folder / "app" / "deploy.toml")
-    target = folder / "server" / "target.csv"
-    place = target if target.exists() else None
-    runs = sorted((folder / "server" / "runs").glob("*/deployment.json"), key=lambda path: path.stat().st_mtime)
-    counts, whose = None, "made-up label counts"
-    if runs and agreement.label_counts in ("exact", "noisy"):
-        counts = np.array(json.loads(runs[-1].read_text(encoding="utf-8"))["label_counts"], dtype=np.float64)
-        whose = f"the label counts of {runs[-1].parent.name}"
-    played = rehearse(config, agreement, place, counts)
-    leaves_out = agreement.norm_action == "leave_out"
-    bound = (
-        f"norm_limit = {agreement.norm_limit:g}, norm_action = {agreement.norm_action}: what is so many times as large "
-        f"as is likely is {'left out' if leaves_out else 'counted, and only reported'}"
-    )
-    if agreement.updates == "masked":
-        bound = (
-            f"updates = masked: the server sees sums over {agreement.sum_sites} sites at least, one of a round, so "
-            "that nothing bounds what a site that lies sends, and a round is lost with a site that masks and does not "
-            "open"
-        )
-    compared = agreement.updates == "plain" and agreement.label_counts == "exact"
-    return [
-        f"{folder}: can be played, by {counted(len(agreement.sites), 'site')}, with {whose}",
-        bound,
-        played.limit_in_words(),
-        f"method.aggregation: {config.method.get('aggregation', {'name': 'mean'})['name']}",
-        *played.losses_in_words(),
-        "directions: updates are compared with those of sites that told the same labels, from four sites in a round"
-        if compared
-        else "directions: not compared, as that takes exact label counts and updates that are not masked",
-        *noise_in_words(config),
-        *target_site_in_words(config, agreement),
-    ]
-
-
-def noise_in_words(config: Config) -> list[str]:
-    """Say in a line what the noise on updates costs a site; no line where updates have no noise."""
-    section, rounds = config.privacy, config.training.rounds
-    if section is None:
-        return []
-    all_rounds = epsilon_of(section.noise, rounds, section.delta)
-    most = most_rounds(section.noise, section.epsilon, section.delta)
-    return [
-        f"privacy.noise = {section.noise:g}: a site that takes part in all {rounds} rounds spends epsilon "
-        f"{all_rounds:.3g} (delta {section.delta:g}), and in {min(most, rounds)} of them at most, for an epsilon of "
-        f"{section.epsilon:g}"
-    ]
-
-
-def target_site_in_words(config: Config, agreement: Agreement) -> list[str]:
-    """Say who the target site is, what it sends, and what bounds it if it lies; nothing where there is none."""
-    name, section = agreement.target_site, config.target
-    if name is None or not section.is_estimated:
-        return []
-    cells = len(agreement.classes) * section.bins
-    labels = "it trains, too" if name in agreement.sites else "it does not train, and sends no model"
-    return [
-        f"target_site = {name}: after round {section.warmup} and every {section.every} rounds it sends how many of "
-        f"its samples without labels are in each of {cells} cells (class and confidence of the model); {labels}",
-        f"what {name} sends decides towards which label mix sites are weighed; training.weight_limit, the weighting's "
-        f"effective_clients, and target.on_misfit = {section.on_misfit} bound that (docs/threats.md of fedskew)",
-    ]
 
 
 def _loss(plan: Plan, federation: Federation, client: int) -> tuple[float, str]:

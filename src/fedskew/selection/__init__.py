@@ -27,7 +27,6 @@ INDEX: dict[str, type] = {
 __all__ = [
     "INDEX",
     "FedEntOpt",
-    "FedEntOptTarget",
     "GreedyKL",
     "Selection",
     "SeolKim",
