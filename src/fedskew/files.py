@@ -71,8 +71,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, private: bool = False) -> None:
-    """Write a UTF-8 text file atomically, replacing an existing one."""
-    with replacing(path, private=private) as part:
+    """Write a UTF-8 text file atomically, replacing an existing one; RunError where that is not possible."""
+    with writing(path), replacing(path, private=private) as part:
         part.write_text(text, encoding="utf-8")
 
 
@@ -90,8 +90,8 @@ def file_hash(path: Path) -> str:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append to a file, and return when that is on the disk."""
-    with path.open("ab") as file:
+    """Append to a file, and return when that is on the disk; RunError where that is not possible."""
+    with writing(path), path.open("ab") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -421,7 +421,7 @@ def test_infinity_is_a_value_in_file_grid_and_command_line(tmp_path):
 def test_tables_that_cannot_be_written_are_one_line(tmp_path):
     sweep = sweep_of(tmp_path, "[sweep]\n")
     sweep.folder(tmp_path).write_text("in the way")
-    with pytest.raises(RunError, match="sweep-small.*: the tables can't be written: "):
+    with pytest.raises(RunError, match="sweep-small.*: can't be written: "):
         SweepResult.of(sweep, [], tmp_path).write_tables()
 
 

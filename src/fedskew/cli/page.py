@@ -20,7 +20,7 @@ from rich.text import Text
 from typer import Option
 
 from fedskew.errors import ArgumentError
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 from fedskew.names import visible
 from fedskew.tables import csv_text, latex_table
 
@@ -173,8 +173,7 @@ def print_json(value: Any) -> None:
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Write a table of cells."""
-    with writing(path):
-        write_text(path, csv_text(rows))
+    write_text(path, csv_text(rows))
 
 
 def shares(values: Iterable[float], digits: int = 1) -> list[str]:

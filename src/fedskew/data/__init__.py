@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedskew.data import tokens as tokens  # its encoder is known by its kind
 from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
-from fedskew.data._dataset import ByteImages, Dataset, Inputs, Stored, in_own_units, take
+from fedskew.data._dataset import SAMPLERS, ByteImages, Dataset, Inputs, Stored, in_own_units, take
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
@@ -12,7 +12,6 @@ from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
 from fedskew.data._objects import from_object
 from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
-from fedskew.data._samplers import SAMPLERS
 from fedskew.data._schema import Encoder, TableSchema, encoder_of
 from fedskew.data._text import Texts
 from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment

@@ -19,9 +19,8 @@ from fedskew.data._arrays import (
     mnist,
     mnist_and_fashion,
 )
-from fedskew.data._builtin import digits, synthetic
 from fedskew.data._dataset import Dataset
-from fedskew.data._digits import digit_domains, svhn, syn_digits, usps
+from fedskew.data._digits import digit_domains, digits, svhn, syn_digits, synthetic, usps
 from fedskew.data._folder import folder
 from fedskew.data._huggingface import from_huggingface
 from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet

@@ -30,7 +30,7 @@ from fedskew.engine import Assignment, LocalWork, SequentialBackend
 from fedskew.engine.own import OwnModels
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_own
-from fedskew.files import append, load_tensors, private_folder, save_tensors, writing
+from fedskew.files import append, load_tensors, private_folder, save_tensors
 from fedskew.models import FlatModel, ModelState
 from fedskew.models.body import cut, quickened
 from fedskew.personal import OwnTraining
@@ -142,8 +142,7 @@ class Home:
         """Write a line about an answer into the journal."""
         private_folder(self.folder)
         line = {"at": utc_now(), "kind": kind, "bytes": size, **figures}
-        with writing(self.folder / JOURNAL):
-            append(self.folder / JOURNAL, (json.dumps(line) + "\n").encode())
+        append(self.folder / JOURNAL, (json.dumps(line) + "\n").encode())
 
     def journal(self) -> list[dict[str, Any]]:
         """Read the journal; a line that a kill cut short is left out."""

@@ -17,7 +17,7 @@ from fedskew import __version__
 from fedskew.deploy.app_files import app_hash, read_app
 from fedskew.deploy.releases import Budget, Neighbours, NotAgreedError, refuse_unless
 from fedskew.errors import ConfigError
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 from fedskew.parameters import Count, Positive, first_mistake
 from fedskew.sums import SumContext
 from fedskew.trees import read_tree
@@ -93,8 +93,7 @@ class Terms(BaseModel):
         tree = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         if self.epsilon is None:
             del tree["neighbours"]
-        with writing(path):
-            write_text(path, ABOUT + tomli_w.dumps(tree), private=True)
+        write_text(path, ABOUT + tomli_w.dumps(tree), private=True)
 
     def check_app(self, folder: Path) -> None:
         """Raise NotAgreedError unless an app folder, and fedskew, are those that the site agreed to."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fedskew.engine import ServerState
 from fedskew.errors import RunError
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 
 IntArray = NDArray[np.int64]
 
@@ -191,8 +191,7 @@ class Decisions:
 
     def write(self, folder: Path) -> None:
         """Write the decisions."""
-        with writing(folder / FILE):
-            write_text(folder / FILE, json.dumps({"looked": self.looked, "readmitted": self.readmitted}) + "\n")
+        write_text(folder / FILE, json.dumps({"looked": self.looked, "readmitted": self.readmitted}) + "\n")
 
     def readmits(self, name: str, left_out: int) -> bool:
         """Return whether a site that is left out for a round may take part again."""

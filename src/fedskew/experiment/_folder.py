@@ -176,8 +176,7 @@ class RunFolder:
     def append(self, record: RoundRecord) -> None:
         """Add a line to `rounds.jsonl`; it is on the disk when this returns. RunError where it can't be written."""
         line = (json.dumps(record.to_dict(), allow_nan=False) + "\n").encode()
-        with writing(self._rounds):
-            append(self._rounds, line)
+        append(self._rounds, line)
         self._mark(record.round, line)
 
     def resume(self, template: RunState) -> tuple[RunState, list[RoundRecord]] | None:
@@ -227,18 +226,15 @@ class RunFolder:
 
     def write_profile(self, profile: Profile) -> None:
         """Write `inputs.json`: what the training samples look like."""
-        with writing(self.path / INPUTS):
-            write_text(self.path / INPUTS, json_text(profile.plain()))
+        write_text(self.path / INPUTS, json_text(profile.plain()))
 
     def write_sites(self, rows: Sequence[SiteRow]) -> None:
         """Write `sites.csv`, a line for each client and row; NaN as an empty cell."""
-        with writing(self.path / SITES):
-            write_text(self.path / SITES, csv_text([list(SiteRow.__annotations__), *(row.cells() for row in rows)]))
+        write_text(self.path / SITES, csv_text([list(SiteRow.__annotations__), *(row.cells() for row in rows)]))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`, in plain values."""
-        with writing(self.path / "summary.json"):
-            write_text(self.path / "summary.json", json_text(summary))
+        write_text(self.path / "summary.json", json_text(summary))
 
     def _check(self, identity: Identity) -> None:
         """Raise RunError where the run in the folder was made of something else."""

@@ -27,7 +27,6 @@ from fedskew.errors import BackendWarning, ConfigError, placed
 from fedskew.executors import cores
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
-from fedskew.experiment._frozen_body import behind_body
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
 from fedskew.experiment._progress import TRACKERS
@@ -39,6 +38,7 @@ from fedskew.experiment._work import (
     ClientEvaluations,
     LabelledData,
     LocalEvaluator,
+    behind_body,
     make_method,
     make_network,
     make_protection,

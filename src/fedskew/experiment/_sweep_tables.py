@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedskew import models
-from fedskew.errors import RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.files import write_text
+from fedskew.files import write_text, writing
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import Spread, csv_text, filled, markdown_table
 
@@ -160,12 +159,10 @@ class SweepResult:
             "runs.csv": csv_text(self._run_lines()),
             "table.md": "\n".join([f"# {self.sweep.name}", "", table, "", *notes, ""]),
         }
-        try:
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name, text in files.items():
-                write_text(self.folder / name, text)
-        except OSError as error:
-            raise RunError(f"{self.folder}: the tables can't be written: {error.strerror}") from None
+        for name, text in files.items():
+            write_text(self.folder / name, text)
 
     def write_report(self) -> None:
         """Write the page that compares all runs, if there are any."""

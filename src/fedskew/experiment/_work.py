@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fedskew import components, data, methods, metrics, models, own_code
 from fedskew.data import Dataset, Inputs
+from fedskew.data.features import MOST_BYTES, Features
 from fedskew.engine import (
     Backend,
     ClientData,
@@ -28,12 +30,14 @@ from fedskew.engine import (
 )
 from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.engine.target import logits_of
-from fedskew.errors import ArgumentError, ConfigError, DataError, placed
+from fedskew.errors import ArgumentError, ConfigError, DataError, in_one_line, placed
 from fedskew.experiment._config import Config
+from fedskew.experiment._task import Task
 from fedskew.files import file_hash
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
 from fedskew.models.adapters import with_adapters
+from fedskew.models.body import cut, quickened
 from fedskew.models.frozen import freeze
 from fedskew.models.sources import TextClassifier, from_source
 from fedskew.models.weights import load_weights
@@ -344,3 +348,47 @@ class ClientEvaluations:
 def _mean_known(values: NDArray[np.float64]) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
+
+
+class Training(NamedTuple):
+    """The network that trains, on a task whose inputs it takes; `note` says for the run what its features are."""
+
+    module: nn.Module
+    task: Task
+    note: str = ""
+
+
+def behind_body(config: Config, method: Method, task: Task, module: nn.Module, samples: Tensor) -> Training:
+    """Cut a network behind its frozen body and make the body's features the task's inputs, where that can be done."""
+    if all(parameter.requires_grad for parameter in module.parameters()):
+        return Training(module, task)
+    kept = "The features of the frozen layers are computed anew in every step: "
+    for reason, holds in (
+        ("engine.keep_features is off", not config.engine.keep_features),
+        ("training.augmentation changes the samples", config.training.augmentation is not None),
+        ("FedConcat trains a network for each cluster", method.pipeline is not None),
+    ):
+        if holds:
+            return Training(module, task, kept + reason)
+    try:
+        body, rest = cut(module, samples)
+        shape = tuple(quickened(body)(samples).shape[1:])
+    except Exception as error:  # whatever a network of the user's raises where it is computed in parts
+        return Training(module, task, kept + in_one_line(error))
+    dataset, unlabelled, device = task.dataset, task.unlabelled, samples.device
+    number = len(dataset.targets) + len(dataset.test_targets) + (0 if unlabelled is None else len(unlabelled))
+    if number * prod(shape) * 4 > MOST_BYTES:
+        return Training(module, task, f"{kept}{prod(shape):,} numbers for each of {number:,} samples are too many")
+    groups = [*task.partition.indices, *task.held_out, *task.client_test, task.validation]
+    seen = replace(
+        dataset,
+        inputs=Features(dataset.inputs.to(device), body, [rows for rows in groups if len(rows)]),
+        test_inputs=Features(dataset.test_inputs.to(device), body, []),
+        mean=(),
+        std=(),
+    )
+    if unlabelled is not None:
+        unlabelled = Features(unlabelled.to(device), body, [])
+    numbers = " x ".join(map(str, shape))
+    note = f"The features of the frozen layers, {numbers} numbers a sample, are computed once at each client"
+    return Training(rest, replace(task, loaded=replace(task.loaded, dataset=seen), unlabelled=unlabelled), note)

@@ -12,7 +12,7 @@ from fedskew.labels import ClassPairs
 from fedskew.metrics import SiteRow
 from fedskew.report import _charts as charts
 from fedskew.report._runs import Group, alike, label_shares, listed, same_cohorts, same_data, together
-from fedskew.report._worth import ClientTable
+from fedskew.report._sites import ClientTable
 from fedskew.report.drawing import FloatArray
 from fedskew.tables import counted
 
