@@ -7,6 +7,7 @@ import gzip
 import multiprocessing
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -148,6 +149,12 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
     page = (tmp_path / "runs" / "arena-tiny" / "table.md").read_text()
     assert "fedskew arena" in page
     assert "20 of 20 runs done" in page
+    again = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "recompute_arena.py"))
+    with (tmp_path / "runs" / "arena-tiny" / "runs.csv").open() as file:
+        table = again["Table"](list(csv.DictReader(file)), 1, None, "fedavg")
+    compared, wrong = again["check"](table, page)
+    assert (compared > 20, wrong) == (True, [])
+    assert "2 trainings, on 2 partitions" in " ".join(again["answers"](table))
     with gzip.open(tmp_path / "runs" / "arena-tiny" / "evidence.csv.gz", "rt") as file:
         few, everyone = csv.DictReader(file)
     assert (float(few["participation"]), float(everyone["participation"])) == (0.4, 1.0)

@@ -1,0 +1,339 @@
+"""Work an arena's page out again from its CSV alone, without fedskew, and answer what a reviewer would ask of it.
+
+    python tools/recompute_arena.py docs/measured/arena-runs.csv --page docs/measured/arena.md
+    python tools/recompute_arena.py docs/measured/heads-runs.csv --page docs/measured/heads.md --blocks task
+
+Each cell of the page's tables of differences is compared with what is computed here from the runs; what differs is
+printed, and makes the exit status 1. Intervals are of another bootstrap: they may differ by a tenth of their width, or
+0.2 points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+Run = dict[str, str]
+KNOWN = {"method", "stage", "partition", "seed", "lr", "own", "config", "score"}
+VIEWS = {"rounds": "", "compute": "steps", "traffic": "megabytes"}
+DIGITS = 1e-9
+
+
+class Table:
+    """The compared runs of a CSV, and what they say under each view."""
+
+    def __init__(self, runs: list[Run], last: int, blocks: str | None, reference: str) -> None:
+        columns = list(runs[0])
+        self.axes = columns[: columns.index("method")]
+        self.last, self.blocks, self.reference = last, blocks, reference
+        self.tuning = [run for run in runs if run["stage"] == "tune"]
+        self.runs = [run for run in runs if run["stage"] != "tune"]
+
+    def training(self, run: Run) -> tuple[str, ...]:
+        """Situations that differ in the target alone are one training."""
+        return tuple(run[axis] for axis in self.axes if axis != "target")
+
+    def place(self, run: Run) -> tuple[str, ...]:
+        """Where a run is compared: its situation, partition and seed."""
+        return *(run[axis] for axis in self.axes), run["partition"], run["seed"]
+
+    def scores(self, view: str, within: dict[str, str] | None = None) -> dict[str, list[tuple[Run, float, float]]]:
+        """Each method's runs with their score and difference from the reference's of the same place."""
+        chosen: dict[str, dict[tuple[str, ...], Run]] = defaultdict(dict)
+        for run in sorted(self.runs, key=lambda run: run["stage"] == "traffic"):
+            if view == "traffic" or run["stage"] != "traffic":
+                chosen[run["method"]][self.place(run)] = run
+        found: dict[str, list[tuple[Run, float, float]]] = {}
+        for method, own in chosen.items():
+            for place, run in own.items():
+                other = chosen[self.reference].get(place)
+                if other is None or any(run[axis] != label for axis, label in (within or {}).items()):
+                    continue
+                share, spent = 1.0, VIEWS[view]
+                if spent and run[spent] and other[spent] and float(run[spent]) > float(other[spent]):
+                    share = float(other[spent]) / float(run[spent])
+                score = mean_of(run, self.last, share)
+                back = 1 if run["finish_megabytes"] or other["finish_megabytes"] else self.last
+                ours, theirs = mean_of(run, back, share), mean_of(other, back)
+                if score is not None and ours is not None and theirs is not None:
+                    found.setdefault(method, []).append((run, score, ours - theirs))
+        return found
+
+    def nested(self, rows: list[tuple[Run, float, float]], column: int) -> dict[tuple[str, ...], float]:
+        """Means over targets, then seeds, then partitions: a number for each training."""
+        cells: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+        for row in rows:
+            cells[self.training(row[0]), row[0]["partition"], row[0]["seed"]].append(row[column])
+        for size in (2, 1):
+            above: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+            for key, values in cells.items():
+                above[key[:size]].append(fmean(values))
+            cells = above
+        return {key[0]: fmean(values) for key, values in cells.items()}
+
+    def runs_of(self, rows: list[tuple[Run, float, float]]) -> list[float]:
+        """Differences of runs, those on several targets as one."""
+        cells: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+        for run, _, gain in rows:
+            cells[self.training(run), run["partition"], run["seed"]].append(gain)
+        return [fmean(values) for values in cells.values()]
+
+    def standings(self, view: str) -> dict[str, list[Any]]:
+        """The cells of a table of differences, by method."""
+        found, tests = {}, {}
+        for method, rows in self.scores(view).items():
+            if method == self.reference:
+                continue
+            gains, runs = self.nested(rows, 2), self.runs_of(rows)
+            units = np.array(list(gains.values()))
+            if self.blocks is None:
+                difference = units.mean()
+                low, high = accelerated(units)
+                tests[method] = stats.wilcoxon(units).pvalue if len(units) > 2 and units.any() else math.nan
+            else:
+                at = [axis for axis in self.axes if axis != "target"].index(self.blocks)
+                of: dict[str, list[float]] = {}
+                for key, gain in gains.items():
+                    of.setdefault(key[at], []).append(gain)
+                means = np.array([fmean(own) for own in of.values()])
+                difference, (low, high), tests[method] = means.mean(), hierarchical(list(of.values())), signs(means)
+            federations = len({(self.training(run), run["partition"]) for run, _, _ in rows})
+            score, collapsed = fmean(self.nested(rows, 1).values()), sum(gain < -20 for gain in runs)
+            shares = 100 * (units > 0).mean(), 100 * (units < -1).mean()
+            found[method] = [len(units), federations, score, difference, (low, high), median(runs), math.nan, *shares]
+            found[method].append(f"{collapsed} of {len(runs)}")
+        for method, p in holm(tests).items():
+            found[method][6] = p
+        return found
+
+
+def mean_of(run: Run, last: int, share: float = 1.0) -> float | None:
+    """The mean of the last evaluations before a share of the rounds, between two of which a score is interpolated."""
+    curve = [float(value) / 100 for value in run["curve"].split()]
+    if not curve:
+        return None
+    if run["finish_megabytes"]:
+        return curve[0] if share > 0.999 else None
+    end = share * len(curve)
+    places = [end - back for back in range(last) if end - back >= 1]
+    values = []
+    for place in places:
+        low = min(int(place), len(curve) - 1)
+        values.append(curve[low - 1] + (place - low) * (curve[min(low, len(curve) - 1)] - curve[low - 1]))
+    return fmean(values) if values else None
+
+
+def holm(tests: dict[str, float]) -> dict[str, float]:
+    """p-values corrected for all that there are."""
+    known = sorted((p, method) for method, p in tests.items() if not math.isnan(p))
+    found, largest = dict(tests), 0.0
+    for at, (p, method) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - at) * p))
+        found[method] = largest
+    return found
+
+
+def signs(means: Any) -> float:
+    """The share of all signs of the blocks' means with which their sum is as far from 0."""
+    if len(means) < 3:
+        return math.nan
+    signed = itertools.product(*((mean, -mean) for mean in means))
+    every = [sum(one) for one in signed]
+    return fmean(abs(one) >= abs(sum(means)) * (1 - DIGITS) for one in every)
+
+
+def hierarchical(blocks: list[list[float]]) -> tuple[float, float]:
+    """The interval of the mean of blocks' means: blocks are drawn, and of each its trainings."""
+    rng, found = np.random.default_rng(7), []
+    if len(blocks) < 3:
+        return math.nan, math.nan
+    for _ in range(4_000):
+        drawn = rng.integers(len(blocks), size=len(blocks))
+        found.append(fmean(float(rng.choice(blocks[at], len(blocks[at])).mean()) for at in drawn))
+    low, high = np.quantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def accelerated(units: Any) -> tuple[float, float]:
+    """The bias-corrected and accelerated interval of a mean (Efron 1987)."""
+    if len(units) < 3:
+        return math.nan, math.nan
+    rng, mean = np.random.default_rng(7), units.mean()
+    drawn = np.sort(rng.choice(units, (20_000, len(units))).mean(axis=1))
+    bias = stats.norm.ppf(((drawn < mean).mean() + (drawn <= mean).mean()) / 2)
+    apart = units.mean() - (units.sum() - units) / (len(units) - 1)
+    skew = (apart**3).sum() / (6 * (apart**2).sum() ** 1.5) if apart.any() else 0.0
+    ends = [stats.norm.cdf(bias + (bias + z) / (1 - skew * (bias + z))) for z in stats.norm.ppf([0.025, 0.975])]
+    low, high = np.quantile(drawn, ends)
+    return float(low), float(high)
+
+
+def tables(page: str) -> dict[str, list[list[str]]]:
+    """The cells of each table of a page, by its heading."""
+    found: dict[str, list[list[str]]] = {}
+    for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        lines = [line for line in section.splitlines() if line.startswith("|")]
+        found[section.splitlines()[0]] = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return found
+
+
+def agrees(said: str, value: Any) -> bool:
+    """Whether a cell says a value, to the digits that it has."""
+    if isinstance(value, str):
+        return said == value
+    if isinstance(value, tuple):
+        ends = [float(end) for end in said.split(" to ")] if " to " in said else [math.nan, math.nan]
+        near = max(0.2, 0.1 * (value[1] - value[0])) if not math.isnan(value[0]) else 0
+        return all(
+            abs(one - other) <= near or (math.isnan(one) and math.isnan(other))
+            for one, other in zip(ends, value, strict=True)
+        )
+    if said in ("-", "< 0.001"):
+        return math.isnan(value) if said == "-" else value < 0.001
+    digits = len(said.rstrip("%").partition(".")[2])
+    return abs(float(said.rstrip("%")) - value) <= 0.5 * 10.0**-digits + 1e-6
+
+
+def check(table: Table, page: str) -> tuple[int, list[str]]:
+    """The number of cells that were compared, and those that are not what the runs say."""
+    compared, wrong = 0, []
+    for heading, rows in tables(page).items():
+        view = next((view for view in VIEWS if heading.startswith(f"At equal {view}")), None)
+        if view is not None:
+            computed = table.standings(view)
+            for method, *cells in rows[2:]:
+                for name, said, value in zip(rows[0][1:], cells, computed[method], strict=True):
+                    compared += 1
+                    if not agrees(said, value):
+                        wrong.append(f"{heading[:24]}, {method}, {name}: the page says {said}, the runs {value}")
+        elif heading.startswith("By "):
+            axis, labels = heading.split()[1].rstrip(":"), rows[0][1:]
+            of = [table.scores("rounds", {axis: label}) for label in labels]
+            for method, *cells in rows[2:]:
+                for label, said, scored in zip(labels, cells, of, strict=True):
+                    own = scored.get(method, [])
+                    gains, runs = list(table.nested(own, 2).values()), table.runs_of(own)
+                    compared += 1
+                    parts = re.fullmatch(r"(\S+), (\S+) \((\d+)(?:; (\d+))?\)", said)
+                    if parts is None:
+                        good = said == "-" and not own
+                    else:
+                        values = (fmean(gains), median(runs), len(gains), sum(gain < -20 for gain in runs))
+                        good = all(
+                            agrees(text or "0", value) for text, value in zip(parts.groups(), values, strict=True)
+                        )
+                    if not good:
+                        wrong.append(f"{heading[:24]}, {method}, {label}: the page says {said}")
+    return compared, wrong
+
+
+def answers(table: Table) -> list[str]:
+    """What a hostile reviewer would say, and what the runs say to it."""
+    scores, axis = table.scores("rounds"), table.blocks or table.axes[0]
+    rows = scores[table.reference]
+    labels = list(dict.fromkeys(run[axis] for run, *_ in rows))
+    places = len({tuple(run[axis] for axis in table.axes) for run, *_ in rows})
+    units = {table.training(run) for run, *_ in rows}
+    partitions = {(table.training(run), run["partition"]) for run, *_ in rows}
+    curves = [[float(value) / 100 for value in run["curve"].split()] for run, *_ in rows]
+    late = [curve[-1] - float(np.interp(0.8 * len(curve), range(1, len(curve) + 1), curve)) for curve in curves]
+    return [
+        f"1, 2, 8. Toy tasks, solved by a head without any round, or by networks at 20 %: {len(labels)} by {axis}",
+        *(f"  {label}: {levels(scores, axis, label, table.reference)}" for label in labels),
+        f"3. Units sold as more: {places} situations are {len(units)} trainings, on {len(partitions)} partitions.",
+        f"4. Not converged: in the last fifth of its rounds {table.reference} gains {fmean(late):+.2f} points "
+        f"(by run {min(late):+.1f} to {max(late):+.1f}).",
+        *tuned(table),
+        f"7. The winner's cost and data: a finish takes {'; '.join(costs(scores)) or 'nothing'}.",
+    ]
+
+
+def levels(scores: dict[str, list[tuple[Run, float, float]]], axis: str, label: str, reference: str) -> str:
+    """The accuracy of the reference, of the best method that trains, and of those without any round."""
+    own, without = {}, set()
+    for method, rows in scores.items():
+        here = [(run, score) for run, score, _ in rows if run[axis] == label]
+        if here:
+            own[method] = fmean(score for _, score in here)
+        if here and all(float(run["steps"] or 0) == 0 for run, _ in here):
+            without.add(method)
+    best = max(own.keys() - without, key=own.__getitem__)
+    beside = ", ".join(f"{method} {own[method]:.1f}" for method in own if method in without)
+    said = f"{reference} {own[reference]:.1f} %, the best that trains {best} {own[best]:.1f}"
+    return f"{said}; without a round {beside or 'none'}"
+
+
+def tuned(table: Table) -> list[str]:
+    """On how much each value was tried, and how many of those chosen lie at an end of what was tried."""
+    tried: dict[tuple[str, ...], dict[tuple[str, str], set[tuple[str, str]]]] = defaultdict(lambda: defaultdict(set))
+    for run in table.tuning:
+        place = *(run[axis] for axis in table.axes), run["method"]
+        tried[place][run["lr"], run["own"]].add((run["partition"], run["seed"]))
+    ends: dict[str, list[bool]] = {"learning rate": [], "parameter": []}
+    chosen = {(*(run[axis] for axis in table.axes), run["method"]): (run["lr"], run["own"]) for run in table.runs}
+    for place, choice in chosen.items():
+        for name, at in (("learning rate", 0), ("parameter", 1)):
+            numbers = {value for option in tried[place] if (value := number(option[at])) is not None}
+            if len(numbers) > 1 and (value := number(choice[at])) is not None:
+                ends[name].append(value in (min(numbers), max(numbers)))
+    values = [len(options) for options in tried.values()]
+    each = [len(runs) for options in tried.values() for runs in options.values()]
+    shares = "; ".join(f"{fmean(own):.0%} of {len(own)} of the {name}" for name, own in ends.items() if own)
+    return [
+        f"5. Tuned on one seed: {median(each or [0]):.0f} partitions and seeds a value (median).",
+        f"6. Grids cut off: {median(values or [0]):.0f} values a method and situation (median); at an end {shares}.",
+    ]
+
+
+def costs(scores: dict[str, list[tuple[Run, float, float]]]) -> list[str]:
+    """What finishes send, and how many clients they ask, in the mean."""
+    found = []
+    for method, rows in scores.items():
+        sent = [float(run["finish_megabytes"]) for run, *_ in rows if run["finish_megabytes"]]
+        asked = [int(run["finish_clients"] or 0) for run, *_ in rows if run["finish_megabytes"]]
+        if sent:
+            found.append(f"{method} {fmean(sent):.3g} MB of {fmean(asked):.0f} clients")
+    return found
+
+
+def number(text: str) -> float | None:
+    """A value that was tried, as of `local_step.mu = 0.5`; None if it is no number."""
+    try:
+        return float(text.rpartition("=")[2])
+    except ValueError:
+        return None
+
+
+def main() -> int:
+    """Print the answers, and what of the page differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--blocks", help="axis whose labels are blocks of trainings")
+    parser.add_argument("--last", type=int, default=3, help="evaluations whose mean is a score")
+    parser.add_argument("--reference", default="fedavg")
+    options = parser.parse_args()
+    with options.runs.open(newline="", encoding="utf-8") as file:
+        runs = [run for run in csv.DictReader(file) if not run["failure"]]
+    table = Table(runs, options.last, options.blocks, options.reference)
+    print("\n".join(answers(table)))
+    if options.page is None:
+        return 0
+    compared, wrong = check(table, options.page.read_text(encoding="utf-8"))
+    print("\n".join([f"{compared} cells of {options.page} worked out from the runs, {len(wrong)} differ", *wrong]))
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
