@@ -144,11 +144,20 @@ def test_the_command_shows_methods_and_neighbours(tmp_path, table, command):
     (tmp_path / "counts.csv").write_text("\n".join(lines))
     own = ("advise", "counts.csv", "--table", "evidence.csv.gz")
     done = command(*own, "--participation", "0.1")
-    assert "Take a: of the 10 simulated federations" in done.stdout
+    assert "simulated federations that are most like this one, a gained most" in " ".join(done.stdout.split())
     assert "fedskew methods NAME says what a method asks of clients and reveals" in " ".join(done.stdout.split())
     assert "number 9" in done.stdout or "number 0" in done.stdout
     assert "Small networks, digits and clothes" in done.stdout
     found = json.loads(command(*own, "--json").stdout)
     assert (found["method"], found["supported"], len(found["neighbours"])) == ("b", True, 10)
     assert found["methods"][0] == {"method": "b", "median": 3.0, "low": 3.0, "high": 3.0, "ahead": 10, "of": 10}
-    assert "Take FedAvg" in command(*own, "--without", "b").stdout
+    assert "no method gained over FedAvg" in " ".join(command(*own, "--without", "b").stdout.split())
+
+
+def test_the_command_says_what_methods_cost(tmp_path, command):
+    counts = np.random.default_rng(0).multinomial(60, np.full(10, 0.1), 20)
+    lines = [",".join(["client", *"abcdefghij"]), *(",".join(map(str, [at, *row])) for at, row in enumerate(counts))]
+    (tmp_path / "counts.csv").write_text("\n".join(lines))
+    said = " ".join(command("advise", "counts.csv", "--participation", "0.2").stdout.split())
+    assert "costs beyond FedAvg" in said
+    assert "client keeps 1 model" in said  # SCAFFOLD's

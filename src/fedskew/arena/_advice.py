@@ -58,11 +58,11 @@ class Advice:
             return "No method is named: this federation is unlike all simulated ones, whose gains say little of it."
         near = f"the {len(self.neighbours)} simulated federations that are most like this one"
         if self.method == "fedavg":
-            return f"Take FedAvg: in {near} no method gained over it (median)."
+            return f"In {near} no method gained over FedAvg (median)."
         first = self.methods[0]
         return (
-            f"Take {first['method']}: of {near}, it was ahead of FedAvg in {first['ahead']} of {first['of']}, by "
-            f"{first['median']:+.1f} points (median; 80 % of them {first['low']:+.1f} to {first['high']:+.1f})."
+            f"In {near}, {first['method']} gained most: it was ahead of FedAvg in {first['ahead']} of "
+            f"{first['of']}, by {first['median']:+.1f} points (median; 80 % of them {first['low']:+.1f} to {first['high']:+.1f})."
         )
 
     def to_dict(self) -> dict[str, Any]:

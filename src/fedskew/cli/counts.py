@@ -216,7 +216,7 @@ def advise(
 
     Federations are compared by skew, sizes, participation, epochs and target. For one unlike all simulated ones no
     method is named. Leave out methods that need what clients won't give, such as their label counts: fedskew methods
-    NAME says what a method needs and reveals.
+    NAME says what a method needs and reveals, and what the letters of its costs stand for.
 
     Examples:
 
@@ -233,12 +233,24 @@ def advise(
     print_advice(console, found)
     if found.supported:
         console.heading("What each method gained there, in points")
-        gains = [[text.format(**one) for text in GAIN] for one in found.methods]
-        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %"], gains, **BARE))
+        gains = [[*(text.format(**one) for text in GAIN), _cost(one["method"])] for one in found.methods]
+        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %", "costs beyond FedAvg"], gains, **BARE))
     console.heading("The nearest simulated federations")
     near = [[text.format(**one) for text in NEIGHBOUR] for one in found.neighbours[:_SHOWN]]
     console.print(table_of(["federation", ">distance", "best there"], near, **BARE))
     console.say(f"\n{LIMITS}")
+
+
+def _cost(label: str) -> str:
+    """Return what a method costs beyond FedAvg; a dash where an arena's label is no preset's or finish's name."""
+    from fedskew import methods
+
+    finish = label in methods.PLACES["finish"]
+    if not finish and label not in methods.PRESETS:
+        return "-"
+    return (
+        str(methods.cost(methods.build(methods.expand({"finish": label} if finish else {"preset": label})))) or "none"
+    )
 
 
 def advice_for(
