@@ -60,10 +60,9 @@ class Advice:
         if self.method == "fedavg":
             return f"In {near} no method gained over FedAvg (median)."
         first = self.methods[0]
-        return (
-            f"In {near}, {first['method']} gained most: it was ahead of FedAvg in {first['ahead']} of "
-            f"{first['of']}, by {first['median']:+.1f} points (median; 80 % of them {first['low']:+.1f} to {first['high']:+.1f})."
-        )
+        often = f"it was ahead of FedAvg in {first['ahead']} of {first['of']}"
+        gains = f"{first['median']:+.1f} points (median; 80 % of them {first['low']:+.1f} to {first['high']:+.1f})"
+        return f"In {near}, {first['method']} gained most: {often}, by {gains}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
