@@ -6,8 +6,10 @@ import functools
 import gc
 import itertools
 import os
+import pickle
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ import typer.main
 gc.disable()  # what is imported stays until the end: to look through it for garbage takes a second of each process
 
 typer.main.get_command = functools.cache(typer.main.get_command)  # else made anew for each command, in 0.1 s
+_parsed = functools.lru_cache(256)(lambda text, **options: pickle.dumps(_loads(text, **options)))
+_loads = tomllib.loads
+tomllib.loads = lambda text, /, **options: pickle.loads(_parsed(text, **options))  # a site reads four files a message
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

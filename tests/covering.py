@@ -159,18 +159,13 @@ def covering_set() -> tuple[Cell, ...]:
 
 
 @cache
-def few(times: int = 1) -> tuple[Cell, ...]:
-    """Of the covering set some that hold every component as often, each time in other combinations.
-
-    Greedy: the next is the one that holds most of the components that are missing.
-    """
+def few() -> tuple[Cell, ...]:
+    """Of the covering set some that hold every component: the next is the one with most of those that are missing."""
     cells: list[Cell] = []
-    for _ in range(times):
-        left = [cell for cell in covering_set() if cell not in cells]
-        missing = set().union(*map(_items, left))
-        while missing:
-            cells.append(max(left, key=lambda cell: len(_items(cell) & missing)))
-            missing -= _items(cells[-1])
+    missing = set().union(*map(_items, covering_set()))
+    while missing:
+        cells.append(max(covering_set(), key=lambda cell: len(_items(cell) & missing)))
+        missing -= _items(cells[-1])
     return tuple(cells)
 
 

@@ -46,13 +46,13 @@ def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", few(times=2), ids=str)
+@pytest.mark.parametrize("cell", few(), ids=str)
 def test_every_component_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
     _trains_and_resumes(cell.tables(), tmp_path)
 
 
 @pytest.mark.whole_product
-@pytest.mark.parametrize("cell", [cell for cell in covering_set() if cell not in few(times=2)], ids=str)
+@pytest.mark.parametrize("cell", [cell for cell in covering_set() if cell not in few()], ids=str)
 def test_every_accepted_pair_of_components_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
     _trains_and_resumes(cell.tables(), tmp_path)
 

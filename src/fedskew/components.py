@@ -20,7 +20,7 @@ import inspect
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +211,18 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
         if name not in known:
             raise ConfigError(f"{where}.{name}: {table['name']} has no such parameter{nearest(name, known)}")
     try:
-        return pydantic.TypeAdapter(kind).validate_python(parameters)
+        return _checker(kind).validate_python(parameters)
     except pydantic.ValidationError as error:
         raise ConfigError(first_mistake(error, f"{where}.")) from None
     except FedskewError as error:
         raise ConfigError(f"{where}: {error}") from None
     except Exception as error:  # of its own constructor, or of a type that pydantic doesn't know
         raise ConfigError(f"{where}: {table['name']} can't be made: {in_one_line(error)}") from error
+
+
+@lru_cache(256)
+def _checker(kind: type) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(kind)
 
 
 def _no_component(kind: Any) -> str:

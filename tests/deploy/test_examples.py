@@ -47,11 +47,6 @@ def test_an_example_trains(name: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert ("query" in kinds) is (name == "flower-selection")
 
 
-def test_a_server_takes_a_selection_by_two_lines() -> None:
-    lines = (EXAMPLES / "flower-selection" / "selection_app" / "server_app.py").read_text().split("\n")
-    assert sum("fedskew" in line or "strategy(" in line for line in lines) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flower-selection", "flower-objective"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower's own

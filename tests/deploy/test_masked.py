@@ -103,8 +103,11 @@ def test_masked_rounds_are_the_plain_ones(tmp_path: Path, method: str, error: fl
     ours = masked(tmp_path / "masked", method, **told)
     theirs = masked(tmp_path / "plain", method, updates="plain", norm_action="report", **told)
 
-    here, there = ours.run(ours.grid()).run(resume=True), theirs.run(theirs.grid()).run(resume=True)
+    here, there = (  # dogwood is lost in the first round, and not asked in the next
+        sites.run(sites.grid({"dogwood": silent_at("train")})).run(resume=True) for sites in (ours, theirs)
+    )
 
+    assert [sorted(one.answered) for one in here.rounds] == [[], [0, 1, 2], [0, 1, 2]]
     for one, other in zip(here.rounds, there.rounds, strict=True):
         assert one.answered == other.answered
         np.testing.assert_allclose(one.weights, other.weights, rtol=1e-12)
@@ -113,30 +116,6 @@ def test_masked_rounds_are_the_plain_ones(tmp_path: Path, method: str, error: fl
         assert one.evaluation.loss == pytest.approx(other.evaluation.loss, abs=1e-5)
     for name, values in model_of(theirs).items():  # two rounds, and each begins where the last one ended
         np.testing.assert_allclose(model_of(ours)[name], values, rtol=0, atol=error)
-
-
-@pytest.mark.slow
-def test_each_masked_round_is_the_plain_one_to_the_fixed_points_error(tmp_path: Path) -> None:
-    three = {"training": {"rounds": 3}}
-    ours = masked(tmp_path / "masked", "fedavg", **three)
-    theirs = masked(tmp_path / "plain", "fedavg", updates="plain", **three)
-    grid, others = ours.grid(), theirs.grid()
-    here, there = ours.run(grid), theirs.run(others)
-    state = here.runner.start(here.untrained)
-    plain = there.runner.start(there.untrained)
-    silent = {2: "dogwood"}
-
-    for round in (1, 2, 3):
-        for federation, one in ((ours, grid), (theirs, others)):
-            one.tamper.clear()
-            if round in silent:
-                one.tamper[federation.node(silent[round])] = silent_at("train")
-        plain = dataclasses.replace(plain, round=round - 1).having("model", state.model._asdict())
-        state, record = here.runner.run_round(state)
-        plain, other = there.runner.run_round(plain)
-
-        assert record.answered == other.answered
-        np.testing.assert_allclose(state.model.parameters, plain.model.parameters, rtol=0, atol=2e-7)
 
 
 @pytest.mark.slow

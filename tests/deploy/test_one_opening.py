@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,10 @@ PAYS = Protection(UpdateNoise(0.5, 4.0, 0.5), 8.0, 1e-3)
 
 
 @pytest.mark.parametrize("end", ["refused", "killed"])
-def test_an_opening_that_is_not_finished_has_not_begun(tmp_path: Path, end: str) -> None:
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_an_opening_that_is_not_finished_has_not_begun(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a sum that was never opened would be closed, or paid for twice."""
     pytest.importorskip("dp_accounting")
     book = Book(tmp_path)
@@ -194,13 +196,14 @@ def test_an_opening_that_is_not_finished_has_not_begun(tmp_path: Path, end: str)
         with pytest.raises(NotAgreedError, match="updates_epsilon: with one more sum"):
             book.open(terms(), part("train", 1, "sum"), dataclasses.replace(PAYS, epsilon=1e-3))
     else:
-        open_and_be_killed = (
-            "import os, sys; from test_one_opening import *; import fedskew.deploy.book as module; "
-            "module._check_affordable = lambda *_: os._exit(9); "
-            "Book(Path(sys.argv[1])).open(terms(), part('train', 1, 'sum'), PAYS)"
-        )
-        ended = subprocess.run([sys.executable, "-c", open_and_be_killed, tmp_path], cwd=Path(__file__).parent)
-        assert ended.returncode == 9
+        child = os.fork()
+        if not child:
+            monkeypatch.setattr("fedskew.deploy.book._check_affordable", lambda *_: os._exit(9))
+            try:
+                Book(tmp_path).open(terms(), part("train", 1, "sum"), PAYS)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
     book.check_open(terms(), "train", 1)
     assert book.noises == ()

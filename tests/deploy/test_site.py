@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,49 +18,6 @@ from fedskew.errors import ConfigError, DataError
 from fedskew.experiment import make_network
 from fedskew.methods import build
 from fedskew.models import FlatModel
-
-TRAIN_ONCE = """
-import json, sys
-from pathlib import Path
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-from fedskew import methods
-from fedskew.deploy import Agreement, site_app
-from fedskew.experiment import make_network, read
-from fedskew.models import FlatModel
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-folder, data = Path(sys.argv[1]), sys.argv[2]
-config, agreement = read(folder / "run.toml"), Agreement.read(folder / "deploy.toml")
-model = FlatModel(make_network(config, 0, methods.build(config.method), 10, tuple(agreement.shape)))
-arrays = ArrayRecord({name: Array(tensor.detach().numpy()) for name, tensor in model.state_dict().items()})
-asked = {"fedskew-run": "0a", "server-round": 1, "fedskew-client": 0, "fedskew-epochs": 1, "fedskew-counted": 0}
-message = Message(RecordDict({"arrays": arrays, "config": ConfigRecord(asked)}), 5, "train")
-reply = site_app(folder)(message, Context(1, 5, {"data": data}, RecordDict(), {}))
-assert reply.has_content()
-print(json.dumps(sorted(sys.modules)))
-"""
-
-
-@pytest.mark.slow
-def test_a_sites_process_imports_only_what_it_trains_with(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedvls"))
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN_ONCE, str(federation.app), str(federation.data_of("ash"))],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    modules = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
-    assert "torch" in modules
-    assert modules & {"matplotlib", "sklearn", "scipy", "pandas", "jinja2", "opendp", "mlflow", "wandb"} == set()
-
-
-@pytest.mark.slow
-def test_a_supernode_imports_no_torch() -> None:
-    code = "import sys; from fedskew.deploy import run_supernode; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_site_goes_on_from_the_round_that_counted(tmp_path: Path) -> None:

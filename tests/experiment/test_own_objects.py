@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -187,27 +183,6 @@ def test_what_a_function_closes_over_is_named_by_its_content_alone():
         first = named(one for one in ())
     with pytest.warns(DataWarning):
         assert named(one for one in ()) == first
-
-
-MADE = """
-from fedskew.experiment import resolve
-class Of:
-    def __init__(self, *names): self.names = set(names)
-names = {"pear", "apple", "fig", "plum"}
-made = Of("kiwi", "lime", "date")
-task = {"data": {"name": "digits"}, "partition": {"rule": "iid", "clients": 2}, "training": {"rounds": 1}}
-print(resolve(task | {"model": (lambda names, made: lambda: (names, made, "x" in {"u", "v", "w"}))(names, made)}).hash)
-"""
-
-
-@pytest.mark.slow
-def test_the_name_of_a_closure_is_the_same_in_every_process(capsys):
-    other = subprocess.run(
-        [sys.executable, "-c", MADE],
-        env=os.environ | {"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    exec(compile(MADE, "<string>", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out == other.stdout
 
 
 def test_a_network_given_as_an_object_is_asked_for_where_its_run_is_repeated(tmp_path):

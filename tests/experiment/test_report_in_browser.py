@@ -280,7 +280,7 @@ def test_on_a_phone_the_figure_that_ranks_is_seen_beside_the_name(opened, pages,
 
 
 def test_in_print_a_curve_s_axis_is_whole(opened, pages):
-    page = opened(pages["comparison"], 1280, height=900)
+    page = opened(pages["one seed of three hospitals"], 1280, height=900)
     page.emulate_media(media="print")
     page.set_viewport_size({"width": 718, "height": 900})  # A4 without its margins
     page.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 from pathlib import Path
 from weakref import WeakSet
 
@@ -108,80 +106,6 @@ def test_a_run_that_is_there_is_not_written_over(small):
     again = fedskew.simulate(TASK, out=out, resume=True)
     assert (small.folder / "rounds.jsonl").read_bytes() == before
     assert torch.equal(again.model.state_dict()["head.weight"], small.model.state_dict()["head.weight"])
-
-
-DIES = """\
-import os, signal, sys
-from pathlib import Path
-import torch
-import fedskew
-from fedskew import engine, experiment, methods
-
-fedskew.simulate, engine.RoundRunner, methods.check  # imported here once, not in every child
-
-def killed():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def dies(config, out, moment, round):
-    # Go on with the run, and die in, or just after, the first round from this one on.
-    last, replace = [-1], Path.replace
-
-    def after_a_record(record):
-        last[0] = record["round"]
-        if moment == "between its record and its checkpoint" and last[0] >= round:
-            killed()
-
-    def in_training(module, inputs):
-        if module.training and last[0] >= round:
-            killed()
-
-    def before_a_rename(path, target):
-        if Path(target).name == "state.safetensors" and last[0] >= round:
-            if moment == "after the checkpoint":
-                replace(path, target)
-            killed()
-        return replace(path, target)
-
-    if moment == "inside the round":
-        torch.nn.modules.module.register_module_forward_pre_hook(in_training)
-    elif "the checkpoint" in moment:
-        Path.replace = before_a_rename
-    fedskew.simulate(config, out=out, resume=True, progress=after_a_record)
-
-config, out, *moments = sys.argv[1:]
-for round, moment in enumerate(moments, 1):
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        dies(config, out, moment, 2 * round)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    print(moment, os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
-"""
-MOMENTS = [
-    "inside the round",
-    "while the checkpoint is written",
-    "between its record and its checkpoint",
-    "after the checkpoint",
-]
-
-
-@pytest.mark.first
-@pytest.mark.slow
-def test_a_run_killed_in_every_part_of_a_round_ends_with_the_same_bytes(tmp_path):
-    config = Path(__file__).parent / "killed.toml"
-    whole = fedskew.simulate(config, out=tmp_path / "whole")
-    command = [sys.executable, "-c", DIES, str(config), str(tmp_path / "killed"), *MOMENTS]
-    died = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert died.stdout.splitlines() == [f"{moment} True" for moment in MOMENTS], died.stderr
-    folder = tmp_path / "killed" / whole.folder.name
-    assert 8 < len((folder / "rounds.jsonl").read_text().splitlines()) < 13
-    with (folder / "rounds.jsonl").open("a") as file:
-        file.write('{"seed": 0, "rou')  # a kill while a record is written
-    fedskew.simulate(config, out=tmp_path / "killed", resume=True)
-    assert lines(folder) == lines(whole.folder)
-    for file in ("model.safetensors", "best.safetensors", "partition.npz"):
-        assert (folder / file).read_bytes() == (whole.folder / file).read_bytes()
 
 
 @pytest.mark.slow

@@ -156,9 +156,8 @@ def coverage(classes: int, apart: float, held_out: int, samples: int, mix: list[
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("apart", "held_out", "samples", "prevalence"),
-    [(1.64, 2000, 8, 0.5), (1.64, 2000, 8, 0.2), (2.58, 2000, 8, 0.06), (2.58, 2000, 20, 0.06), (0.67, 2000, 8, 0.5),
-     (1.04, 2000, 20, 0.5), (1.64, 500, 50, 0.06), (1.04, 100, 300, 0.06), (0.67, 100, 520, 0.06)],
-)  # fmt: skip
+    [(1.64, 2000, 8, 0.5), (2.58, 2000, 20, 0.06), (0.67, 2000, 8, 0.5), (1.64, 500, 50, 0.06), (0.67, 100, 520, 0.06)],
+)
 def test_intervals_from_few_samples_hold_the_truth(
     apart: float, held_out: int, samples: int, prevalence: float
 ) -> None:
@@ -166,7 +165,7 @@ def test_intervals_from_few_samples_hold_the_truth(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("samples", [8, 20, 50])
+@pytest.mark.parametrize("samples", [8, 50])
 def test_intervals_of_ten_classes_from_few_samples_hold_the_truth(samples: int) -> None:
     assert coverage(10, 4.0, 2000, samples, None, 25) >= 0.93
 

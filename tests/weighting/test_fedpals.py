@@ -16,8 +16,8 @@ from programmes import minimum
 
 FedPALS = INDEX["fedpals"]
 
-QUICK = settings(max_examples=200, deadline=None, derandomize=True)
-FEWER = settings(QUICK, max_examples=80)  # each solves several times
+QUICK = settings(max_examples=100, deadline=None, derandomize=True)
+FEWER = settings(QUICK, max_examples=40)  # each solves several times
 SEEDS = st.integers(0, 10**6)
 
 
@@ -147,9 +147,7 @@ def test_every_solution_is_certified_and_tells_the_truth(seed: int, strength: fl
 @given(SEEDS)
 def test_the_effective_sample_size_never_falls_as_the_strength_grows(seed: int) -> None:
     counts, target = federation(seed)
-    sizes = [
-        fedpals_solve(counts, target, strength).ess for strength in (0, 1e-9, 1e-3, 0.1, 1, 10, 1e3, 1e6, math.inf)
-    ]
+    sizes = [fedpals_solve(counts, target, strength).ess for strength in (0, 1e-3, 0.1, 10, 1e3, math.inf)]
     assert (np.diff(sizes) >= -1e-9 * counts.sum()).all()
 
 
@@ -261,7 +259,7 @@ def test_so_many_effective_clients_at_least_at_the_least_cost() -> None:
     np.testing.assert_allclose(weigh([[5, 0], [0, 5]], [1, 0], effective_clients=1.0), [0.5, 0.5], atol=1e-6)
     # Who says 1e12 of each class has all the weight, and an effective sample size of 1e12; now that of five of ten.
     honest = np.random.default_rng(0).integers(1, 30, (9, 2)).tolist()
-    for strength in (0.0, 100.0, math.inf):
+    for strength in (0.0, math.inf):
         assert weigh([[1e12, 1e12], *honest], [0.5, 0.5], strength=strength)[0] > 0.99
         weights = weigh([[1e12, 1e12], *honest], [0.5, 0.5], strength=strength, effective_clients=0.5)
         assert 1 / (weights @ weights) == pytest.approx(5, rel=1e-6)

@@ -54,7 +54,7 @@ def test_fedpals_from_sums_is_fedpals(seed: int) -> None:
     assert len(asked) <= 40
 
 
-@pytest.mark.parametrize("clients", [10, *(pytest.param(many, marks=pytest.mark.slow) for many in (30, 100, 300))])
+@pytest.mark.parametrize("clients", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strength", [1e-8, 1e-4, 1.0, 1e3])
 def test_fedpals_from_sums_is_exact_at_every_strength_and_size(strength: float, clients: int) -> None:
     counts = skewed(clients, clients)

@@ -170,9 +170,10 @@ def _refuse_missing(
     known: Collection[str],
     places: Sequence[Place],
 ) -> None:
-    labelled = ((of, at, label) for of, part in enumerate(parts) for at, label in enumerate(part))
-    gone = [(of, at, label) for of, at, label in labelled if _is_missing(label) and label not in known]
-    if gone:
+    absent = {label for label in set().union(*parts) if _is_missing(label) and label not in known}
+    if absent:
+        labelled = ((of, at, label) for of, part in enumerate(parts) for at, label in enumerate(part))
+        gone = [one for one in labelled if one[2] in absent]
         of, at, label = gone[0]
         several = any(isinstance(one, tuple) for part in parts for one in part)
         advice = "write 0 where it has none" if several else "give what they are a name"

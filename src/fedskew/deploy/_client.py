@@ -14,7 +14,7 @@ from torch import nn
 from fedskew import __version__, components, methods, models
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import pack, unpack
+from fedskew.deploy._arrays import ModelLayout, pack, unpack
 from fedskew.deploy._log import LOG
 from fedskew.deploy._moments import weighted
 from fedskew.deploy._site import MOST_SAID, CountsChangedError, Site, Worker, agreed_site, counts_reply, trained_reply
@@ -155,7 +155,7 @@ def client_app(
         work.training.check_groups(flat.names)
         classes = tuple(map(str, range(held.num_classes)))
         request = CountsRequest(label_counts, classes, epsilon, neighbours)
-        return OwnClient(Worker(flat, work, held), request, epochs, context.node_id)
+        return OwnClient(Worker(flat, ModelLayout(flat, whole=True), work, held), request, epochs, context.node_id)
 
     return _app(client)
 

@@ -244,8 +244,11 @@ class Plan:
         return self._work(0, counts, size if self.agreement.multi_label else None).objective.class_weights
 
     def _returned(self, samples: int) -> dict[str, ArraySpec]:
+        work = self._work(samples)
+        if not work.hooks:
+            return {}
         network = _network(self.config, self.agreement, self.method)
-        return returned_by(network, self._work(samples), len(self.agreement.sites))
+        return returned_by(network, work, len(self.agreement.sites))
 
     def _work(self, samples: int, counts: FloatArray | None = None, size: float | None = None) -> LocalWork:
         agreement, config, classes = self.agreement, self.config, len(self.agreement.classes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,17 +61,13 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Worker:
-    """A site's network, samples and local training; `home` is what it does for itself beside that."""
+    """A site's network, its arrays in messages, samples and training; `home` is what it does for itself beside that."""
 
     model: FlatModel
+    layout: ModelLayout
     work: LocalWork
     data: SiteData
     home: Home | None = None
-
-    @cached_property
-    def layout(self) -> ModelLayout:
-        """The arrays of the model in messages; whole, where it is the client of a user's own Flower project."""
-        return ModelLayout(self.model, whole=self.home is None)
 
     def train(self, content: RecordDict, task: wire.TrainInstruction, states: SiteStates | None) -> Trained:
         """Train the model that a message contains, from the state after the last round that counted."""
@@ -490,7 +485,8 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     wanted = () if plan.method.personal is None or not terms.own_models else plan.method.personal.trainings()
     ways = tuple(own_models(model, work, some, "personal", one) for one in wanted if one.when == "rounds")
     masks = Masks.of(plan, terms, data.state, place) if plan.is_masked else None
-    return Site(Worker(model, work, seen, Home(folder, ways)), plan, terms, data, data.state, masks)
+    layout = plan.layout if model is plan.model else ModelLayout(model)
+    return Site(Worker(model, layout, work, seen, Home(folder, ways)), plan, terms, data, data.state, masks)
 
 
 def trained_reply(

@@ -12,13 +12,17 @@ from torch import Tensor, fx, nn
 from fedskew.errors import in_one_line
 from fedskew.models._added import has_global_hooks, is_plain
 from fedskew.models._chain import Chain, Flatten
-from fedskew.models._graph import UnreadableError, chain_of, layers_of, read_graph
+from fedskew.models._dropout import ChannelDropout, Dropout
+from fedskew.models._graph import UnreadableError, chain_of, layers_of, read_graph, values_of
 from fedskew.models._network import Outputs
 from fedskew.models._wrappers import with_features
 from fedskew.models.frozen import still_layers
 
 _WITHOUT_MODES = {nn.Sequential, nn.Identity, nn.Linear, nn.Conv2d, nn.ReLU, nn.Flatten, nn.MaxPool2d, nn.AvgPool2d}
 """Layers that compute the same in training and in evaluation: a network of these alone is read once."""
+_KNOWN_TYPES = _WITHOUT_MODES | {nn.BatchNorm1d, nn.BatchNorm2d, nn.AdaptiveAvgPool2d, Dropout, ChannelDropout}
+_CHAINS: dict[str, list[nn.Module | str]] = {}
+"""Of networks of known types, by all that decides their graph: the chain's layers, as names where they are theirs."""
 _SAMPLES = 3  # on which a chain is compared with the network
 _TOLERANCE = 1e-4  # as a share of a tensor's largest value
 _ROUNDING = 1e-5  # as a share of the largest of all gradients
@@ -119,9 +123,18 @@ class Faster(nn.Module):
         try:
             if x.device.type != "cpu" or x.dtype != torch.float32:
                 raise UnreadableError("its inputs are no numbers of 32 bits on a CPU")
-            layers = layers_of(self._graph())
-            chain = chain_of(layers, tuple(x.shape[1:]))
-            self._compare(layers, x.clone())
+            structure = self._structure(x)
+            if structure in _CHAINS:
+                named = _CHAINS[structure]
+                layers = [self.module.get_submodule(one) if isinstance(one, str) else one for one in named]
+                chain = chain_of(layers, tuple(x.shape[1:]))
+            else:
+                layers = layers_of(self._graph())
+                chain = chain_of(layers, tuple(x.shape[1:]))
+                self._compare(layers, x.clone())
+                if structure is not None:
+                    names = {id(layer): name for name, layer in self.module.named_modules()}
+                    _CHAINS[structure] = [names.get(id(layer), layer) for layer in layers]
             rules: dict[str, int | str] = {"chain": sum(not isinstance(stage, Flatten) for stage in chain.stages)}
         except Exception as error:  # also what the chain raises, of shapes, or of a folder for caches
             why = str(error) if isinstance(error, UnreadableError) else in_one_line(error)
@@ -129,6 +142,14 @@ class Faster(nn.Module):
         if self.training or not self._has_modes:
             self.rules = rules
         return chain
+
+    def _structure(self, x: Tensor) -> str | None:
+        """Return all that decides the graph for such a batch; None where a layer has code that is not known here."""
+        if not all(type(layer) in _KNOWN_TYPES or _is_ours(layer) for layer in self._layers):
+            return None
+        named = [(name, type(layer), getattr(layer, "p", None)) for name, layer in self.module.named_modules()]
+        parameters = [(name, one.shape, one.requires_grad) for name, one in self.module.named_parameters()]
+        return repr((x.shape[1:], named, parameters, values_of(self.module)))
 
     def _compare(self, layers: Sequence[nn.Module], x: Tensor) -> None:
         """Raise UnreadableError where a chain's outputs or gradients on some samples are not the network's."""

@@ -79,7 +79,7 @@ def read_graph(module: nn.Module) -> fx.GraphModule:
     """Read the graph of a network in its present modes, over its own layers and tensors, named `module.` and so on."""
     root = _Root(module)
     tensors = {id(tensor): tensor for tensor in chain(root.parameters(), root.buffers())}
-    versions, before, drawn = [tensor._version for tensor in tensors.values()], _values(root), _generators()
+    versions, before, drawn = [tensor._version for tensor in tensors.values()], values_of(root), _generators()
     reader = _Reader()
     try:
         # The copy has the same tensors; what a trace changes in Python changes the copy only.
@@ -97,7 +97,7 @@ def read_graph(module: nn.Module) -> fx.GraphModule:
     if drawn != _generators():
         raise UnreadableError("it draws from a global random generator")
     written = versions != [tensor._version for tensor in tensors.values()]
-    if written or before != _values(root) or before != _values(traced):
+    if written or before != values_of(root) or before != values_of(traced):
         raise UnreadableError("it changes its own attributes")
     return fx.GraphModule(root, graph)
 
@@ -146,7 +146,7 @@ def _generators() -> tuple[Any, ...]:
     return random.getstate(), kind, np.asarray(keys).tobytes(), more, torch.get_rng_state().numpy().tobytes()
 
 
-def _values(root: nn.Module) -> list[Any]:
+def values_of(root: nn.Module) -> list[Any]:
     """Return the Python values that a module and its layers hold; our dropout may count its uses."""
     return [_value(vars(layer)) for layer in root.modules() if not isinstance(layer, Dropout)]
 
