@@ -83,7 +83,7 @@ def new(
     """
     from fedskew import methods
     from fedskew.cli.config_keys import choices, json_schema
-    from fedskew.data import OWN, WITH_CLIENTS
+    from fedskew.data import INDEX, OWN
     from fedskew.experiment import resolve, shared_data
 
     if path.exists() and not force:
@@ -95,10 +95,11 @@ def new(
             raise ConfigError(f"--root: data set {data!r} is a folder or file of yours; say which, such as --root mine")
         root = Path(_answer("Folder or file of the data", None, "data", []))
     rule = _answer("Partition rule", rule, "dirichlet_by_class", known["partition.rule"])
-    if rule == "natural" and data not in WITH_CLIENTS:
+    with_clients = [name for name, reader in INDEX.items() if hasattr(reader, "names_clients")]
+    if rule == "natural" and data not in with_clients:
         raise ConfigError(
             f"--rule natural: data set {data!r} names no clients; take another rule (fedskew list partitions), or data "
-            f"that do: {', '.join(WITH_CLIENTS)}"
+            f"that do: {', '.join(with_clients)}"
         )
     chosen: dict[str, Any] = {
         "name": _run_name(path),

@@ -8,7 +8,7 @@ from fedskew.data._dataset import SAMPLERS, ByteImages, Dataset, Inputs, Stored,
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings
 from fedskew.data._huggingface import from_huggingface
-from fedskew.data._load import INDEX, OWN, WITH_CLIENTS, load
+from fedskew.data._load import INDEX, OWN, load
 from fedskew.data._objects import from_object
 from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
@@ -29,7 +29,6 @@ __all__ = [
     "INDEX",
     "OWN",
     "SAMPLERS",
-    "WITH_CLIENTS",
     "Augmentation",
     "ByteImages",
     "Change",

@@ -44,9 +44,6 @@ INDEX: dict[str, Reader] = {reader.__name__: reader for reader in _READERS} | {"
 OWN = ("folder", "npz", "csv", "huggingface")
 """Those of a user's own files."""
 
-WITH_CLIENTS = tuple(name for name, reader in INDEX.items() if hasattr(reader, "names_clients"))
-"""Those of data that name clients themselves, or may do so."""
-
 
 def load(
     name: str,

@@ -63,7 +63,6 @@ class Profile:
     """How many samples fall into each cell of each column, and how numbers go together.
 
     Attributes:
-        samples: Number of samples.
         cells: By column: names of categories, or mean and deviation of a number.
         counts: By column: samples by cell, the last for missing values and categories that are not known.
         numbers: The first `MOST_PAIRED` columns of numbers.

@@ -31,7 +31,6 @@ class Features:
     ends, and is shared by those that it starts.
 
     Args:
-        inputs: The samples.
         body: The network's frozen part; it is moved to no other device.
         groups: The rows of every group, such as a client's; the last one with a row has it. The samples of none are
             groups of 64, in their order.

@@ -40,18 +40,18 @@ class Disclosure(NamedTuple):
         """List everything that a site with such data (None: one that trains) sends; ConfigError where it can't be
         deployed. Where network and method may not be built, what they make it send is one item of unknown size."""
         plan = Plan.of(config, agreement, at_site=True) if may_build else None
-        things: list[Disclosure] = []
-        if data is None or not data.is_unlabelled:
+        things, trains = list[Disclosure](), data is None or not data.is_unlabelled
+        if trains:
             things.append(_counts(config, agreement, 0 if plan is None else plan.most_questions))
             things += _moments(agreement)
             things += _profile(agreement, plan)
             things += [_unknown(agreement)] if plan is None else _masked(plan) if plan.is_masked else _trained(plan)
-        things += _evaluations(config, agreement, data)
-        if agreement.site_figures == "summed" and (data is None or not data.is_unlabelled):
+        things += _evaluations(config, agreement, data, trains)
+        if agreement.site_figures == "summed" and trains:
             things.append(_figures(agreement))
         if plan is not None:
-            things += _finished(plan, data)
-            if data is None or not data.is_unlabelled:
+            things += _finished(plan, data, trains)
+            if trains:
                 things.append(Disclosure("that it keeps the trained model, for itself", "after the last round", 20))
             if plan.is_masked:
                 things.append(
@@ -102,11 +102,8 @@ def _counts(config: Config, agreement: Agreement, questions: int) -> Disclosure:
 def _moments(agreement: Agreement) -> list[Disclosure]:
     if not agreement.sums_moments or (table := agreement.table) is None:
         return []
-    own = (
-        ""
-        if agreement.updates == "plain"
-        else f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
-    )
+    over_all = f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
+    own = "" if agreement.updates == "plain" else over_all
     what = f"of each of {table.numbers} columns of numbers how many there are, their sum and the sum of their squares"
     size = 24 * table.numbers + (_seeds(agreement) if own else 0)
     return [Disclosure(f"{what}, of the training samples{own}", "once, before the first round", size)]
@@ -152,12 +149,11 @@ def _trained(plan: Plan) -> list[Disclosure]:
     ]
 
 
-def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) -> list[Disclosure]:
+def _evaluations(config: Config, agreement: Agreement, data: SiteData | None, trains: bool) -> list[Disclosure]:
     classes, section, things = len(agreement.classes), config.target, list[Disclosure]()
     cells, masked = classes * section.bins, agreement.updates == "masked"
     due = f"after round {section.warmup}, and every {section.every} rounds from then on"
-    is_labelled = data is None or not data.is_unlabelled
-    if agreement.evaluates and is_labelled:
+    if agreement.evaluates and trains:
         table = f"the confusion matrix of its test samples, {classes} x {classes}"
         if agreement.multi_label:
             table = f"of each of {classes} labels how many of its test samples have it and are taken to, how many are "
@@ -174,7 +170,7 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None) ->
                 8 * agreement.tally.size + 8 + (_seeds(agreement) if masked else 0),
             )
         )
-    if section.is_estimated and is_labelled:
+    if section.is_estimated and trains:
         things.append(
             Disclosure(
                 "the confusion matrix with its columns divided by how sure the model is: how many test samples of each "
@@ -205,8 +201,8 @@ def _figures(agreement: Agreement) -> Disclosure:
     )
 
 
-def _finished(plan: Plan, data: SiteData | None) -> list[Disclosure]:
-    sources = {"training", "held_out"} if data is None or not data.is_unlabelled else set()
+def _finished(plan: Plan, data: SiteData | None, trains: bool) -> list[Disclosure]:
+    sources = {"training", "held_out"} if trains else set()
     sources |= {"target"} if data is not None and data.unlabelled is not None else set()
     return [
         Disclosure(

@@ -78,10 +78,8 @@ class SiteReport:
         terms, app = Terms.read(terms_path(data)), data.parent / APP if app is None else app
         terms.check_app(app)
         with running(read_app(app)) as folder:  # as it was agreed to
-            config, agreement = (
-                read(folder / "run.toml").weights_in(data.parent),
-                Agreement.read(folder / "deploy.toml"),
-            )
+            config = read(folder / "run.toml").weights_in(data.parent)
+            agreement = Agreement.read(folder / "deploy.toml")
             samples = SiteData.load(data, agreement)
             if (agreement.sums_moments or config.training.balances) and samples.state is not None:
                 _, _, told = Home(terms.folder(samples.state) / HOME).common()

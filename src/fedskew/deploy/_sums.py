@@ -134,7 +134,7 @@ class MaskedSums:
         taken.opened.update(arrived)
 
         def read(reply: RecordDict, client: int) -> bytes:
-            opening = _check_opening(reply)
+            opening = _seeds(reply, wire.OPENING, [wire.OWN])[wire.OWN]
             try:
                 context.check_opening(names[client], arrived[client], opening)
             except SumsError as error:
@@ -216,10 +216,6 @@ def _check_masked(content: RecordDict, asked: wire.SumAsked, specs: Specs) -> Ma
     figures_of(content, round=asked.round, attempt=asked.attempt)
     sums = decode(arrays_of(content, wire.SUMS), specs, "its array")
     return Masked(sums, _seeds(content, wire.COMMITMENTS, asked.members))
-
-
-def _check_opening(content: RecordDict) -> bytes:
-    return _seeds(content, wire.OPENING, [wire.OWN])[wire.OWN]
 
 
 def _seeds(content: RecordDict, key: str, names: Collection[str]) -> Mapping[str, bytes]:

@@ -182,10 +182,8 @@ class Releases(tuple[Release, ...]):
     def _excess(self, request: CountsRequest, budget: Budget) -> str:
         """Say how a noisy release goes beyond what the site agreed to; empty if it does not."""
         assert request.epsilon is not None, "of noisy counts"
-        epsilon, before = (
-            converted(request.epsilon, request.neighbours, budget.neighbours),
-            self.spent(budget.neighbours),
-        )
+        epsilon = converted(request.epsilon, request.neighbours, budget.neighbours)
+        before = self.spent(budget.neighbours)
         if epsilon <= budget.epsilon * ROUNDING and before + epsilon <= budget.total * ROUNDING:
             return ""
         return (

@@ -34,10 +34,8 @@ class ModelInfo:
 
     Attributes:
         classes: Names of the classes, in the order of the model's outputs.
-        in_shape: Shape of one sample.
         tokens: Whether samples are token ids instead of numbers.
         mean: Mean by channel (by feature if samples are no images) by which inputs are normalised; empty: they are not.
-        std: Standard deviation, likewise.
         window: What is black and white in pictures of more than 8 bits (see `data.Dataset`).
         encoder: What makes inputs of samples as they are in files, in plain values (`data.encoder_of`); None: there is
             nothing of that kind, as of images.

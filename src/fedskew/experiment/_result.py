@@ -33,7 +33,6 @@ class Result:
     """The result of `simulate`. A notebook shows its headline figures.
 
     Attributes:
-        config: The resolved config.
         runs: The run of each seed.
         model: The final model of the first seed.
         summary: The summary of the run; of several seeds, mean and standard deviation of every figure.
@@ -164,7 +163,6 @@ class Result:
         Args:
             target: Unlabelled samples of the target, in their own units (see `TrainedModel.predict`).
             held_out: Labelled samples that the model was not trained on, and their classes; None: the run's own.
-            method: See `labels.estimate_mix`.
 
         Raises:
             ArgumentError: The run has no folder, or the model can't take the samples.

@@ -73,11 +73,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     dataset, held_out = task.dataset, torch.from_numpy(task.validation)
     trained = FlatModel.of(module, _some(dataset).to(device), entire=network)
     test = LabelledData(dataset.test_inputs.to(device), dataset.test_targets.to(device))
-    validation = (
-        LabelledData(take(dataset.inputs, held_out).to(device), dataset.targets[held_out].to(device))
-        if len(held_out)
-        else None
-    )
+    validation = None
+    if len(held_out):
+        validation = LabelledData(take(dataset.inputs, held_out).to(device), dataset.targets[held_out].to(device))
     clients = engine.ClientStates(None if folder is None else folder / "checkpoint" / "clients")
     observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
     runner, untrained, model, sites = _make_runner(
@@ -160,12 +158,9 @@ def _make_runner(
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts, dataset.multi_label
     )
-    conditions, each = config.conditions, dataset.num_classes if dataset.multi_label else 1
-    noisy = (
-        None
-        if conditions.count_epsilon is None
-        else privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE), each=each)
-    )
+    conditions, each, noisy = config.conditions, dataset.num_classes if dataset.multi_label else 1, None
+    if conditions.count_epsilon is not None:
+        noisy = privatize(task.counts, conditions.count_epsilon, rng=generator(seed, Purpose.NOISE), each=each)
     pooled = (task.counts if noisy is None else noisy).sum(axis=0)
     sizes = task.sizes.astype(np.float64) if dataset.multi_label else None
     moments = dataset.mean, dataset.std
@@ -301,7 +296,7 @@ def _processes(config: Config, model: FlatModel, task: Task, cohort: int, sample
         and not torchrun.launched()
         and model.vector.device.type == "cpu"
     )
-    if section.backend != "auto" or at_once < 2 or not safe or model.vector.device.type != "cpu":
+    if section.backend != "auto" or at_once < 2 or not safe:
         return 1
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.module.eval()(samples[:1])
@@ -370,11 +365,10 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module, fe
     """Say what can't be learnt from these labels, by this network or by this method, whatever the training."""
     dataset, counts, weighting = task.dataset, task.counts, method.weighting
     labels = dataset.test_targets[dataset.test_targets >= 0].numpy()
-    tested = (
-        np.bincount(labels, minlength=dataset.num_classes)
-        if not dataset.multi_label
-        else (findings.as_table(labels, dataset.num_classes).sum(axis=0))
-    )
+    if dataset.multi_label:
+        tested = findings.as_table(labels, dataset.num_classes).sum(axis=0)
+    else:
+        tested = np.bincount(labels, minlength=dataset.num_classes)
     mix, of = (tested.astype(np.float64), "test part") if task.target is None else (task.target, "target")
     relying = [_name(slot, one) for slot, one in method.components() if components.has(one, "needs_colocation")]
     trained = [one for one in network.parameters() if one.requires_grad]

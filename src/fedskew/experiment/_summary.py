@@ -24,7 +24,7 @@ from fedskew.experiment._model_info import ModelInfo
 from fedskew.models import ModelState
 from fedskew.privacy import COVERED
 from fedskew.randomness import Purpose, generator
-from fedskew.report import LAST, SeedRun
+from fedskew.report import SeedRun
 from fedskew.tables import Spread
 
 EVALUATED = (*SeedRun.FIGURES, "loss")
@@ -71,7 +71,7 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
     spent = rounds[-1].privacy
     moments: dict[str, Any] = {
         "final": evaluated[-1][1] if evaluated else None,
-        "last10": mean(LAST),
+        "last10": mean(SeedRun.LAST),
         "last_tenth": mean(math.ceil(rounds[-1].round / 10)),
         "best_by_validation": None if chosen is None else {**chosen, "round": best_round},
         "max": {name: _best([values for _, values in evaluated], name) for name in EVALUATED} if evaluated else None,
@@ -186,11 +186,9 @@ class FinalLook:
         if self.scores is None or self.target is not None or len(info.classes) != 2:
             return info
         validation = self.scores(state, True)
-        return (
-            info
-            if not isinstance(validation, metrics.Scores)
-            else replace(info, threshold=validation.threshold(self._figure(validation)))
-        )
+        if not isinstance(validation, metrics.Scores):
+            return info
+        return replace(info, threshold=validation.threshold(self._figure(validation)))
 
     def summary(self, info: ModelInfo, state: ModelState, evaluation: Evaluation | None) -> dict[str, Any]:
         """Return `intervals` of the model's figures on the test set, if asked, and what its `threshold` gives there."""

@@ -254,7 +254,6 @@ def load(
         model.predict(images)               # probabilities, (samples, classes)
 
     Args:
-        run: The run folder.
         seed: The seed whose model it is to be; None: the first.
         best: The model that was best on the validation samples, in place of the final one.
         finished: The model that the method's finish made of the final one.

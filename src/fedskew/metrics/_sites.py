@@ -24,11 +24,9 @@ class SiteRow:
     """The figures of one model at one client, by the client's own test samples; NaN where one is undefined.
 
     Attributes:
-        client: The client's id.
         row: Whose model it is: the one that the client trained "alone", the federation's "common" one, the client's
             "personal" one, or the one of all clients' samples in one place, "pooled".
         samples: The client's test samples, at least one.
-        loss: Mean cross-entropy.
     """
 
     client: int

@@ -195,7 +195,6 @@ def reproduce(
     Runs are ordinary run folders: finished ones are read, interrupted ones continue.
 
     Args:
-        recipe: The recipe.
         rows: Its rows to run, by default all.
         out: Where run folders and the folder of the comparison go.
         changes: Dotted keys of every config to change, and their values.

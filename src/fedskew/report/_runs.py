@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from fedskew.engine import Evaluation, RoundRecord
     from fedskew.metrics import SiteRow
 
-LAST = 10
-"""How many rounds at the end `last10` of a summary is a mean of."""
-
 
 _NOT_TESTED = ("root", "validation", "held_out", "client_test")  # keys of `[data]` that don't change the test set
 _WORSE = 0.01  # of accuracy: a finish that costs more is pointed out
@@ -38,17 +35,17 @@ class SeedRun:
 
     Attributes:
         label: What it is called in a report; the seeds of one config share it.
-        seed: The seed.
         config: The whole config, defaults included.
         rounds: The records, in order of their rounds.
         counts: Label counts of the clients that train, shape `(clients, classes)`.
-        client_names: Names of these clients.
-        class_names: Names of the classes.
         target: Label mix of the target, shape `(classes,)`, sum 1; None without a target.
         summary: The content of `summary.json`; empty for a run that has not ended.
         notes: What its labels said about it before it was trained, a sentence each.
         sites: Figures of the trained models at each client, on its own test samples; empty where there are none.
     """
+
+    LAST: ClassVar[int] = 10
+    """How many rounds at the end `last10` of a summary is a mean of."""
 
     MOMENTS: ClassVar[Mapping[str, str]] = {
         "final": "final",
@@ -347,7 +344,7 @@ def averaged_over(runs: Iterable[SeedRun]) -> str:
     return f"mean of {_from_to(evaluations)} evaluations in the last {which}"
 
 
-def _first(rounds: Sequence[RoundRecord], last: int = LAST) -> int:
+def _first(rounds: Sequence[RoundRecord], last: int = SeedRun.LAST) -> int:
     """Return the round before the last ones."""
     return max(rounds[-1].round - last, 0) if rounds else 0
 

@@ -36,7 +36,6 @@ class SiteActivity:
     """One site's activity in the rounds of a run.
 
     Attributes:
-        name: The site's name.
         selected: Rounds for which it was selected.
         counted: Rounds in which its update moved the model.
         times: Rounds by what went wrong: its reply was refused; it failed, was offline, silent (no reply in time),
@@ -222,7 +221,6 @@ class ClientTable:
     means over the seeds; where each seed divides the data anew, each of its clients is one of its own.
 
     Attributes:
-        names: The clients' names.
         rows: The figures; `SiteRow.client` is a place in `names`.
     """
 
