@@ -61,4 +61,5 @@ class Private(NamedTuple):
         """Return what a step that trains some layers first reads of the client's state."""
         if not self.first_epochs:
             return {}
-        return {"private.first": torch.tensor(float(of_epoch * self.first_epochs)), "private.mask": self.parameters}
+        first = torch.full((), float(of_epoch * self.first_epochs), device=self.parameters.device)
+        return {"private.first": first, "private.mask": self.parameters}

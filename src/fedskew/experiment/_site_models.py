@@ -261,7 +261,7 @@ def make_own(
             constant = [f"network.{name}" for name in model.constant]
             beside = with_added_head(model.module, samples)
             network = FlatModel(beside, channels_last=model.channels_last, constant=constant)
-            trained = torch.arange(len(network.vector)) >= len(model.vector)
+            trained = torch.arange(len(network.vector), device=network.vector.device) >= len(model.vector)
         private = engine.Private(trained, torch.zeros_like(private.buffers))
     own = OwnModels.work(work, private, wanted.pull, trained is not None)
     return OwnModels(name, network, backend(network, own), private, own.training, trained, **more)
