@@ -3,7 +3,7 @@
     python tools/publish_arena.py RUNS
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
-`docs/measured/arena-runs.csv`, tables and figures to `docs/measured/arena*`. Of its `arena-advice`, every run goes to
+`docs/measured/arena-runs.csv`, tables and figures to `docs/measured/arena*`; so of its `arena-heads`. Of its `arena-advice`, every run goes to
 `docs/measured/advice-runs.csv`, the table of evidence into the package, tables and figures to `docs/measured/advice*`.
 Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 Run it again, in the repository's folder, whenever there are more runs.
@@ -30,7 +30,7 @@ def state_of(name: str, runs: Path) -> ArenaState:
     if name == "advice":
         with (runs / "arena-advice" / "runs.csv").open(newline="", encoding="utf-8") as file:
             changes["arena.draw.points"] = max(int(line["point"]) for line in csv.DictReader(file)) + 1
-    arena = Arena.read(Path("recipes") / f"{name}.toml", changes)
+    arena = Arena.read(Path("benchmarks" if name == "heads" else "recipes") / f"{name}.toml", changes)
     state = ArenaState.read(arena, runs)
     write_comparison(state, runs)
     return state
@@ -59,9 +59,10 @@ def main(runs: Path) -> None:
         state_of("advice", runs)
         publish_page("advice", runs)
         shutil.copy(runs / "arena-advice" / "evidence.csv.gz", EVIDENCE)
-    if (runs / "arena-arena" / "runs.csv").exists():
-        state_of("arena", runs)
-        publish_page("arena", runs)
+    for name in ("arena", "heads"):
+        if (runs / f"arena-{name}" / "runs.csv").exists():
+            state_of(name, runs)
+            publish_page(name, runs)
     if (runs / "arena-personal" / "runs.csv").exists():
         state_of("personal", runs)
         shutil.copy(runs / "arena-personal" / "runs.csv", MEASURED / "personal-runs.csv")
