@@ -3,7 +3,8 @@
     python tools/publish_arena.py RUNS
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
-`docs/measured/arena-runs.csv`, tables and figures to `docs/measured/arena*`; so of its `arena-heads`. Of its `arena-advice`, every run goes to
+`docs/measured/arena-runs.csv`, tables and figures to `docs/measured/arena*`; likewise of its `arena-heads`. Of its
+`arena-advice`, every run goes to
 `docs/measured/advice-runs.csv`, the table of evidence into the package, tables and figures to `docs/measured/advice*`.
 Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 Run it again, in the repository's folder, whenever there are more runs.
@@ -17,6 +18,8 @@ import sys
 from pathlib import Path
 
 from fedskew.arena import Arena, ArenaState, write_comparison
+from fedskew.files import write_text
+from fedskew.tables import csv_text
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
@@ -36,10 +39,13 @@ def state_of(name: str, runs: Path) -> ArenaState:
     return state
 
 
-def publish_page(name: str, runs: Path) -> None:
-    """Copy runs, tables and figures of an arena to the documentation."""
+def publish_page(name: str, state: ArenaState, runs: Path) -> None:
+    """Write the runs of an arena into the documentation, and copy tables and figures there.
+
+    Of its CSV those that its plan asks for: a training also has lines in views whose plan chose another value.
+    """
     folder = runs / f"arena-{name}"
-    shutil.copy(folder / "runs.csv", MEASURED / f"{name}-runs.csv")
+    write_text(MEASURED / f"{name}-runs.csv", csv_text([[*state.runs[0]], *(line.values() for line in state.runs)]))
     page = (folder / "table.md").read_text(encoding="utf-8").split("\n", 1)[1]
     lines = [
         f"# Measured: {name}",
@@ -56,13 +62,11 @@ def publish_page(name: str, runs: Path) -> None:
 def main(runs: Path) -> None:
     """Publish the arenas that there are."""
     if (runs / "arena-advice" / "runs.csv").exists():
-        state_of("advice", runs)
-        publish_page("advice", runs)
+        publish_page("advice", state_of("advice", runs), runs)
         shutil.copy(runs / "arena-advice" / "evidence.csv.gz", EVIDENCE)
     for name in ("arena", "heads"):
         if (runs / f"arena-{name}" / "runs.csv").exists():
-            state_of(name, runs)
-            publish_page(name, runs)
+            publish_page(name, state_of(name, runs), runs)
     if (runs / "arena-personal" / "runs.csv").exists():
         state_of("personal", runs)
         shutil.copy(runs / "arena-personal" / "runs.csv", MEASURED / "personal-runs.csv")
