@@ -57,6 +57,11 @@ REFUSED = [
 ]
 
 
+def test_a_class_that_data_name_is_one_also_where_its_name_says_nothing(tmp_path):
+    columns = {"age": {"kind": "number"}, "label": {"kind": "label", "categories": ["NA", "K"]}}
+    assert sizes(table(tmp_path, ["NA", "K"] * 20, schema={"columns": columns})) == {"NA": 20, "K": 20}
+
+
 @pytest.mark.parametrize(("labels", "words"), REFUSED, ids=[words[:30] for _, words in REFUSED])
 def test_what_is_no_class_is_refused_in_one_line_with_what_to_do(labels, words, tmp_path):
     with pytest.raises(DataError) as raised:

@@ -485,8 +485,8 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     wanted = () if plan.method.personal is None or not terms.own_models else plan.method.personal.trainings()
     ways = tuple(own_models(model, work, some, "personal", one) for one in wanted if one.when == "rounds")
     masks = Masks.of(plan, terms, data.state, place) if plan.is_masked else None
-    layout = plan.layout if model is plan.model else ModelLayout(model)
-    return Site(Worker(model, layout, work, seen, Home(folder, ways)), plan, terms, data, data.state, masks)
+    worker = Worker(model, plan.layout, work, seen, Home(folder, ways))  # what trains is the same behind a body
+    return Site(worker, plan, terms, data, data.state, masks)
 
 
 def trained_reply(

@@ -110,7 +110,9 @@ class FastText(Network):
         for name, value, least in (("vocabulary", vocabulary, _UNKNOWN + 1), ("dim", dim, 1)):
             if value < least:
                 raise ArgumentError(f"{name}: must be at least {least}, got {value}")
-        self.embedding = nn.Embedding(vocabulary, dim)
+        # Values are drawn later; to draw none here, nn.Embedding(vocabulary, dim) imports PyTorch's compiler for 2 s.
+        values = torch.empty(vocabulary, dim)
+        self.embedding = nn.Embedding.from_pretrained(values, freeze=False)  # type: ignore[no-untyped-call]
         self.fc1 = nn.Linear(dim, dim)
         self.head = nn.Linear(dim, num_classes)
 
