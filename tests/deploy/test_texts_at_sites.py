@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from federated import LocalGrid, TaskIdentity
 
 import fedskew
@@ -36,6 +37,7 @@ def test_from_a_config_to_predictions_on_texts(tmp_path: Path, monkeypatch: pyte
     )
     about = {"vocab_size": 12, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 16}
     made = transformers.DistilBertConfig(**about, initializer_range=0.3)
+    torch.manual_seed(1)
     transformers.DistilBertForSequenceClassification(made).save_pretrained("tiny")
     tokenizer.save("tiny/tokenizer.json")
     Path("run.toml").write_text("""

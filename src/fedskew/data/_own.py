@@ -53,8 +53,6 @@ def make(
     test: RawSamples | None,
     test_share: float,
     rng: np.random.Generator | None,
-    classes: Iterable[str] = (),
-    clients: Iterable[str] = (),
     numbered: Sequence[str] = (),
     where: object = "",
     missing: Missing | None = None,
@@ -62,9 +60,8 @@ def make(
 ) -> Dataset:
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
 
-    `classes` and `clients` may have no sample; `numbered` are all classes in the order of their ids, where that is set;
-    `where` says in messages where they were read from, `missing` what becomes of samples without a label. `more` is for
-    `assembled`.
+    `numbered` are all classes in the order of their ids, where that is set; `where` says in messages where they were
+    read from, `missing` what becomes of samples without a label. `more` is for `assembled`.
     """
     parts = [train] if test is None else [train, test]
     places = [part.place for part in parts]
@@ -73,7 +70,7 @@ def make(
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
         train, others = train.take(kept), [train.take(held)]
-    return assembled(name, train, others[0], classes, clients, numbered, where, **more)
+    return assembled(name, train, others[0], numbered=numbered, where=where, **more)
 
 
 def assembled(
@@ -89,7 +86,7 @@ def assembled(
 ) -> Dataset:
     """Build the data set of two parts whose labels are prepared (see `make`), and `more` is for the `Dataset` as it is.
 
-    Of a table, whose schema is `encoder`, numbers are standardised.
+    `classes` and `clients` may have no sample. Of a table, whose schema is `encoder`, numbers are standardised.
     """
     shapes = [tuple(part.inputs.shape[1:]) for part in (train, test)]
     if shapes[0] != shapes[1]:
