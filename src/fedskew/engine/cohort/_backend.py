@@ -120,9 +120,9 @@ class CohortBackend(Backend):
     def is_faster(model: FlatModel, work: LocalWork, clients: int) -> bool:
         """Estimate from measurements whether a cohort trains faster in lock-step than one client after another.
 
-        On a CPU it does from 8 clients on, if the network has at most 60,000 parameters and no convolutions. Nothing
-        was measured on a GPU; the rule is two clients or more and at most 2 million parameters. The answer is always no
-        if a network, loss, step or hook is not this package's own, since it may not support being mapped.
+        On a CPU it does from 8 clients on, if the network has at most 60,000 parameters and no convolutions; on a GPU,
+        where it was measured for 62,000 and 1.6 million, from two clients on, if it has at most 2 million. The answer
+        is always no if a network, loss, step or hook is not this package's own, since it may not support being mapped.
 
         In lock-step the start of each operation is shared; but large stacks exceed the cache that one client's
         parameters fit in. docs/performance.md has the measurements.
