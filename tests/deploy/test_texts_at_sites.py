@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from federated import LocalGrid, TaskIdentity
 
 import fedskew
@@ -37,7 +36,7 @@ def test_from_a_config_to_predictions_on_texts(tmp_path: Path, monkeypatch: pyte
     )
     about = {"vocab_size": 12, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 16}
     made = transformers.DistilBertConfig(**about, initializer_range=0.3)
-    torch.manual_seed(1)
+    transformers.set_seed(1)
     transformers.DistilBertForSequenceClassification(made).save_pretrained("tiny")
     tokenizer.save("tiny/tokenizer.json")
     Path("run.toml").write_text("""
@@ -46,8 +45,7 @@ def test_from_a_config_to_predictions_on_texts(tmp_path: Path, monkeypatch: pyte
         model = {name = "transformers:tiny"}
         training = {rounds = 6, batch_size = 8, lr = 0.2, epochs = 2}
     """)
-    config = read(Path("run.toml"))
-    task = make_task(config, 0)
+    task = make_task(config := read(Path("run.toml")), 0)
     names, samples, folder = ("ash", "birch", "cedar"), task.dataset, tmp_path / "federation"
     kind = {"classes": list(samples.classes), "shape": [12], "tokens": True, "encoder": samples.encoder.plain()}
     draft = Draft.of(config, names, kind, "exact", None, None)
