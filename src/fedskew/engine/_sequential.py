@@ -161,9 +161,10 @@ class SequentialBackend(Backend):
         counts = torch.as_tensor(samples.counts, dtype=common.parameters.dtype, device=device)
         settings = self.work.settings(round, sent, state)._replace(**self._of_parameters)
         context = Context(counts, broadcast=sent.broadcast)
-        with calling("local_step", self.work.local_step, "step", f"round {round}, client {task.client}: "):
-            seen = {"layout": self.model.layout, "log": checked_figure}
-            check_heeds(self.work.local_step, self._unproven, settings, seen)
+        if self._unproven:
+            with calling("local_step", self.work.local_step, "step", f"round {round}, client {task.client}: "):
+                seen = {"layout": self.model.layout, "log": checked_figure}
+                check_heeds(self.work.local_step, self._unproven, settings, seen)
         self._unproven = []
         return ClientSetup(round, task, sent, common, state, samples, settings, context)
 

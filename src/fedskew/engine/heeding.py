@@ -36,7 +36,7 @@ def check_heeds(component: Any, asked: Collection[str], settings: StepSettings, 
         "has_rates": alike | {"rates": start / 2},
         "has_decays": alike | {"decays": own + 0.5},
     }
-    first = _two_steps(component, plain, seen) if asked else {}
+    first = _two_steps(component, plain, seen)
     for name in (name for name in HEEDED if name in asked):
         second = _two_steps(component, plain._replace(**given[name]), seen)
         if first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first):
