@@ -324,8 +324,13 @@ def main() -> int:
     parser.add_argument("--last", type=int, default=3, help="evaluations whose mean is a score")
     parser.add_argument("--reference", default="fedavg")
     options = parser.parse_args()
-    with options.runs.open(newline="", encoding="utf-8") as file:
-        runs = [run for run in csv.DictReader(file) if not run["failure"]]
+    for file in (options.runs, options.page):
+        if file is not None and not file.is_file():
+            parser.error(f"{file}: no such file; give the CSV of an arena's runs, and with --page its page")
+    with options.runs.open(newline="", encoding="utf-8") as opened:
+        runs = [run for run in csv.DictReader(opened) if not run.get("failure")]
+    if not any(run.get("method") == options.reference for run in runs):
+        parser.error(f"{options.runs}: no runs of {options.reference!r}; is it an arena's runs.csv?")
     table = Table(runs, options.last, options.blocks, options.reference)
     print("\n".join(answers(table)))
     if options.page is None:
