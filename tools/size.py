@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 39_327, "docstrings": 9_946, "files": 323, "names": 334},
+    "src": {"code": 39_254, "docstrings": 9_584, "files": 315, "names": 334},
     "tests": {"code": 33_797},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -35,11 +35,9 @@ class Died(str):
 
 
 class Child:
-    """A process that runs `target(connection, *arguments)`, where `connection` leads to the parent.
-
-    The process ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent has ended; a daemon also when
-    the parent exits normally, but it can start no processes itself. Target and arguments are pickled.
-    """
+    """A process that runs `target(connection, *arguments)`, which are pickled; `connection` leads to the parent. It
+    ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent has ended; a daemon also when the parent
+    exits normally, but it can start no processes itself."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any, daemon: bool = False) -> None:
         self.connection, theirs = _CONTEXT.Pipe()
@@ -94,14 +92,9 @@ class Pool:
             self._children.append(self._start())
 
     def run(self, jobs: Sequence[Any], own: Callable[[Any], Any] | None = None) -> Iterator[tuple[int, Reply]]:
-        """Hand out jobs in order, each to the next free child; children are started as needed.
-
-        Where there is a function `own`, this process works on jobs with it while all children are busy.
-
-        Yields:
-            A job's position in `jobs` and the reply to it, in the order in which replies arrive. If the child was
-            killed, the value is a `Died`.
-        """
+        """Hand out jobs in order, each to the next free child, and to `own` in this process while all are busy; yield a
+        job's position and the reply to it, in the order in which replies arrive. If the child was killed, the value is
+        a `Died`."""
         waiting = deque(enumerate(jobs))
         idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
         while waiting or busy:
@@ -136,9 +129,7 @@ class Pool:
 
 def are_safe() -> bool:
     """Return whether children can be started unasked: none would run a user's script again, whose `__main__` they load.
-
-    They can from fedskew's own commands, and from what is no file: `python -c`, a notebook.
-    """
+    They can from fedskew's own commands, and from what is no file: `python -c`, a notebook."""
     main = sys.modules["__main__"]
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     ours = (file is not None and Path(file).stem == "fedskew") or (spec is not None and spec.name.startswith("fedskew"))
@@ -146,10 +137,8 @@ def are_safe() -> bool:
 
 
 def hear_interrupts() -> None:
-    """Let this child process raise KeyboardInterrupt at Ctrl-C.
-
-    It is raised only once, since both the terminal and the parent process may send the signal.
-    """
+    """Let this child process raise KeyboardInterrupt at Ctrl-C, once, as the terminal and the parent may both send
+    it."""
     answered = False
 
     def interrupt(number: int, frame: object) -> None:

@@ -78,20 +78,14 @@ class Cost:
 
 
 def has(component: Any, name: str) -> bool:
-    """Return whether a component, or its class, declares a property.
-
-    What a component's parameters decide (FedDisco's `target`) its class does not declare.
-    """
+    """Return whether a component, or its class, declares a property, but for what its parameters decide."""
     value = getattr(component, name, False)
     return value is True or (isinstance(value, frozenset) and bool(value))
 
 
 def covers(component: Any, short: str, plain: str) -> bool:
-    """Return whether a short cut stands for a component's own function.
-
-    A class that overrides the plain function does not want what it inherits beside it: the short cut counts only where
-    it is defined in the same class as the plain function, or in one that inherits from that.
-    """
+    """Return whether a short cut stands for a component's own function: only where it is defined in the same class as
+    the plain function, or in one below, as who overrides the plain one does not want what it inherits beside it."""
     kind = component if isinstance(component, type) else type(component)
     defined = [[name in vars(part) for part in kind.__mro__] for name in (short, plain)]
     return any(defined[0]) and (not any(defined[1]) or defined[0].index(True) <= defined[1].index(True))
@@ -167,10 +161,8 @@ def default_weight(term: Any) -> float:
 
 
 def needs_label_counts(slot: str, component: Any) -> bool:
-    """Return whether a component needs the clients' label counts at the server.
-
-    Selections and weightings are given the counts, so they are taken to need them unless they declare otherwise.
-    """
+    """Return whether a component needs the clients' label counts at the server; selections and weightings are taken to,
+    unless they declare otherwise."""
     kind = component if isinstance(component, type) else type(component)
     return bool(getattr(kind, "needs_label_counts", slot in ("selection", "weighting")))
 
@@ -196,10 +188,8 @@ def cost(*components: Any) -> Cost:
 
 
 def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: str, key: str = "name") -> Any:
-    """Make a component from a table of its `name` and parameters; the ConfigError of a mistake begins with its key.
-
-    `where` is the table's key in the config, and `key` that of the name. A name is in the index, or `module:Class`.
-    """
+    """Make a component from a table of its `name` (of the index, or `module:Class`) and parameters; a ConfigError
+    begins with the key of the mistake, in the table `where`."""
     if "name" not in table:
         raise ConfigError(f"{where}.{key}: missing (known: {', '.join(sorted(index))})")
     kind = find(index, str(table["name"]), f"{where}.{key}")
@@ -266,10 +256,8 @@ def given_in(tree: Any) -> list[Any]:
 
 
 def call(function: Any, name: str, section: str, known: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Call a user's own class or function by its `name` in a config's `section`, with the section's other keys.
-
-    It may take those of `known` that it has parameters for. A mistake is a ConfigError that names the key.
-    """
+    """Call a user's own class or function by its `name` in a config's `section`, with the section's other keys, and
+    those of `known` that it has parameters for. A ConfigError names the key."""
     try:
         parameters = dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):

@@ -25,11 +25,8 @@ _parent: Connection | None = None  # of a child process
 
 
 class Processes(Executor):
-    """Runs calls in so many child processes of this one, which end with it even if it is killed.
-
-    When one of them is killed, only its own call fails; the next call starts another. `hear` is called, in a thread,
-    with what a call passes to `report` before it ends.
-    """
+    """Runs calls in so many child processes of this one, which end with it even if it is killed. A child that is killed
+    fails its own call only. `hear` is called, in a thread, with what a call passes to `report` before it ends."""
 
     def __init__(self, number: int, hear: Callable[[Any], None] = lambda value: None) -> None:
         self._threads = ThreadPoolExecutor(number)  # each waits for a child's reply
@@ -106,15 +103,9 @@ def _serve(connection: Connection) -> None:
 def executor(
     processes: int, on: str | None = None, hear: Callable[[Any], None] = lambda value: None
 ) -> Iterator[tuple[Executor, int]]:
-    """Open an executor, and end it with the block; at once if the block raises an error.
-
-    Calls run in `processes` of this machine, or on the workers of the Dask scheduler `on`, such as
-    `tcp://10.0.0.1:8786`, which report nothing (see `Processes`). Yields the executor, and how many calls it can run at
-    a time.
-
-    Raises:
-        RunError: No Dask scheduler answers at that address, or it has no workers.
-    """
+    """Open an executor, and end it with the block; at once if the block raises an error. Calls run in `processes` of
+    this machine, or on the workers of the Dask scheduler `on`, such as `tcp://10.0.0.1:8786`, which report nothing
+    (RunError where none answers). Yields the executor, and how many calls it can run at a time."""
     if on is not None:
         with _dask(on) as opened:
             yield opened

@@ -144,16 +144,9 @@ def read_notes(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked(folder: Path, patience: float = 0.0, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keep every other process from writing in a folder; the lock of a process that is killed ends with it.
-
-    Args:
-        folder: The folder; it is made, and removed at the end if nothing was written.
-        patience: Seconds to wait for another process's end.
-        waiting: Called once if there is one to wait for.
-
-    Raises:
-        RunError: Another process is still writing after that time, or the folder can't be written.
-    """
+    """Keep every other process from writing in a folder, which is made, and removed if nothing was written; a killed
+    process's lock ends with it. `waiting` is called once if there is one to wait for; RunError where it writes on after
+    `patience` seconds."""
     from filelock import FileLock, Timeout
 
     with writing(folder):

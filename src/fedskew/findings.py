@@ -23,10 +23,8 @@ def as_table(bits: ArrayLike, number: int) -> IntArray:
 
 
 def rarest(table: IntArray) -> IntArray:
-    """Return of each row of 0 and 1 its finding that the fewest rows have, `(samples,)`; of none, the columns' number.
-
-    By it samples are divided where each must have one class.
-    """
+    """Return of each row of 0 and 1 its finding that the fewest rows have, `(samples,)`; of none, the columns' number:
+    the one class by which samples are divided."""
     often = np.append(table.sum(axis=0), len(table) + 1)
     order = np.argsort(often, kind="stable")
     whole = np.column_stack([table, np.ones(len(table), dtype=np.int64)])

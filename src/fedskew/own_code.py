@@ -81,10 +81,8 @@ def refused(reason: str) -> Iterator[None]:
 
 @contextmanager
 def of_run(folder: Path, trust_code: bool) -> Iterator[None]:
-    """Import nothing from inside a run folder for a config's names while the block runs, unless it is trusted.
-
-    Code that is trusted is so for as long as this process runs: its `code/` is importable, after all else.
-    """
+    """Import nothing from inside a run folder for a config's names while the block runs, unless it is trusted: then its
+    `code/` is importable, after all else, for as long as this process runs."""
     while _is_run(folder.absolute().parent):  # the folder of one seed
         folder = folder.absolute().parent
     brought = sorted(path.resolve() for parts in ("", "seed-*/") for path in folder.glob(f"{parts}{CODE}"))

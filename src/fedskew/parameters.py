@@ -39,10 +39,8 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def component(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass whose fields are checked against their annotated types on construction.
-
-    A check over several fields goes into `__post_init__`, which raises ArgumentError as everywhere.
-    """
+    """Make a class a frozen dataclass whose fields are checked against their annotated types on construction; a check
+    over several is in `__post_init__`, which raises ArgumentError."""
     config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
     made: Any = pydantic.dataclasses.dataclass(frozen=True, config=config)(cls)
     checked = made.__init__
@@ -74,10 +72,8 @@ def plain(value: Any) -> Any:
 def first_mistake(
     error: pydantic.ValidationError, prefix: str = "", fields: type[pydantic.BaseModel] | None = None
 ) -> str:
-    """Return one line for the first mistake that pydantic found: the dotted key, what is wrong, the value.
-
-    Unknown keys come first, as they often explain the others.
-    """
+    """Return one line for the first mistake that pydantic found, unknown keys first: the dotted key, what is wrong, the
+    value."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] in _UNKNOWN), errors[0])
     path, known = _place(first["loc"], fields)
@@ -123,11 +119,8 @@ def _kinds(annotation: Any) -> list[Any]:
 def checked_options(
     function: Callable[..., Any], options: Mapping[str, Any], what: str, own: Collection[str]
 ) -> dict[str, Any]:
-    """Return the options of a function, held against its annotated types; lists stand for tuples.
-
-    Args:
-        options: Its arguments by name, as a user gives them.
-    """
+    """Return a function's options, by name as a user gives them, held against its annotated types; lists stand for
+    tuples."""
     hints = get_type_hints(function)
     known = sorted(hints.keys() - {*own, "return"})
     checked = {}

@@ -53,11 +53,8 @@ _LOW = 0x7FFFFFFF
 
 
 def generator(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> np.random.Generator:
-    """Return a generator that depends on these four numbers only.
-
-    The seed and the purpose are the Philox key; round and client are the high words of its counter, so that streams of
-    different rounds or clients overlap only after 2**128 draws.
-    """
+    """Return a generator that depends on these four numbers only: seed and purpose are the Philox key; round and client
+    the high words of its counter, so that streams overlap only after 2**128 draws."""
     key = _Key(np.array([seed % _WORD, int(purpose)], dtype=np.uint64))
     counter = np.array([0, 0, round % _WORD, client % _WORD], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key, counter=counter))  # type: ignore[arg-type]
@@ -83,11 +80,9 @@ def stream_key(seed: int, purpose: Purpose, round: int = 0, client: int = 0) -> 
 
 
 def mix(*words: Tensor | int) -> Tensor:
-    """Hash integer tensors and numbers, broadcast together, into int64 values in [0, 2**32).
-
-    Each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`). The computation is in int64 with masks, so that
-    it is the same on every device and under `torch.func.vmap`; at least one word must be a tensor.
-    """
+    """Hash integer tensors and numbers, one at least a tensor, broadcast together, into int64 values in [0, 2**32):
+    each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`), in int64 with masks, the same on every device
+    and under `torch.func.vmap`."""
     if _is_on_cpu(words):
         return torch.from_numpy(_mix_on_cpu(words).astype(np.int64))
     value: Tensor | int = 0

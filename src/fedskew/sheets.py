@@ -221,15 +221,8 @@ class Sheet:
 
 
 def find_column(header: Sequence[str], what: str, words: frozenset[str], name: str | None = None) -> int | None:
-    """Find the column of clients, labels or the like.
-
-    Args:
-        what: What it holds, which is also the name that is preferred and the option that says which.
-        words: Names that it may have, as `names.plain` writes them.
-
-    Returns:
-        Its place; None where there is none.
-    """
+    """Find the column of clients, labels or the like: `what` it holds, the preferred name and the option that says
+    which, or one of `words`, as `names.plain` writes them; None where there is none."""
     if name is not None:
         if name not in header:
             raise ArgumentError(f"no column {name!r} for {what}{nearest(name, header)}")

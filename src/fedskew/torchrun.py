@@ -30,17 +30,8 @@ def local_rank() -> int:
 
 
 def assign(work: Sequence[float]) -> list[list[int]]:
-    """Balance work over the ranks.
-
-    Items are assigned from the longest to the shortest, each to the rank with the least work so far; of several such
-    ranks, to the lowest.
-
-    Args:
-        work: How long each item takes, in any unit.
-
-    Returns:
-        The indices of each rank's items, one list for each rank.
-    """
+    """Balance work over the ranks: return each one's items, from the longest to the shortest, each to the rank with the
+    least so far, of several the lowest."""
     assigned: list[list[int]] = [[] for _ in range(ranks())]
     loads = [0.0] * len(assigned)
     for index in sorted(range(len(work)), key=lambda index: -work[index]):

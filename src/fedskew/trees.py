@@ -16,15 +16,8 @@ DEEPEST = 32
 def read_tree(
     path: Path, what: str, changes: Mapping[str, Any] | None = None, quick: bool = False
 ) -> tuple[dict[str, Any], str, set[str]]:
-    """Read a TOML file as a tree.
-
-    Args:
-        changes: Values for dotted keys, in place of the file's.
-        quick: First apply the file's `[quick]` table; it is never part of the tree.
-
-    Returns:
-        The tree, the file's text, and the dotted keys that were changed.
-    """
+    """Read a TOML file as a tree, with the file's `[quick]` table of dotted keys applied where that is wanted, and then
+    `changes`; return tree, text, and the dotted keys that were changed."""
     try:
         text = path.read_text(encoding="utf-8")
         tree = tomllib.loads(text)

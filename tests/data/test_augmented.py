@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from fedskew.data import AUGMENTATIONS
-from fedskew.data.autoaugment import PROBABILITIES, ROWS, operate, operation_row
+from fedskew.data.augmentation import PROBABILITIES, ROWS, operate, operation_row
 from fedskew.errors import ArgumentError
 from fedskew.randomness import mix
 from hashing import hashed

@@ -16,7 +16,7 @@ from federated import NAMES, Federated, federate, fedskew, tree
 from flwr.app import Error, Message
 
 from fedskew.deploy import Book, SiteData, agree
-from fedskew.deploy.releases import CountsRequest
+from fedskew.deploy.terms import CountsRequest
 
 
 def grow(federation: Federated, name: str) -> None:

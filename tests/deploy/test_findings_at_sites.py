@@ -21,7 +21,7 @@ import fedskew as package
 from fedskew.data import load
 from fedskew.deploy import Agreement, Disclosure, SiteData, agree
 from fedskew.deploy._site_report import SiteReport
-from fedskew.deploy.releases import CountsRequest
+from fedskew.deploy.terms import CountsRequest
 from fedskew.errors import CombinationError, ConfigError, DataError
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.metrics import Tally, finding_figures

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedskew.deploy import Book
-from fedskew.deploy.releases import Budget, CountsRequest, NotAgreedError, converted
+from fedskew.deploy.terms import Budget, CountsRequest, NotAgreedError, converted
 from fedskew.errors import RunError
 
 CLASSES = ("cat", "dog", "owl")

@@ -18,7 +18,7 @@ from fedskew import __version__
 from fedskew.deploy import Book, Terms, agree
 from fedskew.deploy._arrays import unpack
 from fedskew.deploy.book import MaskedSum
-from fedskew.deploy.releases import NotAgreedError
+from fedskew.deploy.terms import NotAgreedError
 from fedskew.errors import ConfigError, StandstillError
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.sums import Masked, SumContext, unmask

@@ -16,7 +16,7 @@ from PIL import Image
 from fedskew.cli import app
 from fedskew.deploy import Address, Agreement, Book, Terms, write_federation
 from fedskew.deploy.app_files import app_hash, read_app
-from fedskew.deploy.releases import CountsRequest
+from fedskew.deploy.terms import CountsRequest
 from fedskew.errors import FedskewError
 from fedskew.experiment import resolve
 

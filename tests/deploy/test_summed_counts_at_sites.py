@@ -16,7 +16,7 @@ from test_data_that_change import grow
 from test_masked import FOUR, agreement_of, silent_at
 
 from fedskew.deploy import Agreement, Book, Disclosure
-from fedskew.deploy.releases import CountsRequest
+from fedskew.deploy.terms import CountsRequest
 from fedskew.errors import ConfigError, EndedEarlyError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.parameters import component

@@ -75,10 +75,7 @@ COUNTS = np.array([[12, 0, 3, 0], [0, 9, 0, 0], [5, 5, 5, 5], [0, 0, 0, 0], [0, 
 
 
 class Shapes(NamedTuple):
-    """What a tiny federation's samples and network are like: tiny, or as a config of the user's has them.
-
-    `tokens` are ids that its texts have; none: samples are numbers.
-    """
+    """What samples and network are like: tiny, or as the user's config has them; `tokens` are ids of texts, if any."""
 
     classes: int = CLASSES
     inputs: tuple[int, ...] = (FEATURES,)
@@ -131,10 +128,8 @@ def train(
     freeze: tuple[str, ...] = (),
     **training: Any,
 ) -> tuple[SeedRun, Tensor]:
-    """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second round, and resume.
-
-    `validation` is the share of the samples that the server holds; what `freeze` names of the network stays as it is.
-    """
+    """Train the tiny federation for three rounds by a `[method]`; `stop`: after the second, and resume. `validation` is
+    the share of the samples that the server holds; what `freeze` names of the network stays as it is."""
     apart = {"client_test": 0.3, "held_out": 0.2} if "personal" in method else {}
     mix = np.arange(1, shapes.classes + 1) / (shapes.classes * (shapes.classes + 1) / 2)
     config = resolve(

@@ -20,7 +20,6 @@ from fedskew.cli import (
     new,
     operate,
     papers,
-    personal,
     predict,
     reference,
     run,
@@ -28,7 +27,6 @@ from fedskew.cli import (
     sites,
     sweep,
     target,
-    watch,
 )
 from fedskew.cli.page import Console
 from fedskew.errors import BackendWarning, DataWarning, FedskewError, in_one_line
@@ -67,7 +65,7 @@ _add(
     run.report,
     sites.sites,
 )
-_add(app, predict.predict, target.adapt, personal.personal, watch.watch, papers.demo)
+_add(app, predict.predict, target.adapt, target.personal, predict.watch, papers.demo)
 _add(federation, deploy.init, deploy.check, site.site, deploy.local)
 _add(federation, operate.superlink, site.supernode, **_FLOWER)
 _add(federation, operate.register, operate.revoke, deploy.renew)
@@ -119,10 +117,8 @@ def _in_one_line(error: Exception) -> str:
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line and the exit status that it names.
-
-    A user's own `module:Class` is found in the folder that the command is given in, as with `python -m fedskew`.
-    """
+    """Run the command line; an error of ours is one line and the exit status that it names. A user's own `module:Class`
+    is found in the folder that the command is given in, as with `python -m fedskew`."""
     sys.path.insert(0, "")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores what stops a run

@@ -345,10 +345,7 @@ def _stopped_by_signals() -> Iterator[None]:
 
 
 def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any], str]:
-    """Train and show every round; return the run's summary, and what is to be said of rounds that moved nothing.
-
-    Raises RunError where a process ended early.
-    """
+    """Train and show every round; return the summary, and what is to be said of rounds that moved nothing."""
     from fedskew.cli.progress import announced
     from fedskew.experiment import RunBar, RunFolder, read
 

@@ -200,10 +200,7 @@ def _run_folder(place: Path) -> Path:
 
 
 def sites_table(sites: Sequence[SiteActivity]) -> Table:
-    """Return a row for each site of a federation: how often it was asked and counted, and what went wrong.
-
-    It is read at 60 columns: what is long is wrapped, and the name last.
-    """
+    """Return a row for each site: how often it was asked and counted, and what went wrong; to be read at 60 columns."""
     from fedskew.report import SiteActivity
 
     headings, rows = SiteActivity.table(sites)

@@ -132,10 +132,8 @@ def config_file(path: Path) -> Path:
 
 
 def print_estimate(console: Console, configs: Sequence[Config], only: bool, times: Sequence[int] | None = None) -> None:
-    """Say how long configs take, where that is more than a minute or nothing else is wanted (`only`).
-
-    `times` is how many like it are trained, for each config; None: one.
-    """
+    """Say how long configs take, where that is more than a minute or nothing else is wanted (`only`). `times` is how
+    many like it are trained, for each config; None: one."""
     from fedskew.experiment import shared_data
     from fedskew.papers import estimate
 
@@ -171,10 +169,8 @@ def finish(
     failures: Sequence[str],
     refused: Sequence[str] = (),
 ) -> None:
-    """Print what many runs gave: a table (headings, rows, how many columns are labels), notes, which files were made.
-
-    A line follows for each run that failed and each combination that was not run; the exit status is 1 then.
-    """
+    """Print what many runs gave: a table (headings, rows, how many columns are labels), notes, which files were made;
+    then each run that failed and combination that was not run, for which the exit status is 1."""
     console, (headings, rows, labels) = Console(), table
     if rows:
         headings = [f">{heading}" if at >= labels else heading for at, heading in enumerate(headings)]

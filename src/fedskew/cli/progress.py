@@ -28,10 +28,8 @@ def announced(
     words: Callable[[], Sequence[str]] = tuple,
     notes: Callable[[int], Sequence[str]] = lambda seed: (),
 ) -> Callable[[Mapping[str, Any]], None]:
-    """Begin a config, and return what to call with each of its records; the first prints objective and target.
-
-    `words` is called before that for lines to print first, `notes` with each seed at its first record.
-    """
+    """Begin a config, and return what to call with each of its records; the first prints `words`, objective and target,
+    and each seed's first its `notes`."""
     from fedskew.methods import objective_in_words
 
     listen_to, said = bar.start(config), set[str]()

@@ -128,11 +128,7 @@ def run(
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:
-    """Print a table with a row for each result: the figures that its report page shows first, in percent.
-
-    They are mean ± standard deviation over its seeds; with a finish there are two rows, of the last round's model
-    before and after it.
-    """
+    """Print a row for each result, in percent, over its seeds; with a finish two, of the model before and after it."""
     from fedskew.report import SeedRun
 
     seeds = min(len(result.runs) for result in results)

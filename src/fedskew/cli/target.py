@@ -1,4 +1,5 @@
-"""The label mix of a target: `fedskew target` estimates it, `fedskew adapt` moves a trained model to it."""
+"""The label mix of a target: `fedskew target` estimates it, `fedskew adapt` moves a trained model to it; and to that of
+one site: `fedskew personal`."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fedskew import TrainedModel
     from fedskew.experiment import Adaptation
     from fedskew.labels import MixEstimate
+from fedskew.labels import LabelCounts
 
 LEAST_SAMPLES = 8
 """Fewest samples of a target whose mix is estimated; what intervals are worth from there: docs/label-counts.md."""
@@ -243,19 +245,20 @@ def adapt(
             f"--finished: the finish of {run} was adapt, so that model is moved already; leave --finished out to move "
             "the one that was trained"
         )
-    found = moved_by_samples(model, target_data, held_out, wanted, on_misfit == "warn", "--on-misfit warn")
-    write_move(found, model, target_data[0], force, fresh, as_json)
+    found = _fitting_move(model, target_data, held_out, wanted, on_misfit == "warn", "--on-misfit warn")
+    _write_move(found, model, target_data[0], force, fresh, as_json)
 
 
-def moved_by_samples(
+def _fitting_move(
     model: TrainedModel, paths: list[Path], held_out: Path | None, method: MixMethod, misfits: bool, option: str
 ) -> Adaptation:
     """Return a model's move to the label mix of unlabelled samples; refuse those that are no mix unless `misfits`."""
-    from fedskew import experiment
+    from fedskew.experiment import Adaptation
 
-    labelled = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
-    samples = unlabelled_samples(model, paths)
-    found = experiment.Adaptation.of(model, samples, labelled, method, normalised=(False, held_out is None))
+    labelled = model.held_out() if held_out is None else Adaptation.read_labelled(held_out, model)
+    found = Adaptation.of(
+        model, unlabelled_samples(model, paths), labelled, method, normalised=(False, held_out is None)
+    )
     if found.estimate.misfit and not misfits:
         raise ArgumentError(
             f"{paths[0]}: {sentences(found.estimate, model.classes)[0]} Nothing was written; {option} moves the model "
@@ -264,7 +267,7 @@ def moved_by_samples(
     return found
 
 
-def write_move(
+def _write_move(
     found: Adaptation, model: TrainedModel, of: Path, force: bool, fresh: bool, as_json: bool, personal: bool = False
 ) -> None:
     """Write a move to a file beside the model's, unless there is a doubt, and print what it is worth."""
@@ -336,3 +339,68 @@ def _values(found: Adaptation, model: TrainedModel, path: Path | None) -> dict[s
         "adapted_accuracy": numbers(found.adapted),
         "gains": [numbers(gains) for gains in found.gains],
     }
+
+
+def personal(
+    run: Annotated[Path, Argument(help="The run folder.")],
+    counts: Annotated[
+        Path | None,
+        Option(
+            metavar="COUNTS.CSV",
+            help="The site's samples of each class: columns class,count; class names over one row of counts; or a "
+            "table of several clients, with --client.",
+        ),
+    ] = None,
+    client: Annotated[str | None, Option(metavar="NAME", help="Whose counts, in a table of several clients.")] = None,
+    unlabelled: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="IMAGES",
+            help="In place of counts, unlabelled samples of the site: images, folders of images, .npz files with an "
+            "array x. May be repeated.",
+        ),
+    ] = None,
+    held_out: HeldOutData = None,
+    seed: MovedSeed = None,
+    best: MovesBest = False,
+    finished: MovesFinished = False,
+    decimal: DecimalSign = None,
+    trust_code: TrustCode = False,
+    force: Force = False,
+    fresh: Fresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a site's own model of the common one, from as many numbers as there are classes; nothing is trained.
+
+    The site need not have taken part, and nothing leaves it: run this there, on a copy of the run folder. The folder
+    gets `personal.safetensors`, and `fedskew predict RUN --personal` uses it. Takes seconds. What is printed says how
+    many more of the site's samples the model should get right; where it should get fewer right, nothing is written
+    (exit status 2).
+
+    Examples:
+
+        fedskew personal runs/my-1a2b3c4d --counts ours.csv
+        fedskew counts hospitals/ > counts.csv; fedskew personal runs/my-1a2b3c4d --counts counts.csv --client north
+        fedskew personal runs/my-1a2b3c4d --unlabelled new-images/
+
+    In Python: fedskew.load("runs/my-1a2b3c4d").personal(counts), or load("runs/my-1a2b3c4d", personal=True).
+    """
+    import fedskew
+    from fedskew import experiment
+
+    if (counts is None) == (not unlabelled):
+        raise ArgumentError("--counts: give the site's label counts, or unlabelled samples of it by --unlabelled")
+    if client is not None and counts is None:
+        raise ArgumentError("--client: says whose of the --counts; leave it out")
+    model = fedskew.load(run, seed=seed, best=best, finished=finished, trust_code=trust_code).before_move()
+    if unlabelled:
+        moved = _fitting_move(model, unlabelled, held_out, "gls", force, "--force")
+        return _write_move(moved, model, unlabelled[0], force, fresh, as_json, personal=True)
+    assert counts is not None
+    own = LabelCounts.read_own(counts, model.classes, client=client, decimal=decimal)
+    if not own.any():
+        raise ArgumentError(f"{counts}: every count is 0; give the site's samples of each class, or --unlabelled")
+    samples, targets = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
+    logits = model.logits(samples, normalised=held_out is None)
+    moved = experiment.Adaptation.of_counts(model, own, logits, targets)
+    return _write_move(moved, model, counts, force, fresh, as_json, personal=True)

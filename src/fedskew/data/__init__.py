@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fedskew.data import tokens as tokens  # its encoder is known by its kind
-from fedskew.data._augmentation import Augmentation, Augmenter, CropFlip, JitterFlipGrey
 from fedskew.data._dataset import SAMPLERS, ByteImages, Dataset, Inputs, Stored, in_own_units, take
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings
@@ -14,7 +13,14 @@ from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
 from fedskew.data._schema import Encoder, TableSchema, encoder_of
 from fedskew.data._text import Texts
-from fedskew.data.autoaugment import AutoAugment, CropFlipAutoAugment
+from fedskew.data.augmentation import (
+    Augmentation,
+    Augmenter,
+    AutoAugment,
+    CropFlip,
+    CropFlipAutoAugment,
+    JitterFlipGrey,
+)
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
     "fedentopt": JitterFlipGrey,

@@ -219,10 +219,7 @@ def cifar100(root: Path, superclasses: bool = False, verify: bool = True) -> Dat
 
 
 def _cifar(source: Source, labels: str) -> Arrays:
-    """Return images, `(samples, 3, 32, 32)` uint8, and labels: those of the last batch are the test part.
-
-    A row is the red plane, then green, then blue, each in row order.
-    """
+    """Return images, `(samples, 3, 32, 32)` uint8, and labels: those of the last batch are the test part."""
     pixels, targets = [], []
     for name in source.facts["batches"]:
         data, given = _entries(source, name, "data", labels)

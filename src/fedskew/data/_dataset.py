@@ -277,10 +277,8 @@ IntArray = NDArray[np.int64]
 
 
 def balanced(labels: IntArray, counts: FloatArray, rng: np.random.Generator) -> IntArray:
-    """Draw as many rows as there are, with replacement, each from one of the classes, all of which are as likely.
-
-    Of several labels a sample, it is of its rarest at the client; those without any are one class more.
-    """
+    """Draw as many rows as there are, with replacement, each class as likely as the others. Of several labels a sample,
+    it is of its rarest at the client; those without any are one class more."""
     by_class = np.argsort(labels, kind="stable")
     _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
     classes = rng.integers(len(sizes), size=len(labels))

@@ -218,10 +218,8 @@ def digits() -> Dataset:
 
 @cache
 def _digits_table() -> NDArray[np.uint8]:
-    """Read the levels of 64 pixels and a label a row from scikit-learn's file; to import its package takes seconds.
-
-    A release that keeps the file elsewhere is imported.
-    """
+    """Read 64 levels and a label a row from scikit-learn's file, as to import its package takes seconds; from the
+    package where the file is elsewhere."""
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None

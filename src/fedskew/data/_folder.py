@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.data import _dicom
 from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._huggingface import saved_samples
-from fedskew.data._images import Picture, Tray, Window, as_floats, opened, read_pictures, upright_size
+from fedskew.data._images import DICOM, Picture, Tray, Window, as_floats, is_dicom, opened, read_pictures, upright_size
 from fedskew.data._own import RawSamples, hold_out, make, read_inputs
 from fedskew.data._schema import Encoder
 from fedskew.data._table import is_saved, table_files
@@ -25,7 +24,7 @@ from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 
 _BATCH = 256
-_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"} | _dicom.SUFFIXES
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"} | DICOM
 
 
 class _File(NamedTuple):
@@ -139,10 +138,8 @@ def folder(
 
 
 def tree(top: Path, client_level: bool, names: Mapping[str, str]) -> Tree:
-    """List the images below a folder of class folders, or else the texts; a DataWarning says what is left out.
-
-    `names` has the class of a folder by the folder's name, where that is another.
-    """
+    """List the images below a folder of class folders, or else the texts; a DataWarning says what is left out. `names`
+    has the class of a folder by the folder's name, where that is another."""
     found = Tree([], set(), set())
     skipped: Counter[str] = Counter()
     texts: list[_File] = []
@@ -175,7 +172,7 @@ def tree(top: Path, client_level: bool, names: Mapping[str, str]) -> Tree:
 
 def is_image(path: Path) -> bool:
     """Return whether a path is a file with the suffix of an image that can be read."""
-    return path.is_file() and (path.suffix.lower() in _SUFFIXES or _dicom.is_dicom(path))
+    return path.is_file() and (path.suffix.lower() in _SUFFIXES or is_dicom(path))
 
 
 def _folders(top: Path, skipped: Counter[str]) -> Iterator[Path]:

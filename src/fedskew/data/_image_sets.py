@@ -27,10 +27,8 @@ def _dataset(
     packed: tuple[str, str] | None,
     **more: Any,
 ) -> Dataset:
-    """Return a data set of images to train on, to set aside and to test on.
-
-    They lie and are normalised as `files` says; `packed` names two files into which they are decoded once.
-    """
+    """Return a data set of images to train on, to set aside and to test on, which lie and are normalised as `files`
+    says; `packed` names two files into which they are decoded once."""
     train, held, test = parts
     inputs, test_inputs = (replace(files, names=tuple(name for name, *_ in rows)) for rows in (train + held, test))
     return Dataset(

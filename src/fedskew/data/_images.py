@@ -7,7 +7,10 @@ What is black and white in pictures of more than 8 bits is one rule for training
                   8 at least; a picture that is brighter is refused
     ()            no picture had more than 8 bits
 
-A DICOM file brings its own: its window, or else the range of its stored bits; a user's window goes before that.
+A DICOM file, which pydicom reads (the extra `fedskew[dicom]`), brings its own, the first that it has (PS3.3,
+C.11.2.1.2: `LINEAR` has its ends at c - 1/2 -+ (w - 1) / 2, `LINEAR_EXACT` at c -+ w / 2), or else the range of its
+stored bits; a user's goes before that. Values are rescaled by slope and intercept (a CT's become Hounsfield units), and
+`MONOCHROME1` shows low ones bright.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +28,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from fedskew.data import _dicom
 from fedskew.data._dataset import Arrays, Dataset, Inputs
-from fedskew.errors import ArgumentError, DataError, DataWarning, FedskewError, in_one_line
+from fedskew.errors import ArgumentError, DataError, DataWarning, FedskewError, MissingPackageError, in_one_line
 from fedskew.tables import counted
 
 Picture = tuple[str, Callable[[], AbstractContextManager[Any]]]
@@ -39,6 +42,8 @@ _DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N", "F"}
 _SIXTEEN = 65535.0
 _LISTED = 100  # broken pictures that a message names
 
+DICOM = {".dcm", ".dicom"}
+
 
 class BrokenFileError(DataError):
     """A picture or text that can't be read, which may be left out."""
@@ -48,8 +53,8 @@ class BrokenFileError(DataError):
 def opened(path: Path, source: Any = None) -> Iterator[Image.Image]:
     """Open an image file, or the bytes of one; whatever is wrong with it inside the block is a BrokenFileError."""
     try:
-        if source is None and _dicom.is_dicom(path):
-            yield _dicom.read(path)
+        if source is None and is_dicom(path):
+            yield _read_dicom(path)
             return
         # As a stream: Pillow (13.0) maps a file into memory in a wrong shape, where a TIFF is stored turned.
         with path.open("rb") if source is None else nullcontext(source) as file, Image.open(file) as image:
@@ -105,10 +110,8 @@ def read_pictures(
     window: Window = (),
     skip_broken: bool = False,
 ) -> Pictures:
-    """Decode the images of some parts as values in [0, 1], (1 or 3 channels, height, width); grey if all are.
-
-    Their sizes must not differ unless a `size`, a side or (height, width), is wanted.
-    """
+    """Decode the images of some parts as values in [0, 1], (1 or 3 channels, height, width), grey if all are; of one
+    size, unless a `size`, a side or (height, width), is wanted."""
     wanted, window, tray = sides(size), checked_window(window), Tray(skip_broken)
     places = [[(row, *picture) for row, picture in enumerate(part)] for part in parts]
     sizes: dict[tuple[int, int], list[str]] = {}
@@ -267,3 +270,48 @@ def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         means.append(float(shares @ levels))
         deviations.append(float(np.sqrt(shares @ (levels - means[-1]) ** 2)) or 1.0)
     return tuple(means), tuple(deviations)
+
+
+def is_dicom(path: Path) -> bool:
+    """Return whether a file is DICOM: by its suffix, or where it has none but digits, by its first bytes."""
+    suffix = path.suffix.lower()
+    if suffix in DICOM or (suffix and not suffix[1:].isdigit()) or path.name == "DICOMDIR" or not path.is_file():
+        return suffix in DICOM
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+def _read_dicom(path: Path) -> Image.Image:
+    """Return the first image of a file: RGB, or floats with a `window` and whether it is `inverted` in its `info`."""
+    try:
+        pydicom, pixels = import_module("pydicom"), import_module("pydicom.pixels")
+    except ImportError:
+        raise MissingPackageError(f"{path}: is DICOM, which pydicom reads: pip install 'fedskew[dicom]'") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pydicom's, of entries that nobody needs here
+        file = pydicom.dcmread(path)
+        stored, kind = pixels.pixel_array(file, index=0), str(file.PhotometricInterpretation)
+        if kind == "PALETTE COLOR":
+            stored = pixels.apply_color_lut(stored, file)
+        if stored.ndim == 3:
+            shift = 8 * (stored.itemsize - 1) if kind == "PALETTE COLOR" else max(file.BitsStored - 8, 0)
+            image = Image.fromarray((stored >> shift).astype(np.uint8))
+        else:
+            values = pixels.apply_modality_lut(stored, file)
+            image = Image.fromarray(np.asarray(values, dtype=np.float32))
+            image.info |= {"window": _window(file), "inverted": kind == "MONOCHROME1"}
+    image.info["frames"] = int(file.get("NumberOfFrames") or 1)
+    return image
+
+
+def _window(file: Any) -> tuple[float, float]:
+    """Return the values that are black and white."""
+    centre, width = (np.ravel(file.get(name) or [0])[0] for name in ("WindowCenter", "WindowWidth"))
+    exact = file.get("VOILUTFunction") == "LINEAR_EXACT"
+    if width > (0 if exact else 1):
+        middle, reach = (centre, width / 2) if exact else (centre - 0.5, (width - 1) / 2)
+        return float(middle - reach), float(middle + reach)
+    least = -(2 ** (file.BitsStored - 1)) if file.PixelRepresentation else 0
+    slope, intercept = float(file.get("RescaleSlope") or 1), float(file.get("RescaleIntercept") or 0)
+    ends = sorted(slope * value + intercept for value in (least, least + 2**file.BitsStored - 1))
+    return ends[0], ends[1]

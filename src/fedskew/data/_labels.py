@@ -58,10 +58,8 @@ def of_columns(
     separator: str | None,
     place: Place = by_number,
 ) -> Sequence[Label]:
-    """Return the labels of a table: a column, with a separator of several in each cell, or columns of 0 and 1.
-
-    A sample without a label has `NoLabel`, or an empty one.
-    """
+    """Return the labels of a table: a column, with a separator of several in each cell, or columns of 0 and 1. A sample
+    without a label has `NoLabel`, or an empty one."""
     if isinstance(label, tuple):
         cells = [[_FLAGS.get(cell.casefold(), cell) for cell in column(name)] for name in label]
         return of_table(where, label, list(zip(*cells, strict=True)), place)
@@ -112,10 +110,8 @@ def prepared(
     numbered: Collection[str] = (),
     places: Sequence[Place] = (by_number, by_number),
 ) -> list[tuple[Rows, Sequence[Label]]]:
-    """Return of each part of a data set the rows that have a label, and these rows' labels as names of classes.
-
-    Where data name all classes themselves (`numbered`), they are taken as they are; `missing` None: data has no option.
-    """
+    """Return of each part of a data set the rows that have a label, and these rows' labels as names of classes. Where
+    data name all classes themselves (`numbered`), they stay; `missing` None: data has no option."""
     rows = [
         np.flatnonzero([missing != "drop" or label in numbered or not _is_missing(label) for label in part])
         for part in parts
@@ -145,10 +141,8 @@ def _is_missing(label: Label) -> bool:
 
 
 def as_classes(where: object, *parts: Sequence[str]) -> list[list[Label]]:
-    """Return the labels of the parts of a data set as names of classes; whole numbers are written as such.
-
-    A DataError says which labels are no classes, and what to do; a DataWarning, which may be none.
-    """
+    """Return the labels of the parts of a data set as names of classes; whole numbers are written as such. A DataError
+    says which labels are no classes, and what to do; a DataWarning, which may be none."""
     sizes = Counter(label for part in parts for label in part)
     numbers = all(map(_NUMBER.fullmatch, sizes))
     names = _whole(where, sizes) if numbers else {label: label for label in sizes}

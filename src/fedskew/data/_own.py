@@ -59,10 +59,8 @@ def make(
     **more: Any,
 ) -> Dataset:
     """Build the data set; inputs but token ids are standardised by channel, in place, as the training part is.
-
-    `numbered` are all classes in the order of their ids, where that is set; `where` says in messages where they were
-    read from, `missing` what becomes of samples without a label. `more` is for `assembled`.
-    """
+    `numbered` are all classes by id, where that is set; `where` says in messages where they were read from, `missing`
+    what becomes of samples without a label. `more` is for `assembled`."""
     parts = [train] if test is None else [train, test]
     places = [part.place for part in parts]
     found = prepared(where or name, [part.labels for part in parts], missing, numbered, places)
@@ -84,10 +82,8 @@ def assembled(
     encoder: Encoder | None = None,
     **more: Any,
 ) -> Dataset:
-    """Build the data set of two parts whose labels are prepared (see `make`), and `more` is for the `Dataset` as it is.
-
-    `classes` and `clients` may have no sample. Of a table, whose schema is `encoder`, numbers are standardised.
-    """
+    """Build the data set of two parts whose labels are prepared (see `make`); `classes` and `clients` may have no
+    sample. Of a table, whose schema is `encoder`, numbers are standardised; `more` is for the `Dataset`."""
     shapes = [tuple(part.inputs.shape[1:]) for part in (train, test)]
     if shapes[0] != shapes[1]:
         raise DataError(f"{where or name}: training samples are {shapes[0]}, those of the test part {shapes[1]}")
@@ -142,10 +138,8 @@ def hold_out(
 
 
 def as_inputs(array: NDArray[Any], where: str) -> Tensor:
-    """Return numbers as floats: features, `(samples, features)`, in double, or images in single precision.
-
-    Images are `(samples, height, width)` or `(samples, channels, height, width)`. Bytes are scaled to [0, 1].
-    """
+    """Return numbers as floats: features, `(samples, features)`, in double, or images in single precision, grey or with
+    channels in dimension 1, bytes scaled to [0, 1]."""
     if array.ndim not in (2, 3, 4) or array.size == 0 or array.dtype.kind not in "fiub":
         raise DataError(
             f"{where} must be numbers, (samples, features), (samples, height, width) or (samples, channels, height, "
@@ -179,10 +173,8 @@ def _ids(values: Sequence[Label], names: tuple[str, ...]) -> NDArray[np.int64]:
 def _standardise(
     train: Tensor, test: Tensor, schema: TableSchema | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Standardise in place by channel (dimension 1); a channel that never varies is only centred.
-
-    Of a table these are its numbers, by mean and deviation of those that are there; others become the mean.
-    """
+    """Standardise in place by channel (dimension 1); one that never varies is only centred. Of a table these are its
+    numbers, by mean and deviation of those that are there; others become the mean."""
     others = [dimension for dimension in range(train.dim()) if dimension != 1]
     std, mean = torch.std_mean(train, dim=others, correction=0, keepdim=True)
     for column in mean.isnan().flatten().nonzero().flatten().tolist():

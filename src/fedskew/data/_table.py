@@ -25,10 +25,8 @@ _TEXTS = {"<NA>": "", "NaT": ""}
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its cells as text by column, "" where there is none; and where a row stands, for messages.
-
-    A number that is not written as text is written as Python does, one that is whole without a point: 1.0 as "1".
-    """
+    """A table: its cells as text by column, "" where there is none; and where a row stands, for messages. Other than
+    text is written as Python does, but a whole number without a point: 1.0 as "1"."""
 
     where: str
     columns: Mapping[str, Sequence[str]]

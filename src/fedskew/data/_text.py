@@ -228,9 +228,6 @@ def _text_in(path: Path) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Split text into lower-case words.
-
-    The punctuation `' . , ( ) ! ?` becomes words of its own, `"` is dropped, `; :` and `<br />` become spaces. These
-    are the rules of torchtext's "basic_english", which PFLlib and FedVLS's code use.
-    """
+    """Split text into lower-case words as torchtext's "basic_english", which PFLlib and FedVLS's code use: `' . , ( ) !
+    ?` become words of their own, `"` is dropped, `; :` and `<br />` become spaces."""
     return text.lower().replace("<br />", " ").translate(_SEPARATED).split()

@@ -133,11 +133,8 @@ class Source:
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Image files that are decoded when a batch needs them, by as many threads as torch uses.
-
-    Each becomes RGB, resized (bilinear) to `size`, (height, width), if needed, scaled to [0, 1] and normalised by
-    channel. One that is missing or damaged raises DataError.
-    """
+    """Image files that are decoded when a batch needs them, by as many threads as torch uses: to RGB, `size` (height,
+    width; bilinear), [0, 1], normalised by channel. One that is missing or damaged raises DataError."""
 
     source: Source
     names: tuple[str, ...]
@@ -176,12 +173,9 @@ class ImageFiles:
         return pixels
 
     def pack(self, part: str) -> MappedImages:
-        """Decode all files once into a memory-mapped file, or open the one that an earlier call wrote.
-
-        The file lies in `.packed/` beside the images, or in the folder that the environment variable FEDSKEW_CACHE
-        names. Its name has `part`, the size and a hash of the images' names and sizes in bytes, so that it never serves
-        other images. DataError is raised where it can't be written or read.
-        """
+        """Decode all files once into a memory-mapped file, or open the one that an earlier call wrote: in `.packed/`
+        beside the images, or in FEDSKEW_CACHE, named by `part`, size and a hash of the images' names and sizes in
+        bytes, so that it never serves other images. DataError where it can't be written or read."""
         folder = Path(os.environ.get("FEDSKEW_CACHE") or self.source.folder / ".packed")
         path = folder / f"{part}-{self.size[0]}x{self.size[1]}-{_hash(self)}.npy"
         if not path.exists():

@@ -7,19 +7,18 @@ from ._folder import other_code as other_code
 from ._folder import site_names as site_names
 from ._folder import write_federation as write_federation
 from ._local import LocalFederation as LocalFederation
+from ._local import renamed_folders as renamed_folders
+from ._local import write_samples as write_samples
 from ._log import Ending as Ending
 from ._proposal import Disclosure as Disclosure
 from ._proposal import Look as Look
 from ._proposal import agree as agree
 from ._rehearsal import Draft as Draft
 from ._replies import target_line as target_line
-from ._samples import renamed_folders as renamed_folders
-from ._samples import write_samples as write_samples
 from ._server import make_deployed_loop as make_deployed_loop
 from ._server import server_app as server_app
 from ._site_report import SiteReport as SiteReport
 from ._strategy import strategy as strategy
-from ._terms import Terms as Terms
 from ._watch import Decisions as Decisions
 from .book import Book as Book
 from .keys import Registry as Registry
@@ -29,3 +28,4 @@ from .site_data import SiteData as SiteData
 from .superlink import run_superlink as run_superlink
 from .supernode import ServerCheck as ServerCheck
 from .supernode import run_supernode as run_supernode
+from .terms import Terms as Terms

@@ -63,13 +63,10 @@ class Replies(NamedTuple, Generic[T]):
 
 @dataclass
 class Members:
-    """The nodes of a federation: client k is the node whose key is registered under the k-th name at the SuperLink.
-
-    What a message says about its sender is ignored. The names are those of the `sites` that train, then of the target
-    site, if it does not. `timeout` is in seconds. Of this round it is kept who was `asked`, and who did not answer in
-    time (`silent`); `nodes` are ids of all members that were ever connected, by client, and `told`
-    is said with each message.
-    """
+    """The nodes of a federation: client k is the node whose key is registered under the k-th name at the SuperLink,
+    whatever a message says about its sender. The names are those of the `sites` that train, then of the target site, if
+    it does not. `timeout` is in seconds. Of this round it is kept who was `asked`, and who did not answer in time
+    (`silent`); `nodes` are ids of all members that were ever connected, and `told` is said with each message."""
 
     grid: Grid
     names: tuple[str, ...]
@@ -129,11 +126,9 @@ class Members:
         timeout: float | None = None,
         in_round: bool = True,
     ) -> Replies[T]:
-        """Ask members that were connected; return what is valid of their replies, and why others are not used.
-
-        `read` reads a client's reply, or raises RefusedError; the client is told with the next message. `about` says in
-        words what it is about; with `in_round`, it counts in this round who does not answer.
-        """
+        """Ask members that were connected; return what is valid of their replies, and why others are not used. `read`
+        reads a client's reply, or raises RefusedError, which the client is told next. `about` says in words what it is
+        about; with `in_round`, it counts in this round who does not answer."""
         told = {client: self._refusals.pop(client) for client in contents if client in self._refusals}
         questions = {client: _with(content, self.told, told.get(client)) for client, content in contents.items()}
         seconds = self.timeout if timeout is None else timeout

@@ -18,10 +18,9 @@ from fedskew.deploy._arrays import ModelLayout, pack, unpack
 from fedskew.deploy._log import LOG
 from fedskew.deploy._moments import weighted
 from fedskew.deploy._site import MOST_SAID, CountsChangedError, Site, Worker, agreed_site, counts_reply, trained_reply
-from fedskew.deploy._terms import Terms, terms_path
 from fedskew.deploy.book import Book
-from fedskew.deploy.releases import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode
 from fedskew.deploy.site_data import SiteData, SiteStates
+from fedskew.deploy.terms import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode, Terms, terms_path
 from fedskew.engine import LocalTraining, LocalWork
 from fedskew.engine.contracts import hooked
 from fedskew.errors import ConfigError, FedskewError, RunError, in_one_line

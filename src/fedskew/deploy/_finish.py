@@ -52,22 +52,17 @@ class _AnewError(FedskewError):
 
 @dataclass(frozen=True)
 class SiteFinisher:
-    """Finishes models by asking the sites (see `experiment.Finisher`).
-
-    All questions go to the same sites. Where one of them stops answering, or answers what can't be true, the finish
-    begins anew without it. `target` is the label mix that the server knows, if it does.
-    """
+    """Finishes models by asking the sites (see `experiment.Finisher`), the same ones all questions: where one stops
+    answering, or answers what can't be true, it begins anew without it. `target` is the label mix that the server
+    knows, if it does."""
 
     plan: Plan
     sites: Sites
     target: NDArray[Any] | None
 
     def __call__(self, model: ModelState, server: ServerState) -> FinishedModel:
-        """Finish a model; where too few sites answer, it stays as it was trained, and the notes say why.
-
-        Where the target site does not answer, its mix is the newest estimate of the rounds; without one, the model
-        stays as it was trained. RunError where no site answers, or the answers don't allow it.
-        """
+        """Finish a model; where too few sites answer, or the target site does not and its mix was never estimated, it
+        stays as it was trained, and the notes say why. RunError where no site answers, or answers don't allow it."""
         plan, estimated, component = self.plan, EstimatedMix.of(server), self.plan.method.finish
         assert component is not None, "by the server"
         mix = self.target if estimated is None else estimated.used
@@ -134,11 +129,9 @@ class TrainedModel:
 
 @dataclass
 class _Asking:
-    """The questions of one finish, and who still answers them: not `out`, and not `silent`, which would cost a timeout.
-
-    `needed` is the fewest sites that have to answer, 0 before the first question; `members` are the clients that
-    answered of each source, in this attempt. `is_away` says that the target site does not answer.
-    """
+    """The questions of one finish, and who still answers: not `out`, nor `silent`, which would cost a timeout. `needed`
+    is the fewest that have to, 0 before the first question; `members` answered of each source in this attempt;
+    `is_away`: the target site does not."""
 
     finisher: SiteFinisher
     model: ModelState

@@ -245,11 +245,8 @@ def other_code(app: AppFiles) -> list[str]:
 
 
 def asked_of_site(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Find what a config would have imported or opened at a site, so that it waits until the site has agreed.
-
-    Returns each `module:name` outside fedskew, by dotted key; and a file that the network's weights are read from, but
-    that in the site's own folder, whose content is known.
-    """
+    """Find what a config would have imported or opened at a site, which waits until it has agreed: each `module:name`
+    outside fedskew, by dotted key; and a file of weights but that in the site's own folder, whose content is known."""
     names = {key: name for key, name in names_in(tree).items() if not is_ours(name)}
     model = tree.get("model")
     weights = model.get("weights") if isinstance(model, Mapping) else None

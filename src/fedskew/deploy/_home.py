@@ -47,10 +47,8 @@ def own_models(
 
 
 def behind_body(plan: Plan, data: SiteData, folder: Path) -> tuple[FlatModel, SiteData, Tensor]:
-    """Cut the network behind its frozen body, whose features are kept in a folder: files named by body and samples.
-
-    Returns the network that trains, its samples, and two of them: the plan's and the site's where no features are kept.
-    """
+    """Cut the network behind its frozen body, whose features are kept in a folder, in files named by body and samples;
+    return the network that trains, its samples, and two of them. The plan's and the site's where none are kept."""
     whole, config, as_it_is = plan.model, plan.config, (plan.model, data, plan.some_samples)
     frozen = {id(one): one for one in whole.module.parameters() if not one.requires_grad}
     if not (frozen and config.engine.keep_features) or config.training.augmentation is not None:

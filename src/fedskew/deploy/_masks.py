@@ -23,10 +23,9 @@ from torch import Tensor
 
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._terms import Terms
 from fedskew.deploy.book import Book, MaskedSum
 from fedskew.deploy.keys import public_keys, read_mask_key
-from fedskew.deploy.releases import NotAgreedError, refuse_unless
+from fedskew.deploy.terms import NotAgreedError, Terms, refuse_unless
 from fedskew.engine import Update
 from fedskew.engine.sums import encode_update
 from fedskew.errors import RunError, placed

@@ -197,9 +197,8 @@ PART = 1 << 16
 def contrary(
     changes: Mapping[int, Tensor], mixes: Mapping[int, FloatArray], past: FloatArray
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Compare the directions of a round's updates, each with a value other than 0; `past` are agreements of earlier
-    rounds, `(clients, KEPT)`, the newest first, NaN: none yet. Returns the agreement of each client in this round, and
-    the mean agreement of those that are contrary."""
+    """Compare directions of a round's updates, none of which is 0; `past` are agreements before, `(clients, KEPT)`,
+    newest first. Returns the agreement of each client in this round, and the mean one of those that are contrary."""
     clients = list(changes)
     if len(clients) < FEWEST:
         return {}, {}

@@ -11,12 +11,11 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._folder import NOT_YET, asked_of_site, other_code
 from fedskew.deploy._log import utc_now
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._terms import Terms, terms_path
 from fedskew.deploy.app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy.book import Book, cost
 from fedskew.deploy.keys import key_fingerprint, read_mask_key
-from fedskew.deploy.releases import CountsRequest, converted
 from fedskew.deploy.site_data import SiteData
+from fedskew.deploy.terms import CountsRequest, Terms, converted, terms_path
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, read
 from fedskew.files import writing
@@ -365,14 +364,11 @@ def agree(data: Path, app: Path) -> Terms:
 
 
 def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, before: Terms | None = None) -> Terms:
-    """Work out what a site has to agree to, so that it can take part.
-
-    Rounds are those that the config needs. The total of epsilon is what was spent, plus one release if there is none
-    yet for these classes, if the data have changed since, or if the last is too noisy for the server. That of updates
-    is what was spent, plus what the config's `[privacy]` allows one run; to agree to the same app once more does not
-    raise it. Own models are trained where the app has any, or their figures are summed; to agree to the same app once
-    more leaves both as they are.
-    """
+    """Work out what a site has to agree to, so that it can take part. The total of epsilon is what was spent, plus one
+    release if there is none yet for these classes, if the data have changed since, or if the last is too noisy for the
+    server; that of updates is what was spent, plus what the config's `[privacy]` allows one run. Own models are trained
+    where the app has any, or their figures are summed. To agree to the same app once more raises and changes
+    neither."""
     epsilon, total, mark = agreement.epsilon, None, utc_now() if before is None else before.data
     if epsilon is not None and data.state is not None:
         releases, request = Book(data.state).releases, CountsRequest.of(agreement)

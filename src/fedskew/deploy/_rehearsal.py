@@ -81,14 +81,12 @@ class Draft(NamedTuple):
 
 
 def with_defences(config: Config, sites: int) -> Config:
-    """Fill in what bounds a site that lies, where a config leaves it open.
-
-    `training.weight_limit` becomes half of the weight at most, and at most twice an equal share of a round, so that it
-    can hold while half of its sites answer. Masked updates take less than half: with the limit 1 / n no sum is in
-    effect one over fewer than n sites. Of one or two sites in a round a limit would make all weights equal: there is
-    none. Plain updates are clipped to the median length of a round where the config has no robust aggregation, unless
-    the method takes none, or lengths are part of it (AFL, FedEXP, FedNova): clipping cost these 4 to 7 points.
-    """
+    """Fill in what bounds a site that lies, where a config leaves it open. `training.weight_limit` becomes half of the
+    weight at most, and at most twice an equal share of a round, so that it can hold while half of its sites answer; of
+    masked updates less than half, as with 1 / n no sum is in effect one over fewer than n sites; of one or two sites
+    none, as all weights would be equal. Plain updates are clipped to a round's median length where the config has no
+    robust aggregation, unless the method takes none, or lengths are part of it (AFL, FedEXP, FedNova: it cost these 4
+    to 7 points)."""
     cohort, masked = cohort_size(config.training.participation, sites), config.engine.updates == "masked"
     if cohort <= 2:
         return config

@@ -69,10 +69,8 @@ def check_size(content: RecordDict, max_bytes: int) -> None:
 def check_arrays(
     record: ArrayRecord, expected: Specs, counters: Mapping[str, torch.Tensor], most_counted: int
 ) -> dict[str, AnyArray]:
-    """Validate a model's arrays: values are finite, variances not negative, counters as far on as they can be.
-
-    Integers that are no counters, such as position ids, must be what was sent: nothing of ours trains them.
-    """
+    """Validate a model's arrays: values are finite, variances not negative, counters as far on as they can be, and
+    other integers, such as position ids, what was sent, as nothing of ours trains them."""
     arrays = decode(record, expected, "its array")
     for name, array in arrays.items():
         if not array.size or expected[name].is_float:
@@ -242,11 +240,9 @@ class Together(NamedTuple):
 
 
 def check_outcomes(content: RecordDict, tally: Tally, bins: int, round: int) -> SiteEvaluation:
-    """Validate an evaluation with test samples by true class and outcome cell, of which a predicted class has `bins`.
-
-    A site that has no test samples, or for which the model's outputs are not finite, sends a confusion matrix; so do
-    all of whom no outcomes were asked (`bins` 0). RefusedError where a number can't be, or is of another round.
-    """
+    """Validate an evaluation with test samples by true class and outcome cell, of which a predicted class has `bins`;
+    it is a confusion matrix where there are none, outputs are not finite, or `bins` is 0. RefusedError where a number
+    can't be, or is of another round."""
     classes = tally.classes
     metrics = _evaluation(content, classes, bins, round)
     loss = metrics.get(wire.EVALUATION_LOSS)

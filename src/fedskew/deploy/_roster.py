@@ -20,7 +20,7 @@ from fedskew.deploy._arrays import RefusedError
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._replies import MOST_SAMPLES, check_counts, check_only_samples, only
-from fedskew.deploy.releases import NOISIEST, CountsRequest, is_too_noisy
+from fedskew.deploy.terms import NOISIEST, CountsRequest, is_too_noisy
 from fedskew.errors import EndedEarlyError, RunError
 from fedskew.files import write_text, writing
 from fedskew.labels import SENSITIVITY
@@ -44,12 +44,10 @@ FloatArray = NDArray[np.float64]
 
 
 class Roster:
-    """The sites of one run and their label counts, stored in `deployment.json` in the run folder.
-
-    The run is named by hex digits, and the session by that and how often the server was started: of a round that is
-    played again, sites mask nothing twice under one name. `unreported` says why the last query got no label counts from
-    a site, by name, and `samples` how many all sites hold, where counts are only ever summed.
-    """
+    """The sites of one run and their label counts, stored in `deployment.json` in the run folder. The run is named by
+    hex digits, and the session by that and how often the server was started: of a round that is played again, sites
+    mask nothing twice under one name. `unreported` says why the last query got no counts from a site, by name;
+    `samples` is how many all hold, where counts are only ever summed."""
 
     def __init__(self, members: Members, agreement: Agreement, folder: Path) -> None:
         self.members, self._agreement, self._path = members, agreement, folder / FILE
@@ -67,11 +65,8 @@ class Roster:
 
     @property
     def counts(self) -> FloatArray:
-        """Label counts as far as the server knows them, shape `(sites, classes)`.
-
-        The counts of a site that has not reported yet are 0. The samples of a site that withholds its label counts are
-        spread evenly over the classes; so are those of all sites over these, where counts are only ever summed.
-        """
+        """Label counts as the server knows them, `(sites, classes)`: 0 before a site's report; spread evenly over
+        classes where they are withheld, and over sites too where they are only ever summed."""
         classes = len(self._agreement.classes)
         if self.is_summed:
             return np.full((len(self.names), classes), self.samples / (len(self.names) * classes))
@@ -133,11 +128,9 @@ class Roster:
         self._retry_at.pop(self.names.index(name), None)
 
     def gather(self) -> None:
-        """Query label counts until all sites have reported, or enough have when the start timeout has passed.
-
-        The reports are stored together with their privacy parameters. A resumed run does not query sites again that
-        reported before, since every release of noisy counts costs privacy.
-        """
+        """Query label counts until all sites have reported, or enough have when the start timeout has passed, and store
+        them with their privacy parameters. A resumed run asks nobody twice, as every release of noisy counts costs
+        privacy."""
         agreement, start = self._agreement, self._agreement.start_timeout
         began, logged = time.monotonic(), 0.0
         while not self.is_summed:

@@ -77,10 +77,8 @@ class SiteSums(FixedPoint):
 
 
 class DeployedRunner(RoundRunner):
-    """Plays rounds at real sites, evaluates their models there, and undoes a round that ruins the model.
-
-    A round begins once a site is connected. A site that connects late is queried for its label counts, and then joins.
-    """
+    """Plays rounds at real sites, evaluates their models there, and undoes a round that ruins the model. A round begins
+    once a site is connected; who connects late is queried for its label counts, and then joins."""
 
     def __init__(self, federation: Federation, sites: Sites, folder: Path) -> None:
         self._federation, self.sites, self._folder = federation, sites, folder
@@ -197,8 +195,7 @@ class DeployedRunner(RoundRunner):
         return watch.within(state)
 
     def check(self, state: ServerState) -> None:
-        """Stop a run whose model was ruined too often, that stands still, or whose target fits no mix (see
-        `Watch.check`)."""
+        """Stop a run whose model was ruined too often, that stands still, or whose target fits no mix."""
         watch, mix = Watch.of(state), EstimatedMix.of(state)
         if self._estimation is not None and mix is not None:
             self._estimation.check(mix)
@@ -264,12 +261,9 @@ class DeployedRunner(RoundRunner):
         return mix.within(state)
 
     def _judged_by_training(self, before: ServerState, state: ServerState, record: RoundRecord) -> ServerState:
-        """Take a round into account that is not evaluated yet.
-
-        Where sites don't evaluate, their training losses judge the model that the round began with. It is undone only
-        if two sites and half of the cohort reported a loss, and is good only if fewer than half of those say that it is
-        ruined.
-        """
+        """Take a round into account that is not evaluated yet. Where sites don't evaluate, their training losses judge
+        the model that the round began with: it is undone only if two sites and half of the cohort reported a loss, and
+        good only if fewer than half of those say that it is ruined."""
         watch, losses = Watch.of(state), self.sites.losses
         if record.diverged and not record.answered:
             return self._undone(state, record, "the next model would not be finite", record.diverged)

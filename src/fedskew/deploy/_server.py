@@ -72,11 +72,9 @@ def server_app(folder: str | Path) -> ServerApp:
 
 def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: Path | None = None) -> SeedRun:
     """Train a federation to the end, and write its run folder, in `out`, and report; `target` is a file with the mix.
-
-    DivergedError where the model was ruined too often, and StandstillError where two rounds in a row moved nothing, or
-    none did: report and last good model are written. EndedEarlyError where no site was connected for too long; RunError
-    where the folder belongs to another run, or can't be written.
-    """
+    DivergedError where the model was ruined too often, StandstillError where two rounds in a row moved nothing, or none
+    did (with report and last good model); EndedEarlyError where no site was connected for too long; RunError where the
+    folder is another run's."""
     agreement.check_config(config, target)
     # Sites keep the states of two rounds, so the server must not lose more than one.
     config = config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 1})})

@@ -24,10 +24,9 @@ from fedskew.deploy._masks import Masks
 from fedskew.deploy._moments import WEIGHTS, encoded_moments, encoded_profile
 from fedskew.deploy._plan import Plan, kind_of
 from fedskew.deploy._replies import arrays_of, check_size, size_of
-from fedskew.deploy._terms import Terms
 from fedskew.deploy.book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
-from fedskew.deploy.releases import ROUNDING, CountsRequest, NotAgreedError, Release, is_too_noisy, refuse_unless
 from fedskew.deploy.site_data import SiteData, SiteStates
+from fedskew.deploy.terms import ROUNDING, CountsRequest, NotAgreedError, Release, Terms, is_too_noisy, refuse_unless
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
 from fedskew.engine.finish import answer
 from fedskew.engine.sums import encode_answer, stand_ins, summable
@@ -103,11 +102,9 @@ class Worker:
 
 @dataclass(frozen=True)
 class Site:
-    """A site that keeps to its terms: it checks what a message asks for, charges it in its book, and then does it.
-
-    With `masks` its updates and evaluations leave it in masked sums alone; without, its server sees each. `figures` are
-    those of its answer, for its own journal. The worker's inputs may be features of a frozen body, made of `data`.
-    """
+    """A site that keeps to its terms: it checks what a message asks for, charges it in its book, and then does it. With
+    `masks` its updates and evaluations leave it in masked sums alone. `figures` of its answer are for its own journal.
+    The worker's inputs may be features of a frozen body, made of `data`."""
 
     worker: Worker
     plan: Plan
@@ -450,10 +447,8 @@ class Site:
         return stand_ins(weighting, share[:classes], share[-1] if len(share) > classes else None)
 
     def _share(self) -> NDArray[np.float64]:
-        """Return what this site reports of its labels, for sums alone, with an epsilon its noisy release.
-
-        It stays what it was when the site was first asked under its terms, as does what was announced of the sums.
-        """
+        """Return what this site reports of its labels, for sums alone, with an epsilon its noisy release. It stays what
+        it was when first asked under these terms, as does what was announced of the sums."""
         noisy = self.plan.agreement.epsilon is not None
         return self.book.share(self.terms, self._noisy if noisy else lambda: self.worker.data.reported)
 

@@ -25,9 +25,9 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._home import HOME, ROUNDS, Home, own_models
 from fedskew.deploy._moments import weighted
 from fedskew.deploy._plan import Plan
-from fedskew.deploy._terms import Terms, terms_path
 from fedskew.deploy.app_files import APP, read_app, running
 from fedskew.deploy.site_data import SiteData, SiteStates
+from fedskew.deploy.terms import Terms, terms_path
 from fedskew.engine import Assignment, Evaluation, LocalWork, RoundRecord
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError, FedskewError
@@ -296,11 +296,9 @@ class _Models:
 
 
 def figures_of(plan: Plan, terms: Terms, data: SiteData) -> FloatArray:
-    """Make the site's models; return their figures as masked sums have them (see `wire.FIGURES`).
-
-    ConfigError, before anything is trained, where the site can't have all models: a sum of fewer sites than agreed to
-    must not come about. What is not finite counts as the worst figure: who fails would tell of its samples.
-    """
+    """Make the site's models; return their figures as masked sums have them (see `wire.FIGURES`). ConfigError, before
+    any is trained, where it can't have all: a sum of fewer sites than agreed to must not come about. What is not finite
+    counts as the worst: who fails would tell of its samples."""
     found = _Models(plan, terms, data)
     if not (len(data.test_targets) and terms.own_models and ROUNDS in found.kept):
         raise ConfigError(f"the site has no test samples, has trained in no round that counted, or {OFF}")

@@ -41,10 +41,8 @@ FloatArray = NDArray[np.float64]
 
 
 class Evaluations(NamedTuple):
-    """The valid evaluations at the sites, and why others are missing, by client index.
-
-    `cells` are the target site's samples by outcome cell, `(classes * bins,)`, or why there are none.
-    """
+    """The valid evaluations at the sites, and why others are missing, by client index; the target site's samples by
+    outcome cell, `(classes * bins,)`, or why there are none."""
 
     valid: dict[int, SiteEvaluation]
     missing: dict[int, str]
@@ -153,11 +151,8 @@ class Sites(Backend):
         }
 
     def evaluate(self, round: int, model: ModelState, estimates: bool = False) -> Evaluations:
-        """Evaluate a model on the test samples of all connected sites that answered in this round.
-
-        Where the target's mix is estimated from the answers, sites send tables of outcomes, and the target site its
-        cells.
-        """
+        """Evaluate a model on the test samples of all connected sites that answered in this round. Where the target's
+        mix is estimated, sites send tables of outcomes, and the target site its cells."""
         counts, estimation = self.roster.counts, self.plan.estimation if estimates else None
         (sites, classes), tally, sizes = counts.shape, self.plan.agreement.tally, self.roster.sizes
         place, bins = (-1, 0) if estimation is None else (self.plan.target_place, estimation.bins)
@@ -228,11 +223,9 @@ class Sites(Backend):
         return contents
 
     def figures_in_sums(self, round: int, left: Mapping[int, RecordDict]) -> dict[str, Any]:
-        """Open the sum of what the sites' models are worth to them, once; say what it tells, and who is in it.
-
-        Sites are asked with the trained model that was `left` at them, so that all have the same, or masks don't
-        cancel. `models[name][figure]` has `mean` and `better`: at how many sites it is better than the model alone.
-        """
+        """Open the sum of what the sites' models are worth to them, once; say what it tells, and who is in it. All are
+        asked with the model that was `left` at them, or masks don't cancel. `models[name][figure]` has `mean` and
+        `better`: at how many sites it is better than the model alone."""
         assert self.masked is not None, "checked with the agreement"
         models = self.plan.site_models
         names = self.plan.agreement.summed_figures

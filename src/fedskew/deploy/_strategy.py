@@ -260,10 +260,8 @@ class MethodStrategy(Strategy):
         return returned_by(network, work, len(self._nodes))
 
     def _query_counts(self, grid: Grid) -> FloatArray:
-        """Query label counts, `(clients, classes)`; those of clients that do not report them stay 0.
-
-        The number of classes is the agreed one, or that of most clients' reports.
-        """
+        """Query label counts, `(clients, classes)`, of as many classes as agreed, or as most report; 0 of who reports
+        none."""
         content = RecordDict({wire.CONFIG: ConfigRecord({wire.ROUND: 0})})
         nodes = dict(enumerate(self._nodes))
         arrivals = exchange(grid, nodes, dict.fromkeys(nodes, content), MessageType.QUERY, self.query_timeout)

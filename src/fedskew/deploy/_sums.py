@@ -80,11 +80,9 @@ class MaskedSums:
         self, purpose: str, round: int, contents: Mapping[int, RecordDict], specs: Specs, weigh: Weigh | None = None
     ) -> Taken:
         """Ask sites for masked integers, once more without those that don't answer, and then once to open their sum.
-
-        Where one does not open it, the round's sum is lost, as a second one would tell the difference. So it is where a
-        server that was killed plays a round again that sites have opened. The purpose is also Flower's type of the
-        first message; `specs` are the arrays, and without `weigh` nothing is weighed.
-        """
+        Where one does not, or a server that was killed plays a round again that sites have opened, the sum is lost, as
+        a second one would tell the difference. The purpose is also Flower's type of the first message; `specs` are the
+        arrays."""
         names, taken, clients, of = self.members.names, Taken(members=sorted(contents)), sorted(contents), None
         about, kind, questions = "", f"query.{purpose}" if purpose == wire.SITES else purpose, contents
         for attempt in itertools.count(1):  # each time over fewer sites
@@ -159,11 +157,8 @@ class MaskedSums:
     def _agreeing(
         self, masked: Mapping[int, Masked], context: SumContext, asked: wire.SumAsked, taken: Taken
     ) -> dict[int, Masked]:
-        """Leave out, one after another, the site that disagrees with the most others about what was asked.
-
-        Where several disagree with as many, as two that disagree with each other alone, one of them may lie about the
-        other: all of these are left out, if enough sites remain.
-        """
+        """Leave out, one after another, the site that disagrees with the most others about what was asked; of several
+        with as many, one of whom may lie about the other, all, if enough sites remain."""
         there, names = dict(masked), self.members.names
         while pairs := context.disagreements({names[client]: one for client, one in there.items()}):
             said = ", ".join(" and ".join(sorted(set(pair))) for pair in pairs)
@@ -231,11 +226,9 @@ def _seeds(content: RecordDict, key: str, names: Collection[str]) -> Mapping[str
 
 
 def announced_from(plan: Plan, roster: Roster, target: FloatArray | None, folder: Path) -> dict[str, FloatArray] | None:
-    """Ask all sites for sums of their label counts over all of them, once; return the numbers that all sites get.
-
-    None where label counts are not only ever summed. ConfigError where the sums are not enough, as no site holds a
-    sample or the `target` mix is missing; EndedEarlyError where a site was away for too long.
-    """
+    """Ask all sites for sums of their label counts over all of them, once; return the numbers that all get, None where
+    counts are not only summed. ConfigError where the sums are not enough, as no site holds a sample or the `target` mix
+    is missing; EndedEarlyError where a site was away for too long."""
     if (weighting := plan.by_sums) is None:
         return None
     classes, sites, path = len(plan.agreement.classes), len(roster.names), folder / ANNOUNCED_FILE
@@ -277,8 +270,7 @@ def kept(path: Path, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def sum_over_all(
     sums: MaskedSums, purpose: str, number: int, spec: ArraySpec, patience: float, question: Facts | None = None
 ) -> NDArray[np.int64]:
-    """Return the masked sum over all sites of their answers; EndedEarlyError where not all answered in so many
-    seconds."""
+    """Return the masked sum over all sites of their answers; EndedEarlyError where one is away for so many seconds."""
     members, began = sums.members, time.monotonic()
     names = members.names[: sums.least]
     for attempt in itertools.count(1):
@@ -317,8 +309,7 @@ def impossible(
     least_loss: float,
     noise: UpdateNoise | None = None,
 ) -> str:
-    """Say why no honest sites' answers can have this sum, with this sum of weights and so many steps; empty: they
-    can."""
+    """Say why no honest sites' answers have this sum, of these weights and so many steps; empty: they can."""
     opened = decode_sums(total, weight, members, members, sent)
     largest = float(opened.change.abs().max()) if opened.change.numel() else 0.0
     clip, around = UPDATES.limit, UPDATES.error(members, weight)

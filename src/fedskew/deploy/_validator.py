@@ -56,16 +56,13 @@ def no_notes() -> RoundNotes:
 
 @dataclass
 class ReplyValidator:
-    """Turns a round's replies into updates, and notes what was refused, out of line, failed or missing.
-
-    For `norm_limit`, `norm_action` and `max_reply` see `Agreement`. The components (`hooks`) check what they were
+    """Turns a round's replies into updates, and notes what was refused, out of line, failed or missing. For
+    `norm_limit`, `norm_action` and `max_reply` see `Agreement`. The components (`hooks`) check what they were
     `returned` beside the model, `idle` by a client without a step; `refuse` tells a client, by its index, why its reply
-    is not used. Of the clients the server knows their settings of `training` (None: it doesn't), by how many samples
-    one may differ from the number that it reported (`slack`), the number of classes, the lowest training loss that
-    there can be, and the label counts that they told, `(clients, classes)` (None: directions are not compared, as these
-    are not exact). `accepted` are sizes of accepted updates, and agreements of all (see `_plausible`), and `not_finite`
-    clients whose replies of the round were refused for NaN or infinity.
-    """
+    is not used. The server knows clients' settings of `training` (None: it doesn't), by how many samples one may differ
+    from its report (`slack`), the lowest training loss that there can be, and label counts, `(clients, classes)` (None:
+    directions are not compared, as these are not exact). `accepted` are sizes of accepted updates, and agreements of
+    all (see `_plausible`), and `not_finite` who sent NaN or infinity in this round."""
 
     names: Sequence[str]
     layout: ModelLayout
@@ -138,8 +135,7 @@ class ReplyValidator:
         returned: Mapping[str, AnyArray] | None = None,
         most_counted: int = MOST_STEPS,
     ) -> Update:
-        """Return a client's update; its trained model's vector becomes the change. RefusedError where it can't be
-        true."""
+        """Return a client's update; its trained vector becomes the change. RefusedError where it can't be true."""
         arrays = check_arrays(record, self.layout.specs, self._counters, most_counted)
         trained = self.layout.to_state(arrays, self._own_rows.get(client))
         change = trained.parameters.sub_(self._sent.model.parameters)

@@ -124,13 +124,11 @@ def ruined(
     losses: Mapping[int, float], best: NDArray[np.float64], limit: float, chance: float, evaluated: bool = True
 ) -> str | None:
     """Say why a model is to be taken as ruined, by its losses at sites, infinite where not finite; None if it isn't.
-
     Each site's loss is compared with its own lowest so far (`best`, infinite if it has none), as sites hold other
-    labels: newcomers are only asked whether their loss is finite. A loss below `chance`, that of a model that knows
-    nothing, ruins no model; for `limit` see `Agreement.loss_limit`. Where sites evaluated the model that they had
-    trained, half of them decide, so that a liar can't hide among two that it ruined it. Training in the next round
-    judges others' work: then it takes more than half, and two at least, so that of two no liar can accuse the other.
-    """
+    labels. A loss below `chance`, of a model that knows nothing, ruins none; for `limit` see `Agreement.loss_limit`.
+    Where sites evaluated the model that they had trained, half of them decide, so that a liar can't hide among two that
+    it ruined it. Training in the next round judges others' work: then it takes more than half, and two at least, so
+    that of two no liar can accuse the other."""
     known = [client for client in losses if math.isfinite(best[client])]
     infinite = [client for client, loss in losses.items() if not math.isfinite(loss)]
     risen = [client for client in known if not losses[client] <= max(chance, limit * float(best[client]))]

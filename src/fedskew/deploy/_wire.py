@@ -170,8 +170,7 @@ class SumAsked(NamedTuple):
 
     @classmethod
     def parse(cls, config: ConfigRecord, purpose: str | None = None) -> SumAsked | None:
-        """Read which sum a message's config asks for (a first message's type tells the purpose); RunError if it is
-        invalid."""
+        """Read which sum is asked for (a first message's type tells the purpose); RunError if it is invalid."""
         if key_of("members") not in config:
             return None
         return _read(cls, config, **({} if purpose is None else {"purpose": purpose}))

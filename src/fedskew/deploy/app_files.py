@@ -45,8 +45,7 @@ def read_app(folder: Path) -> AppFiles:
 
 
 def unzip_app(content: bytes) -> AppFiles:
-    """Read an app as Flower sends it, without running or writing any of it; ConfigError where it is none, or too
-    large."""
+    """Read an app as Flower sends it, running and writing nothing; ConfigError where it is none, or too large."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
             entries = [entry for entry in packed.infolist() if not entry.is_dir()]

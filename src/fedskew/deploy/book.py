@@ -32,14 +32,14 @@ import pydantic
 from numpy.typing import NDArray
 
 from fedskew.deploy._log import LOG
-from fedskew.deploy.releases import ROUNDING, Budget, CountsRequest, Release, Releases, explain, refuse_unless
+from fedskew.deploy.terms import ROUNDING, Budget, CountsRequest, Release, Releases, explain, refuse_unless
 from fedskew.errors import RunError, placed
 from fedskew.files import locked, private_folder, replacing, writing
 from fedskew.labels import privatize
 from fedskew.privacy import Protection, epsilon, together
 
 if TYPE_CHECKING:
-    from fedskew.deploy._terms import Terms
+    from fedskew.deploy.terms import Terms
 
 FILE = "book.db"
 FORMAT = 2

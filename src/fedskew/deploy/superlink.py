@@ -49,12 +49,9 @@ does not send again what was refused."""
 
 
 class Door:
-    """ASGI middleware that lets in what a SuperLink's port is for: sites' requests, and this machine's commands.
-
-    Of a site's requests, a body of more than 64 KiB has to be signed, as SuperNodes sign all requests, by a key to
-    which Flower has handed a message since; all that this key then pushes may have `max_reply` bytes, until it is
-    handed the next message.
-    """
+    """ASGI middleware that lets in what a SuperLink's port is for: sites' requests, and this machine's commands. Of a
+    site's, a body of more than 64 KiB has to be signed, as all of a SuperNode's are, by a key that Flower has handed a
+    message since; all that this key then pushes may have `max_reply` bytes, until it is handed the next."""
 
     def __init__(self, app: Application, max_reply: int) -> None:
         self._app, self._max_reply = app, max_reply

@@ -36,9 +36,9 @@ from flwr.supernode import fleet_http_connection
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedskew.deploy._log import LOG
-from fedskew.deploy._terms import Terms, terms_path
 from fedskew.deploy.app_files import OFFERED, AppFiles, app_hash, offer_app, unzip_app
 from fedskew.deploy.keys import SOON
+from fedskew.deploy.terms import Terms, terms_path
 from fedskew.errors import ConfigError, FedskewError, RunError
 from fedskew.trees import read_tree
 
@@ -234,8 +234,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
 
 
 def is_agreed(content: bytes, data: Path) -> bool:
-    """Return whether a site agreed to an app, a zip file; if not, log it, and write it to `offered/` to be looked
-    at."""
+    """Return whether a site agreed to an app, a zip file; if not, log it, and write it to `offered/`."""
     site = data.parent
     try:
         files = unzip_app(content)
@@ -277,11 +276,8 @@ class _AgreedRuns:
 
 def run_agreed_only(data: Path) -> Mapping[int, bytes]:
     """Make this process's SuperNode ask `is_agreed` before it takes an app; return what its messages wake by, by run.
-
-    Flower takes an app once for each run. A message of a run whose app the site no longer agrees to is therefore
-    treated as the first of its run, whose app is asked for, and refused, again. Raises RunError where this version of
-    Flower takes apps in another way.
-    """
+    Flower takes an app once a run; a message of a run whose app is no longer agreed to is treated as its first, whose
+    app is asked for, and refused, again. RunError where this version of Flower takes apps in another way."""
     supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
     if not all(
         hasattr(supernode, name) for name in ("_pull_and_store_message", "_verify_fab", "FAB_VERIFICATION_ERROR")
@@ -350,12 +346,10 @@ def _installed() -> tuple[int, int]:
 
 
 def answer_at_once(words: Mapping[int, bytes]) -> None:
-    """Make this process's SuperNode notice messages and replies soon, and answer by forks of a process that is ready.
-
-    Flower looks for a message every 3 s, for its reply every 0.5 s, and starts a Python for each. It still does the
-    last elsewhere than on Linux, where a process that has loaded numerical libraries can't safely be forked. A run's
-    messages wake that process by its one of `words`.
-    """
+    """Make this process's SuperNode notice messages and replies soon, and answer by forks of a process that is ready,
+    which a run's messages wake by its one of `words`. Flower looks for a message every 3 s, for its reply every 0.5 s,
+    and starts a Python for each; it still does elsewhere than on Linux, where a process with numerical libraries can't
+    safely be forked."""
     supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
     pull, forks = supernode._pull_and_store_message, _Forks()
 

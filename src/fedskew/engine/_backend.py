@@ -132,10 +132,8 @@ def tensor_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 def reuse_freed_memory(reuse: bool) -> None:
-    """Let this process keep the memory that it frees, or return it to the system; where the C library is glibc.
-
-    A fresh page takes longer than what is computed in it, and glibc fetches large tensors afresh each time.
-    """
+    """Let this process keep the memory that it frees, or return it to the system, where the C library is glibc: it
+    fetches large tensors afresh each time, and a fresh page takes longer than what is computed in it."""
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(libc, "mallopt"):
         return

@@ -116,10 +116,8 @@ def is_moderate(*parts: Tensor | None) -> bool:
 def _check(
     values: Iterable[Tensor | None], name: str | None, given: Iterable[Tensor | None], what: str, cure: str
 ) -> None:
-    """Raise the error that blames a component of a user's own (None: it is not) for values that are not finite.
-
-    It is not to blame where what it was given is not moderate.
-    """
+    """Raise the error that blames a component of a user's own (None: it is not) for values that are not finite, unless
+    what it was given is not moderate."""
     if is_finite(*values):
         return
     if name is None or not is_moderate(*given):

@@ -42,11 +42,8 @@ PERSISTENT = "training."
 
 
 class ClientSetup(NamedTuple):
-    """Everything that a client's local steps need.
-
-    `sent` is what it begins with, that is, what the server sent, with layers that the client has for itself; `common`
-    the model as it was sent. `state` is what the client kept, on the training device.
-    """
+    """Everything that a client's local steps need. `sent` is what it begins with: the `common` model as it was sent,
+    with layers that the client has for itself. `state` is what the client kept, on the training device."""
 
     round: int
     task: Assignment
@@ -59,10 +56,7 @@ class ClientSetup(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """The result of a client's local steps.
-
-    `gathered` is what hooks collected, by place in the method; `logged` the figures that components logged.
-    """
+    """The result of a client's local steps; `gathered` by hooks, by place in the method, and `logged` by components."""
 
     model: ModelState
     carried: Named
@@ -306,10 +300,8 @@ def carried_first(work: LocalWork, setup: ClientSetup) -> dict[str, Tensor]:
 
 
 class _FrozenModel:
-    """A frozen copy of the model for inference (teacher, previous model), in eval mode.
-
-    With `batch_statistics`, batch norm stays in training mode and so uses the batch's statistics.
-    """
+    """A frozen copy of the model for inference, in eval mode; with `batch_statistics` batch norm stays in training
+    mode."""
 
     def __init__(self, model: FlatModel, batch_statistics: bool = False) -> None:
         self._model = model.copy()

@@ -55,10 +55,8 @@ class Sight(NamedTuple):
 
 
 def losses_of(federation: Any, state: ServerState, notes: Notes) -> Callable[[Any], FloatArray] | None:
-    """Return what asks clients for the mean objective of the present model over their samples, and notes what travels.
-
-    None: these clients can't be asked.
-    """
+    """Return what asks clients for the mean objective of the present model over their samples, and notes what travels;
+    None: these clients can't be asked."""
     ask: Callable[..., list[float]] | None = getattr(federation.backend, "ask_losses", None)
     if ask is None:
         return None

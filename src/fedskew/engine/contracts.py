@@ -56,10 +56,8 @@ def hooked(method: Method) -> dict[str, Hooks]:
 
 
 def adapting(method: Method) -> list[Hooks]:
-    """Return the components that have hooks in the order in which they adapt the network.
-
-    The classification loss comes last: the last layer that it may put there is the network's.
-    """
+    """Return the components that have hooks in the order in which they adapt the network: the classification loss last,
+    as the last layer that it may put there is the network's."""
     return [component for _, component in sorted(hooked(method).items(), key=lambda item: item[0] == "objective")]
 
 

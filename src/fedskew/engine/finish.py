@@ -69,13 +69,8 @@ def check_finish(component: Finish, module: nn.Module, samples: Tensor, known: K
 def finish_model(
     component: Finish, model: FlatModel, state: ModelState, samples: Tensor, answers: AskHolders, known: Known
 ) -> FinishedModel:
-    """Finish a trained model; `samples`, `(batch, ...)`, are those by which the last layer is found.
-
-    Raises:
-        FinishError: The network or the answers don't allow it.
-        ComponentError: The component is a user's own, and has a mistake.
-        RunError: No holder answers.
-    """
+    """Finish a trained model; `samples`, `(batch, ...)`, show its last layer. FinishError where network or answers
+    don't allow it, ComponentError for a user's own that has a mistake, RunError where no holder answers."""
     model.write_state(state)
     try:
         layer = check_finish(component, model.module, samples, known)

@@ -57,12 +57,9 @@ class OwnStep(SGD):
 
 @dataclass(eq=False)
 class OwnModels:
-    """One model for each client, trained for itself alone by plain cross-entropy.
-
-    `name` begins the names of its tensors in what clients keep; `trained` masks the parameters that are trained (None:
-    all). A client's first training begins with `first` (None: the model that is sent then); with a `score` the best of
-    its models is kept, and not the last.
-    """
+    """One model for each client, trained for itself alone by plain cross-entropy. `name` begins the names of its
+    tensors in what clients keep; `trained` masks the parameters that are trained (None: all). A client begins with
+    `first` (None: the model that is sent then); with a `score` the best model is kept, and not the last."""
 
     name: str
     model: FlatModel
@@ -93,11 +90,9 @@ class OwnModels:
     def train(
         self, round: int, tasks: Sequence[Assignment], common: ModelState, kept: Callable[[int], Named]
     ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Train some clients' own models for a round; yield each client with all that it keeps of its model.
-
-        A model that diverges is not kept: its client goes on with the one before. `common` is the model that the server
-        sent, or the one to begin with; `kept` gives what a client kept so far.
-        """
+        """Train some clients' own models for a round; yield each client with all that it keeps of its model, but of one
+        that diverges, which goes on with the one before. `common` is the model that the server sent, or the one to
+        begin with; `kept` gives what a client kept so far."""
         wide = self._widened(common)
         sent = Sent(wide, {SENT: wide.parameters} | ({} if self.trained is None else {TRAINED: self.trained}))
         remaining = iter(tasks)

@@ -79,11 +79,9 @@ class Floats:
     def collect(
         self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
     ) -> tuple[Collected, list[Update]]:
-        """Have a cohort trained, and add up what it sends; return that, and every update that came.
-
-        Where that would take much memory for all updates at a time, and nothing reads one by itself, they are added up
-        as they come, and those that are returned have no tensors.
-        """
+        """Have a cohort trained, and add up what it sends; return that, and every update that came: without tensors
+        where they were added up as they come, as all at a time would take much memory, and nothing reads one by
+        itself."""
         can = self.sees_each and getattr(federation.backend, "train_each", None) is not None
         if can and len(tasks) * sent.model.parameters.nbytes > MATRIX and sums_suffice(federation.method):
             return collect_each(federation, self, state, cohort, sent, tasks)

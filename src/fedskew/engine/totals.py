@@ -208,11 +208,8 @@ def weigh(federation: Federation, state: ServerState, members: Cohort, updates: 
 
 
 class RunningTotal:
-    """Adds up updates as they come, in the order of the cohort: in memory there are four vectors of the model's size.
-
-    The sums have the bits of `total_of`, whose components need no single update; of the drift only the last digits
-    may differ.
-    """
+    """Adds up updates as they come, in the order of the cohort, with four vectors of the model's size in memory. The
+    sums have the bits of `total_of`; of the drift only the last digits may differ."""
 
     def __init__(self, method: Method, state: ServerState) -> None:
         self._method, self._sent, self._where = method, state.model, f"round {state.round}: "

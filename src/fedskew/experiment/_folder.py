@@ -78,12 +78,10 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run between rounds, without its records; the contents of a checkpoint.
-
-    `best` is the best model by validation so far, `best_round` its round and `best_score` its score (-1 before the
-    first validation, and the untrained model), `stale` the number of validations since then. `clients` are the rounds
-    that clients' stored states are of, `(clients that took part, 2)`, `own` those of their own models.
-    """
+    """The state of a run between rounds, without its records; the contents of a checkpoint. `best` is the best model by
+    validation so far, of `best_round` with `best_score` (-1 before the first validation), `stale` the number of
+    validations since. `clients` are the rounds that clients' stored states are of, `(clients, 2)`, `own` those of their
+    own models."""
 
     server: ServerState
     best: ModelState

@@ -37,8 +37,7 @@ _DEEP = 8  # objects inside objects
 
 
 def with_names(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config's tree with names in place of classes, functions, networks and data that were given from
-    Python."""
+    """Return a config's tree with names in place of classes, functions, networks and data given from Python."""
     plain = {key: _plain(dict(value)) if _is_table(value) else _plain(value) for key, value in tree.items()}
     for section, key in (("data", "name"), ("partition", "rule"), ("model", "name")):
         table = plain.get(section)

@@ -283,11 +283,8 @@ def _backend(
 
 
 def _processes(config: Config, model: FlatModel, task: Task, cohort: int, samples: Tensor) -> int:
-    """Return how many processes the backend "auto" takes, whose bits are those of one.
-
-    One where they can't be started safely, or where a run is so short that starting them would take longer. How long it
-    takes is estimated from the multiplications of a forward pass, and not measured.
-    """
+    """Return how many processes the backend "auto" takes, whose bits are those of one: one where they can't be started
+    safely, or where a run, by the multiplications of its forward passes, takes less time than to start them."""
     section, training = config.engine, config.training
     at_once = min(section.processes or max(1, cores() // section.threads), cohort)
     safe = (

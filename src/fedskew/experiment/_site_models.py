@@ -57,11 +57,9 @@ class ClientTests:
 @dataclass(eq=False)
 class SiteModels:
     """Trains models of clients' own beside the common one, and evaluates all of them on the clients' test samples.
-
-    `states` are what clients keep of their own models (the last one's is the pooled model's), `clients` what they keep
-    of the federation's rounds. `beside` are trainings in the rounds, by row; of several personal ones the best on
-    held-out samples counts. `after` is a training from the common model whenever personal ones are asked for.
-    """
+    `states` are what clients keep of their own models (the last one's is the pooled model's), `clients` of the
+    federation's rounds. `beside` are trainings in the rounds, by row; of several personal ones the best on held-out
+    samples counts. `after` is one from the common model whenever personal ones are asked for."""
 
     task: Task
     model: FlatModel
@@ -268,8 +266,7 @@ def make_own(
 
 
 def score(task: Task, model: FlatModel, client: int, state: ModelState) -> float | None:
-    """Return an own model's accuracy on a client's held-out samples (of several labels minus its loss); None without
-    any."""
+    """Return an own model's accuracy on held-out samples (of several labels minus its loss); None without any."""
     rows, dataset = task.held_out[client], task.dataset
     if not len(rows):
         return None

@@ -102,8 +102,7 @@ def _best(evaluations: Sequence[dict[str, float | None]], name: str) -> float | 
 
 
 def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return mean and standard deviation of every figure over seeds' summaries; None for a kind that one doesn't
-    have."""
+    """Return mean and standard deviation of every figure over seeds; None for a kind that one doesn't have."""
     together: dict[str, Any] = {"seeds": len(summaries)}
     for kind in ("headline", "final", "last10", "last_tenth", "best_by_validation", "max"):
         known = [summary[kind] for summary in summaries if summary[kind] is not None]

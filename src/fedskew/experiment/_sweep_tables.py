@@ -30,14 +30,10 @@ Reasons = Mapping[tuple[str, int], str]
 @dataclass(frozen=True)
 class CellResult:
     """A row of a sweep's table: its label on each axis, the seeds asked for, and each finished seed's numbers by name.
-
-    `failed` and `refused` say why other seeds failed, or were not begun. `report.FIGURES` are shares, of what the
-    cell's `evaluation.summary` names, in words `shown`. `last_tenth` is the mean over the last tenth of the rounds of
-    the run's measure.
-    `rounds_to_accuracy` is the first evaluated round with the sweep's accuracy; `megabytes` (10**6) are up and down
-    together. `again`: the same runs have an earlier row, so that what failed has been said. `config`: None where the
-    combination makes no sense.
-    """
+    `failed` and `refused` say why others failed, or were not begun. `report.FIGURES` are shares, of what the cell's
+    `evaluation.summary` names, in words `shown`; `last_tenth` is the run's measure over the last tenth of the rounds,
+    `rounds_to_accuracy` the first evaluated one with the sweep's, `megabytes` (10**6) are up and down. `again`: the
+    same runs have an earlier row. `config`: None where the combination makes no sense."""
 
     label: str
     labels: tuple[str, ...]

@@ -279,11 +279,8 @@ class LabelledData:
 @dataclass(frozen=True)
 class LocalEvaluator:
     """Evaluates models on a test set, and on a validation set where some is held out, on this machine; an `Evaluator`.
-
-    `target` is the target's label mix; `chosen_by` is the one that the server is told, by which validation accuracy is
-    measured, which chooses models; `(classes,)` both, or None. The `backend` trains the same network, and may help.
-    With `multi_label` a sample may have several labels.
-    """
+    `target` is the target's label mix, `chosen_by` the one that the server is told, by which validation chooses models.
+    The `backend` trains the same network, and may help. With `multi_label` a sample may have several labels."""
 
     model: FlatModel
     test: LabelledData

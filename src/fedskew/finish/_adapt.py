@@ -187,10 +187,8 @@ def _calibrated(ask: Ask) -> tuple[labels.Calibration, dict[str, Any]]:
 
 
 def moved(head: Head, calibration: labels.Calibration, mix: FloatArray) -> Head:
-    """Return the layer whose softmax is the calibrated probabilities times the mix, normalised.
-
-    A class without a held-out sample, or without a share of the mix, is never predicted.
-    """
+    """Return the layer whose softmax is the calibrated probabilities times the mix, normalised; a class without a
+    held-out sample, or a share of the mix, is never predicted."""
     added, slope = _tensor(calibration.offsets(mix)).to(head.bias), 1 / calibration.temperature
     return Head(head.weight * slope, torch.where(added > NEVER, head.bias * slope + added, added))
 

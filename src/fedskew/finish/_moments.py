@@ -38,10 +38,8 @@ def sums_by_class(observed: Observed) -> dict[str, Tensor]:
 
 
 def refused_products(products: Tensor, means: Tensor, weights: Tensor) -> str | None:
-    """Return why products, `(..., dim, dim)`, can't be those of samples around means, `(..., k, dim)`; None if so.
-
-    `weights`, `(..., k)`, are how much of the samples is around each of the means.
-    """
+    """Return why products, `(..., dim, dim)`, can't be those of samples around means, `(..., k, dim)`, with so much
+    weight, `(..., k)`, around each; None if they can."""
     off = ROUNDING * products.abs().amax((-2, -1), keepdim=True) + torch.finfo(torch.float32).tiny
     if ((products - products.mT).abs() > off).any():
         return "its products are not symmetric"
@@ -102,10 +100,8 @@ class ClassSums(Finish):
 
 
 class PooledMoments(ClassSums):
-    """Base of finishes that ask for sums by class, and for one sum of products of all classes, `(dim, dim)`.
-
-    A question may hold `weights`, `(classes,)`, by which samples count in the products.
-    """
+    """Base of finishes that ask for sums by class, and for one sum of products of all classes, `(dim, dim)`, in which
+    samples count by the question's `weights`, `(classes,)`, if it has these."""
 
     cost: ClassVar[Cost] = Cost(numbers=("C(1 + d) + d^2 up once (d: features)",))
     most_questions: ClassVar[int] = 3

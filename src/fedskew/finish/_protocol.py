@@ -79,10 +79,8 @@ _LACKS: Mapping[Source, str] = {
 
 
 def not_counts(values: Tensor, expected: FloatArray | None) -> str | None:
-    """Return why values, `(classes,)` or `(classes, outcomes)`, are no numbers of samples; None if they are.
-
-    `expected` are the samples of each class, where known.
-    """
+    """Return why values, `(classes,)` or `(classes, outcomes)`, are no numbers of samples (of `expected` ones of each
+    class, where known); None if they are."""
     counts = values.double().cpu().numpy()
     if (counts < 0).any() or (counts > LARGEST_COUNT).any() or (counts != np.floor(counts)).any():
         return "are no numbers of samples"

@@ -5,9 +5,9 @@ from fedskew.local_steps._feddyn import FedDyn
 from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx
 from fedskew.local_steps._fedsam import FedSAM
+from fedskew.local_steps._optimizers import SGD
 from fedskew.local_steps._protocol import Adam, Gradient, LocalStep, StepSettings, steps_in_place
 from fedskew.local_steps._scaffold import Scaffold
-from fedskew.local_steps._sgd import SGD
 
 INDEX: dict[str, type] = {
     "sgd": SGD,

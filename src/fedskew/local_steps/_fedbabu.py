@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Generator, nn
 
 from fedskew.hooks import Hooks
-from fedskew.local_steps._sgd import SGD
+from fedskew.local_steps._optimizers import SGD
 from fedskew.models import with_fixed_head
 from fedskew.parameters import component
 

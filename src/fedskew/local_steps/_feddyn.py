@@ -26,9 +26,8 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd
-from fedskew.local_steps._optimizers import descend
+from fedskew.local_steps._optimizers import SGD, descend
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
-from fedskew.local_steps._sgd import SGD
 from fedskew.parameters import Positive, component
 
 DRIFT = "feddyn.drift"

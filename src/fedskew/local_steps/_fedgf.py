@@ -23,9 +23,8 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.local_steps._fedsam import ascend
-from fedskew.local_steps._optimizers import descend
+from fedskew.local_steps._optimizers import SGD, descend
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
-from fedskew.local_steps._sgd import SGD
 from fedskew.parameters import Count, NonNegative, component
 
 PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"

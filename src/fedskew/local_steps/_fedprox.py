@@ -15,9 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.local_steps._optimizers import descend
+from fedskew.local_steps._optimizers import SGD, descend
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
-from fedskew.local_steps._sgd import SGD
 from fedskew.parameters import NonNegative, component
 
 

@@ -15,10 +15,13 @@ Regularization", ICLR 2019.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from fedskew.local_steps._protocol import Adam, Named, StepSettings
+from fedskew.local_steps._protocol import Adam, Gradient, Named, StepSettings
+from fedskew.parameters import component
 
 MEAN, SQUARE, STEPS = "adam.mean", "adam.square", "adam.steps"
 """What Adam carries: m and v, `(parameters,)`, and t, 0-d."""
@@ -119,3 +122,24 @@ def _move(
         beta2=settings.adam.betas[1], weight_decay=decay, eps=settings.adam.eps,
         amsgrad=False, maximize=False,
     )  # fmt: skip
+
+
+@component
+class SGD:
+    """Steps along the gradient by the optimiser of the training settings, which is SGD unless they name another."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+
+    def init(self, settings: StepSettings) -> dict[str, Tensor]:
+        """Return what the optimiser carries, zeros; nothing for SGD without momentum."""
+        return fresh(settings)
+
+    def step(
+        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
+    ) -> tuple[Tensor, Named]:
+        """Take a step along the gradient at `parameters`; no argument is written to."""
+        return descend(parameters, gradient(parameters), carried, settings)
+
+    def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
+        """Take the same step in one pass over the parameters; see `InPlace`."""
+        descend_in_place(parameters, gradient(parameters), carried, settings)

@@ -29,9 +29,8 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd, fednova_normaliser
-from fedskew.local_steps._optimizers import descend
+from fedskew.local_steps._optimizers import SGD, descend
 from fedskew.local_steps._protocol import Gradient, Named, StepSettings
-from fedskew.local_steps._sgd import SGD
 from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"

@@ -305,10 +305,8 @@ def noise_refused(method: Method) -> str | None:
 
 
 def _suffices(component: Any) -> bool:
-    """Return whether sums of what clients send do for a component: it reads nothing of single ones, or says so.
-
-    What it declares by `adds_up` is of the functions that it has, not of those that a class below it overrides.
-    """
+    """Return whether sums of what clients send do for a component: it reads nothing of single ones, or says so by
+    `adds_up`, of the functions that it has, not of those that a class below it overrides."""
     if takes(component, "weigh", "updates"):
         return False
     if not (hasattr(component, "combine") or _reads_replies(component)):

@@ -161,11 +161,8 @@ PRESETS: dict[str, dict[str, Table]] = _WRITTEN["bundles"] | _of_components()
 
 
 def compose(name: str) -> dict[str, Table]:
-    """Return the slots that presets joined by "+" fill.
-
-    Raises:
-        CombinationError: Two presets bring the same thing, and neither gives way.
-    """
+    """Return the slots that presets joined by "+" fill; CombinationError where two bring the same thing, and neither
+    gives way."""
     parts = [piece.strip() for piece in name.split("+")]
     for part in parts:
         if ":" in part:

@@ -69,10 +69,8 @@ class Solution:
 
 @dataclass(frozen=True)
 class Projection:
-    """The mix nearest to the target: weights that give it, `(clients,)`, and target minus mix, `(classes,)`.
-
-    `gap` bounds how much the squared distance exceeds the minimum; `kkt` is the largest violation of stationarity.
-    """
+    """The mix nearest to the target: weights that give it, `(clients,)`, target minus mix, `(classes,)`, by how much
+    the squared distance may exceed the minimum (`gap`), and the largest violation of stationarity (`kkt`)."""
 
     weights: FloatArray
     residual: FloatArray

@@ -70,10 +70,8 @@ class Sloped(Protocol):
     """A loss of logits alone that also knows its gradient: autograd would take as long as a small network's step."""
 
     def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the value of a batch and its gradient by the logits; of a stack of batches, one for each.
-
-        The batch is not written to.
-        """
+        """Compute a batch's value and its gradient by the logits; of a stack of batches, one for each. The batch stays
+        as it is."""
 
 
 class Classification:

@@ -56,10 +56,8 @@ def logsumexp_over(values: Tensor, keep: Tensor, dim: int) -> Tensor:
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None) -> Tensor:
-    """Return the mean over real rows of cross-entropy, each row's times the weight of its class if there are weights.
-
-    It is not divided by the weights of a batch: where a client holds one class, they would cancel out.
-    """
+    """Return the mean over real rows of cross-entropy, each times the weight of its class if there are weights; not
+    divided by those of a batch, as where a client holds one class, they would cancel out."""
     if mask is None and weights is None:
         return F.cross_entropy(logits, targets)
     targets = real_rows(targets, mask)
@@ -87,10 +85,8 @@ def cross_entropy_slope(
 
 
 def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax.
-
-    An empty client keeps no class; its rows are all padding, and only need to stay finite.
-    """
+    """Return the mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax; of an
+    empty client, which keeps none, all rows are padding and only need to stay finite."""
     return mean_cross_entropy(torch.where(keep | ~keep.any(), logits, -math.inf), targets, mask)
 
 
@@ -111,10 +107,8 @@ def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
 def distilled(
     batch: Batch, teacher: Tensor, among: Tensor, temperature: float = 1.0, taught: Tensor | None = None
 ) -> Tensor:
-    """Return T^2 times the mean KL of the teacher over the classes `taught` from the student over `among`.
-
-    Both are masks, `(classes,)` or `(batch, classes)`; `taught` is `among` unless given.
-    """
+    """Return T^2 times the mean KL of the teacher over the classes `taught` from the student over `among`, masks,
+    `(classes,)` or `(batch, classes)`; `taught` is `among` unless given."""
     taught = among if taught is None else taught
     log_teacher = log_softmax_over(real_rows(teacher.detach(), batch.mask) / temperature, taught)
     log_student = log_softmax_over(real_rows(batch.logits, batch.mask) / temperature, among)
@@ -129,12 +123,10 @@ def not_true(batch: Batch) -> Tensor:
 
 
 def squared_correlations(features: Tensor, same: Tensor) -> Tensor:
-    """Return the mean square of the off-diagonal entries of X^T X, summed over groups, by the number of rows used.
-
-    X holds a group's features, centred and divided by sqrt(unbiased variance + 1e-8); a group of one row is not used.
-    X^T X isn't divided by the number of rows. `features` are `(batch, dim)` with zeros in rows of padding; `same` tells
-    whether two rows are of one group, `(batch, batch)`, and is False where one of them is padding.
-    """
+    """Return the mean square of the off-diagonal entries of X^T X, summed over groups, by the number of rows used. X
+    holds a group's features, centred and divided by sqrt(unbiased variance + 1e-8); a group of one row is not used.
+    `features` are `(batch, dim)` with zeros in rows of padding; `same`, `(batch, batch)`: two rows are of one group,
+    and no padding."""
     dim = features.shape[1]
     # Sums over a row's group are products with this matrix: no list of groups, which would differ from batch to batch.
     of_group = same.to(features.dtype)

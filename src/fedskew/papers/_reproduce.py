@@ -38,11 +38,8 @@ Table = tuple[list[str], list[list[str]], int]
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a reproduction: its label on each axis, our value for each seed, what the paper prints, if anything.
-
-    `ceilings` are for values on a target's label mix, by seed: the most that can be had, in percent, as nobody learns a
-    class that no client holds.
-    """
+    """One line of a reproduction: its label on each axis, our value for each seed, what the paper prints, if anything;
+    of values on a target's label mix, by seed, the most that can be had, in percent (`ceilings`)."""
 
     labels: Labels
     ours: Mapping[int, float]

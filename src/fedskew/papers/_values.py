@@ -78,10 +78,8 @@ def value_of(run: SeedRun, measure: str, reading: Mapping[str, str] | None = Non
 
 
 def ceiling(run: SeedRun, measure: str) -> float | None:
-    """Return the most that a measure on the target's label mix can be, in percent; None for other measures.
-
-    That is the share of the target's classes that some client holds: nobody learns the others.
-    """
+    """Return the most that a measure on the target's label mix can be, in percent: the share of the target's classes
+    that some client holds; None for other measures."""
     if run.target is None or not measure.endswith("target_accuracy"):
         return None
     return 100.0 * (1.0 - float(run.target[~run.counts.any(axis=0)].sum() / run.target.sum()))
@@ -102,10 +100,8 @@ def describe_measure(measure: str) -> str:
 
 
 def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, float]:
-    """Return the test accuracy of a finished run's model on each domain, a share, by name; and their "average".
-
-    The run folder keeps them in `domains.json`.
-    """
+    """Return the test accuracy of a finished run's model on each domain, a share, by name, and their "average"; kept in
+    the run folder's `domains.json`."""
     kept = folder / "domains.json"
     if kept.exists():
         known: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
@@ -134,10 +130,8 @@ def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, floa
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much a method is ahead of FedAvg: its value minus FedAvg's on the same seed.
-
-    Where a task has several federations, a difference is the mean over the seeds of each of them.
-    """
+    """How much a method is ahead of FedAvg on the same seed; where a task has several federations, on each, as the mean
+    over its seeds."""
 
     labels: Labels
     differences: tuple[float, ...]
@@ -177,12 +171,9 @@ def paired(lines: Sequence[tuple[Labels, Mapping[int, float]]]) -> list[PairedDi
 
 
 def repetitions(lines: Sequence[tuple[Labels, FloatArray]]) -> list[tuple[Labels, FloatArray]]:
-    """Join the lines that differ only in the federation drawn, as its seeds do not repeat the draw.
-
-    A line is labels and what each seed gave, `(seeds, ...)`. Returns labels without the federation, in order of
-    appearance, and what each repetition gave: each seed, or, where a task has several federations, each federation (the
-    mean over its seeds).
-    """
+    """Join lines, labels and what each seed gave, `(seeds, ...)`, that differ only in the federation drawn; return
+    labels without the federation, and what each repetition gave: each seed, or the mean over seeds of each federation,
+    as seeds do not repeat the draw."""
     tasks: dict[tuple[tuple[str, str], ...], list[FloatArray]] = {}
     for labels, values in lines:
         task = tuple((axis, label) for axis, label in labels.items() if axis != DRAWN)

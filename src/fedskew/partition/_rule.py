@@ -14,10 +14,8 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 
 class Rule:
-    """A way to divide a labelled data set among clients: a frozen dataclass of parameters.
-
-    All that a rule decides is how many samples of each class every client gets; which ones is drawn uniformly.
-    """
+    """A way to divide a labelled data set among clients, a frozen dataclass of parameters, which decides how many
+    samples of each class every client gets; which ones is drawn uniformly."""
 
     target_client = False  # whether the last client is the target: the others train for its label mix
 
@@ -82,11 +80,8 @@ def check_labels_per_client(labels: int, classes: int) -> None:
 
 
 def deal(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Draw `counts[client, class]` samples of each class for each client, uniformly and without replacement.
-
-    `labels`: `(samples,)`; `counts`: `(clients, classes)` with column sums of at most the class sizes. Returns one
-    ascending index array per client.
-    """
+    """Draw `counts`, `(clients, classes)`, samples of each class of `labels` for each client, uniformly and without
+    replacement; return an ascending index array a client."""
     clients, classes = counts.shape
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -100,11 +95,8 @@ def deal(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[I
 
 
 def apportion(totals: IntArray, shares: NDArray[np.float64] | IntArray) -> IntArray:
-    """Divide each row's total by its shares, by largest remainder; equal remainders go to the lowest column.
-
-    `totals`: `(rows,)`; `shares`: `(rows, columns)`, non-negative with a positive sum in each row. Returns
-    `(rows, columns)` whose row sums are the totals; no entry is further than 1 from its exact quota.
-    """
+    """Divide each row's total, `(rows,)`, by its shares, `(rows, columns)`, by largest remainder; equal remainders go
+    to the lowest column. No entry is further than 1 from its exact quota."""
     quotas = totals[:, None] * (shares / shares.sum(axis=1, keepdims=True))
     counts: IntArray = np.floor(quotas).astype(np.int64)
     order = np.argsort(counts - quotas, axis=1, kind="stable")

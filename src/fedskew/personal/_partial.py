@@ -81,10 +81,8 @@ class Partial(Personal):
 
 @dataclass(frozen=True)
 class Alternating:
-    """A local step that trains the kept layers alone in its first steps, and then the others alone.
-
-    How many steps those are, and a mask of the kept parameters, the client's state says (`engine.Private.steps`).
-    """
+    """A local step that trains the kept layers alone in its first steps, and then the others alone; how many, and
+    which, the client's state says (`engine.Private.steps`)."""
 
     inner: LocalStep
 

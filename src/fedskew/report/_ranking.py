@@ -95,12 +95,9 @@ class Measure:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The table of a comparison: the labels, best first, and their numbers, of which the first ranks.
-
-    `axes` has the values of each label (in the order of the page's runs) on the axes of a grid, by the axis' name.
-    `tests` has, by the name of what labels are compared with and by measure, the difference of each label, the ends of
-    its interval, and both in words; `chosen` is the name that is shown first.
-    """
+    """The table of a comparison: the labels, best first, and their numbers, of which the first ranks. `axes` has their
+    values on the axes of a grid, in the order of the page's runs; `tests`, by what they are compared with (`chosen`:
+    first) and by measure, each difference, the ends of its interval, and both in words."""
 
     groups: list[Group]
     axes: dict[str, list[str]]

@@ -59,11 +59,9 @@ _RC = {
 
 @dataclass(frozen=True)
 class Curve:
-    """The line of one series: its number (of colour, dashes and marker), its points, its name in the legend.
-
-    `std` is NaN where it is unknown, and None for a single seed. Where not every seed has a value (`complete`) the line
-    is thin. A point is the mean of a `block` of recorded rounds.
-    """
+    """The line of one series: its number (of colour, dashes and marker), its points, its name in the legend. `std` is
+    NaN where unknown, None for a single seed; thin where not every seed has a value (`complete`). A point is the mean
+    of a `block` of recorded rounds."""
 
     style: int
     x: FloatArray
@@ -77,12 +75,9 @@ class Curve:
     def over_seeds(
         cls, style: int, series: Sequence[Mapping[int, float]], most: int | None = None, label: str = ""
     ) -> Curve:
-        """Return the mean and the standard deviation (ddof 1) of several seeds.
-
-        A round counts where each seed that has not yet stopped has a value, so that the line does not jump at a round
-        that only some seeds evaluated. `series` has the values by round, a mapping for each seed, none of them empty;
-        a line of more than `most` points becomes the means of equal blocks of rounds.
-        """
+        """Return the mean and standard deviation (ddof 1) of several seeds' `series` by round, none empty, of rounds
+        where each seed that has not stopped has a value, so that the line does not jump; of more than `most` points,
+        means of equal blocks of rounds."""
         ends = [max(points) for points in series]
         rows = []
         for number in sorted(set().union(*series)):
@@ -103,8 +98,7 @@ class Curve:
 
 @contextmanager
 def figure(*paths: Path, width: float = 6.4, height: float = 4.8) -> Iterator[Figure]:
-    """Yield an empty figure, in inches, in the style of all, and write it to files after the block, by their
-    suffixes."""
+    """Yield an empty figure, in inches, and write it to files after the block, by their suffixes."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -164,8 +158,7 @@ def curves(
 def bars(
     axes: Axes, series: Mapping[str, tuple[FloatArray, FloatArray | None]], names: Sequence[str] | None = None
 ) -> None:
-    """Draw groups of bars, with whiskers of one standard deviation; `series` has both by label, NaN leaves a bar
-    out."""
+    """Draw groups of bars, with whiskers of one standard deviation; `series` has both by label, NaN: no bar."""
     wide = 0.84 / len(series)
     for at, (label, (mean, std)) in enumerate(series.items()):
         place = np.arange(len(mean)) + (at - (len(series) - 1) / 2) * wide
@@ -208,8 +201,7 @@ def weights_against_fedavg(axes: Axes, runs: Sequence[tuple[int, str, FloatArray
 def mix_with_intervals(
     axes: Axes, mix: FloatArray, interval: FloatArray, held_out: FloatArray, names: Sequence[str]
 ) -> None:
-    """Draw the estimated share of each class with its `interval`, `(classes, 2)`, beside that of the held-out
-    samples."""
+    """Draw the estimated share of each class with its `interval`, `(classes, 2)`, beside the held-out samples'."""
     places = np.arange(len(mix))
     reach = np.abs(interval - mix[:, None]).T
     axes.errorbar(places, mix, reach, fmt="o", color=_color(0), capsize=3, label="target, estimated (95 %)")
@@ -230,8 +222,7 @@ def mix_with_intervals(
 def critical_differences(
     axes: Axes, names: Sequence[str], ranks: Sequence[float], critical: float, groups: Sequence[tuple[int, int]]
 ) -> None:
-    """Draw average ranks as dots, best on top; a bar joins each of `groups`, first and last, that can't be told
-    apart."""
+    """Draw average ranks as dots, best on top; bars join `groups`, first and last, that can't be told apart."""
     rows = _rows(axes, names, "average rank (1 is best)", below=1.2)
     for at, (first, last) in enumerate(groups):
         place = max(ranks) + (at + 1) * (max(ranks) - min(ranks) + 1) / 25

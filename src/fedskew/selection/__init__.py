@@ -5,10 +5,9 @@ from __future__ import annotations
 from fedskew.selection._fedcbs import FedCBS
 from fedskew.selection._fedentopt import FedEntOpt
 from fedskew.selection._fedentopt_target import FedEntOptTarget
-from fedskew.selection._function import Function
+from fedskew.selection._given import Function, Recorded
 from fedskew.selection._greedy_kl import GreedyKL
 from fedskew.selection._protocol import Selection
-from fedskew.selection._recorded import Recorded
 from fedskew.selection._seol_kim import SeolKim
 from fedskew.selection._uniform import Uniform
 

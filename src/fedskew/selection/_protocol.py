@@ -135,12 +135,9 @@ TIE = 1e-12
 def even_cohort(
     counts: FloatArray, candidates: IntArray, size: int, first: int | None = None, bits: FloatArray | None = None
 ) -> IntArray:
-    """Choose clients one by one so that the pooled labels of the chosen clients are as even as possible.
-
-    Every choice maximises the entropy of the pooled labels, that is, minimises their KL divergence to uniform; or to
-    another mix, given by the logarithms of its shares, `bits`, `(classes,)`. Of the clients within `TIE` bits of the
-    maximum, the one with the lowest id is chosen. `candidates` are ascending.
-    """
+    """Choose clients one by one so that their pooled labels are as even as possible: of the highest entropy, or the
+    lowest KL divergence to the mix whose logarithms are `bits`, `(classes,)`. Of clients within `TIE` bits of the best,
+    the lowest id is chosen. `candidates` are ascending."""
     cohort = np.empty(size, dtype=np.int64)
     pooled = np.zeros(counts.shape[1])
     owners, labels = np.nonzero(counts[candidates])

@@ -101,10 +101,8 @@ COUNTS = FixedPoint(64, 0, 2.0**40)
 
 
 def add(rows: Iterable[IntArray]) -> IntArray:
-    """Add encoded vectors as masked sums add them: modulo 2**32 or 2**64, in any order the same.
-
-    Raises ArgumentError where there is none, or they differ in type or shape.
-    """
+    """Add encoded vectors as masked sums do: modulo 2**32 or 2**64. ArgumentError where there is none, or forms
+    differ."""
     total: IntArray | None = None
     for row in rows:
         if total is None:

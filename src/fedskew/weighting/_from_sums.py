@@ -103,10 +103,8 @@ def weight(counts: ArrayLike, question: Facts) -> float:
 def solve(
     ask: Callable[[Facts], FloatArray], target: ArrayLike, strength: float, clients: int, tolerance: float = 1e-7
 ) -> dict[str, FloatArray]:
-    """Solve FedPALS's programme from sums over clients: the question whose `weight` is each client's.
-
-    It ends where the weights are wrong by the tolerance, as the sum of their differences.
-    """
+    """Solve FedPALS's programme from sums over clients: the question whose `weight` is each client's, until weights are
+    wrong by the tolerance, as the sum of their differences."""
     check_enough(clients, LEAST_CLIENTS)
     if not 0 < strength < np.inf:
         raise ArgumentError(

@@ -1,10 +1,10 @@
-"""Selection by a user's own function, without a class."""
+"""Cohorts of the user's own: recorded ones, to repeat a run or compare methods on the same clients, or a function's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,10 +16,48 @@ from fedskew.selection._protocol import Checked, FloatArray, IntArray, check_coh
 
 
 @dataclass(frozen=True)
-class FunctionState:
+class ChosenSoFar:
     """The number of cohorts chosen so far."""
 
     round: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Selects given cohorts in turn: round r has cohort (r - 1) mod n of n, whatever the participation.
+
+    Attributes:
+        cohorts: Client ids of each round, in the order of choice. An earlier run's cohorts are
+            `[record["cohort"] for record in result.rounds[1:]]`.
+    """
+
+    needs_label_counts: ClassVar[bool] = False
+
+    cohorts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.cohorts):
+            raise ArgumentError("cohorts: expected at least one list of client ids, got none")
+
+    def init(self, counts: CountsLike) -> ChosenSoFar:
+        """Return the state before the first round; raise ArgumentError for a client that is unknown or named twice."""
+        self.check(counts, 0)
+        return ChosenSoFar(0)
+
+    def check(self, counts: CountsLike, size: int) -> None:
+        """Check every cohort, whatever `size`; see `Selection.check`."""
+        clients = len(as_counts(counts))
+        for place, cohort in enumerate(self.cohorts):
+            check_cohort(f"cohorts[{place}]", cohort, clients)
+
+    def select(
+        self, state: ChosenSoFar, counts: CountsLike, size: int, rng: np.random.Generator, first: int | None = None
+    ) -> tuple[IntArray, ChosenSoFar]:
+        """Return the next cohort, whatever `size`; see `Selection.select`. `rng` is not used."""
+        place = state.round % len(self.cohorts)
+        cohort = check_cohort(f"cohorts[{place}]", self.cohorts[place], len(as_counts(counts)))
+        check_first(first, cohort)
+        return cohort, ChosenSoFar(state.round + 1)
 
 
 @component
@@ -45,23 +83,23 @@ class Function(Checked):
         if not callable(self._called):
             raise ArgumentError(f"function: {self._name} is of type {type(self._called).__name__}, not a function")
 
-    def init(self, counts: CountsLike) -> FunctionState:
+    def init(self, counts: CountsLike) -> ChosenSoFar:
         """Return the state before the first round."""
         as_counts(counts)
-        return FunctionState(0)
+        return ChosenSoFar(0)
 
     def check(self, counts: CountsLike, size: int) -> None:
         """Check that the function returns a valid cohort for round 1; see `Selection.check`."""
         self.select(self.init(counts), counts, size, np.random.default_rng(0))
 
     def _choose(
-        self, state: FunctionState, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
-    ) -> tuple[IntArray, FunctionState]:
+        self, state: ChosenSoFar, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
+    ) -> tuple[IntArray, ChosenSoFar]:
         seen = counts.view()
         seen.flags.writeable = False
         cohort = check_cohort(self._name, self._called(state.round + 1, seen, size, rng), len(counts))
         check_first(first, cohort)
-        return cohort, FunctionState(state.round + 1)
+        return cohort, ChosenSoFar(state.round + 1)
 
     @property
     def _name(self) -> str:
