@@ -1,11 +1,12 @@
 """Put what an arena's runs say where the documentation and the package have it.
 
     python tools/publish_arena.py RUNS
+    python tools/publish_arena.py      # only the figures, from the runs that are published
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
-`docs/measured/arena-runs.csv`, tables and figures to `docs/measured/arena*`; likewise of its `arena-heads`. Of its
+`docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of its `arena-heads`. Of its
 `arena-advice`, every run goes to
-`docs/measured/advice-runs.csv`, the table of evidence into the package, tables and figures to `docs/measured/advice*`.
+`docs/measured/advice-runs.csv`, the table of evidence into the package, the tables to `docs/measured/advice.md`.
 Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 Run it again, in the repository's folder, whenever there are more runs.
 """
@@ -17,14 +18,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from fedskew.arena import Arena, ArenaState, write_comparison
+from fedskew.arena import Arena, ArenaState, Scores, write_comparison
 from fedskew.files import write_text
 from fedskew.tables import csv_text
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
 EVIDENCE = REPOSITORY / "src" / "fedskew" / "arena" / "evidence.csv.gz"
-FIGURES = {"differences.png": "Differences from FedAvg", "ranks.png": "Average ranks"}
+BLOCKS = {"arena": None, "heads": "task", "advice": None}
 
 
 def state_of(name: str, runs: Path) -> ArenaState:
@@ -40,7 +41,7 @@ def state_of(name: str, runs: Path) -> ArenaState:
 
 
 def publish_page(name: str, state: ArenaState, runs: Path) -> None:
-    """Write the runs of an arena into the documentation, and copy tables and figures there.
+    """Write the runs of an arena into the documentation, and copy its tables there.
 
     Of its CSV those that its plan asks for: a training also has lines in views whose plan chose another value.
     """
@@ -49,14 +50,23 @@ def publish_page(name: str, state: ArenaState, runs: Path) -> None:
     page = (folder / "table.md").read_text(encoding="utf-8").split("\n", 1)[1]
     lines = [
         f"# Measured: {name}",
+        f"\n![Points of accuracy gained or lost against FedAvg]({name}-differences.png)",
         page,
         f"Every run, those that tune among them: [{name}-runs.csv]({name}-runs.csv).",
     ]
-    for file, alternative in FIGURES.items():
-        if (folder / file).exists():
-            shutil.copy(folder / file, MEASURED / f"{name}-{file}")
-            lines.insert(2, f"![{alternative}]({name}-{file})\n")
     (MEASURED / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def draw(name: str) -> None:
+    """Draw the figure of the published runs of an arena, as what differs in the target alone is one training."""
+    with (MEASURED / f"{name}-runs.csv").open(newline="", encoding="utf-8") as file:
+        every = list(csv.DictReader(file))
+    lines = [line for line in every if line["stage"] != "tune" and not line["failure"]]
+    axes = list(every[0])[: list(every[0]).index("method")]
+    fixed = [axis for axis in axes if axis != "target"]
+    trainings = {tuple(line[axis] for axis in axes): tuple(line[axis] for axis in fixed) for line in lines}
+    scores = Scores.of(lines, axes, "fedavg", last=3, trainings=trainings, blocks=BLOCKS[name])
+    scores.draw("fedavg", MEASURED / f"{name}-differences.png")
 
 
 def main(runs: Path) -> None:
@@ -73,4 +83,7 @@ def main(runs: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    for published in BLOCKS:
+        draw(published)

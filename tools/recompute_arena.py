@@ -18,16 +18,44 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
 Run = dict[str, str]
+Options = dict[tuple[str, str], dict[tuple[str, str], float]]  # by rate and own value, then partition and seed
 KNOWN = {"method", "stage", "partition", "seed", "lr", "own", "config", "score"}
 VIEWS = {"rounds": "", "compute": "steps", "traffic": "megabytes"}
 DIGITS = 1e-9
+DEFAULTS = {  # of the parameter that a method tunes, where a run's `own` is empty
+    "fedentopt": 0.5,
+    "fedentopt, target": 0.5,
+    "fedcbs": 10.0,
+    "feddisco": 0.5,
+    "fedrs": 0.5,
+    "fedlc": 1.0,
+    "fedvls": 1e-9,
+    "fedrod": 0.0,
+    "fedetf": 1.0,
+    "fedgela": 5.0,
+    "fednh": 1.0,
+    "fedprox": 0.01,
+    "fedsam": 0.1,
+    "feddyn": 0.01,
+    "fedexp": 0.001,
+    "fedadam": 0.01,
+    "fedyogi": 0.01,
+    "fedadagrad": 0.1,
+    "fedacg": 0.85,
+}
+LARGEST = {  # of a parameter's values; beyond 0 there is none either
+    "objective.alpha": 1.0,
+    "weighting.ess": 1.0,
+    "selection.buffer": 0.999,
+    "server_update.momentum": 0.999,
+}
 
 
 class Table:
@@ -275,25 +303,67 @@ def levels(scores: dict[str, list[tuple[Run, float, float]]], axis: str, label: 
 
 
 def tuned(table: Table) -> list[str]:
-    """On how much each value was tried, and how many of those chosen lie at an end of what was tried."""
-    tried: dict[tuple[str, ...], dict[tuple[str, str], set[tuple[str, str]]]] = defaultdict(lambda: defaultdict(set))
+    """On how much each value was tried, and how many of those chosen lie at an end of what was tried, and how clearly.
+
+    At an end nothing is cut off where no further value is possible: beyond 0 or the `LARGEST`.
+    """
+    tried: dict[tuple[str, ...], Options] = defaultdict(lambda: defaultdict(dict))
     for run in table.tuning:
         place = *(run[axis] for axis in table.axes), run["method"]
-        tried[place][run["lr"], run["own"]].add((run["partition"], run["seed"]))
-    ends: dict[str, list[bool]] = {"learning rate": [], "parameter": []}
+        tried[place][run["lr"], run["own"]][run["partition"], run["seed"]] = float(run["validation"] or "nan")
+    ends: dict[str, list[bool]] = {"learning rates": [], "parameters": []}
+    clear: list[bool] = []
     chosen = {(*(run[axis] for axis in table.axes), run["method"]): (run["lr"], run["own"]) for run in table.runs}
     for place, choice in chosen.items():
-        for name, at in (("learning rate", 0), ("parameter", 1)):
-            numbers = {value for option in tried[place] if (value := number(option[at])) is not None}
-            if len(numbers) > 1 and (value := number(choice[at])) is not None:
-                ends[name].append(value in (min(numbers), max(numbers)))
+        for name, at in (("learning rates", 0), ("parameters", 1)):
+            default = DEFAULTS.get(place[-1]) if at else None
+            numbers = {option: number(option[at], default) for option in [choice, *tried[place]]}
+            known = {value for value in numbers.values() if value is not None}
+            value = numbers[choice]
+            if value is not None and len(known) > 1:
+                names = {option[1].partition(" =")[0] for option in tried[place]} if at else set()
+                largest = min(LARGEST.get(name, math.inf) for name in names | {""})
+                neighbour = inner(value, sorted(known), largest)
+                ends[name].append(neighbour is not None)
+                if neighbour is not None and (gains := paired(tried[place], numbers, choice, neighbour, at)):
+                    clear.append(fmean(gains) > stdev(gains) / math.sqrt(len(gains)))
     values = [len(options) for options in tried.values()]
     each = [len(runs) for options in tried.values() for runs in options.values()]
-    shares = "; ".join(f"{fmean(own):.0%} of {len(own)} of the {name}" for name, own in ends.items() if own)
+    shares = "; ".join(f"{fmean(own):.0%} of {len(own)} {name}" for name, own in ends.items() if own)
+    limits = ", ".join(f"{name} {limit:g}" for name, limit in LARGEST.items())
     return [
         f"5. Tuned on one seed: {median(each or [0]):.0f} partitions and seeds a value (median).",
-        f"6. Grids cut off: {median(values or [0]):.0f} values a method and situation (median); at an end {shares}.",
+        f"6. Grids cut off: {median(values or [0]):.0f} values a method and situation (median), defaults among them; "
+        f"chosen at an end that cuts something off: {shares or 'none'}.",
+        f"  (Where a parameter can go no further nothing is cut off: at 0, and at {limits}.)",
+        f"  Of the {len(clear)} at an end of which several tuning runs tell, {sum(clear)} are better than the value "
+        "beside them by more than a standard error of the paired differences; the others are on a plateau.",
     ]
+
+
+def inner(value: float, known: list[float], largest: float) -> float | None:
+    """The neighbour of a value at an end of rising ones; None where it is inside, or there is no value beyond it."""
+    if value not in (known[0], known[-1]):
+        return None
+    neighbour = known[1] if value == known[0] else known[-2]
+    beyond = float(f"{value * value / neighbour if neighbour else 2 * value:.3g}")  # as far in ratio
+    return None if beyond > largest or known[0] <= beyond <= known[-1] else neighbour
+
+
+def paired(options: Options, numbers: Any, choice: tuple[str, str], neighbour: float, at: int) -> list[float]:
+    """By how much the chosen value is better than a neighbour on each tuning run, all else alike; [] of fewer than two.
+
+    Rates are also compared with the method's default, where they were not with the chosen parameter.
+    """
+    pairs = [
+        (one, other)
+        for one, other in itertools.permutations(options, 2)
+        if numbers[one] == numbers[choice] and numbers[other] == neighbour and one[1 - at] == other[1 - at]
+    ]
+    one, other = max(pairs, key=lambda pair: (pair[0] == choice, pair[0][1] == ""), default=(choice, choice))
+    shared = options[one].keys() & options[other].keys() if one != other else ()
+    gains = [gain for run in shared if not math.isnan(gain := options[one][run] - options[other][run])]
+    return gains if len(gains) > 1 else []
 
 
 def costs(scores: dict[str, list[tuple[Run, float, float]]]) -> list[str]:
@@ -307,10 +377,10 @@ def costs(scores: dict[str, list[tuple[Run, float, float]]]) -> list[str]:
     return found
 
 
-def number(text: str) -> float | None:
+def number(text: str, default: float | None = None) -> float | None:
     """A value that was tried, as of `local_step.mu = 0.5`; None if it is no number."""
     try:
-        return float(text.rpartition("=")[2])
+        return float(text.rpartition("=")[2]) if text else default
     except ValueError:
         return None
 

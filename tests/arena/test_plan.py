@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import runpy
 from pathlib import Path
 
 import pytest
 
-from fedskew.arena import Arena, ArenaJob, Plan
-from fedskew.errors import ConfigError
+from fedskew.arena import Arena, ArenaJob, ArenaState, Plan
+from fedskew.arena._plan import further
+from fedskew.arena._tables import choice_lines
+from fedskew.errors import ConfigError, FedskewError
+from fedskew.tables import flatten
+
+ROOT = Path(__file__).parents[2]
+AGAIN = runpy.run_path(str(ROOT / "tools" / "recompute_arena.py"))
 
 FILE = """
 name = "small"
@@ -54,16 +61,11 @@ def test_a_method_tries_rates_then_its_own_values_with_the_best_rate_then_all_pa
     assert tuned == {((1_000_003,), 1_000_003, "tune")}
     book = noted(first, [0.2, 0.7, 0.6])
     second = plan.missing(book)
-    assert [(job.config.training.lr, job.config.method["local_step"]["mu"]) for job in second] == [
-        (0.1, 0.5),
-        (0.1, 2.0),
-    ]
+    assert [(*rates([job]), job.config.method["local_step"]["mu"]) for job in second] == [(0.1, 0.5), (0.1, 2.0)]
     book |= noted(second, [0.8, 0.1])
     third = plan.missing(book)
-    assert [(job.stage, job.config.seeds, job.config.partition.seed) for job in third] == [
-        ("run", [0, 1], 0),
-        ("run", [0, 1], 1),
-    ]
+    compared = [(job.stage, job.config.seeds, job.config.partition.seed) for job in third]
+    assert compared == [("run", [0, 1], 0), ("run", [0, 1], 1)]
     assert {job.config.method["local_step"]["mu"] for job in third} == {0.5}
     assert {job.own for job in third} == {"local_step.mu = 0.5"}
     book |= noted(third, [0.0, 0.0])
@@ -84,11 +86,8 @@ def test_a_method_without_a_parameter_of_its_own_spends_the_same_on_rates_beside
     assert rates(plan.missing(noted(plan.missing({}), scores))) == beside
 
 
-TOGETHER = (
-    FILE.replace('"fedavg", {', '"fedavg", "fedla", {')
-    .replace("training = {rounds = 2}", "training = {rounds = 2}\nengine = {backend = 'cohort', seeds_together = true}")
-    .replace("budget = 5", "budget = 5\ntogether = 6")
-)
+TOGETHER = FILE.replace('"fedavg", {', '"fedavg", "fedla", {').replace("budget = 5", "budget = 5\ntogether = 6")
+TOGETHER = TOGETHER.replace("[arena]", "engine = {backend = 'cohort', seeds_together = true}\n[arena]")
 
 
 def named(calls: list[list[ArenaJob]]) -> list[list[tuple[str, str, float]]]:
@@ -217,16 +216,12 @@ def test_drawn_situations_stay_when_more_are_drawn(tmp_path) -> None:
 
 
 def test_a_method_with_a_finish_trains_once_more_for_as_many_rounds_fewer_as_that_costs(tmp_path) -> None:
-    text = (
-        FILE.replace(
-            '"fedavg", {', '"fedavg", "ccvr", {label = "none", preset = "ccvr", set = {training.rounds = 0}}, {'
-        )
-        .replace("training = {rounds = 2}", "training = {rounds = 20}")
-        .replace("partitions = [0, 1]", "partitions = [0]")
-    )
+    untrained = '{label = "none", preset = "ccvr", set = {training.rounds = 0}}'
+    text = FILE.replace('"fedavg", {', f'"fedavg", "ccvr", {untrained}, {{').replace("rounds = 2}", "rounds = 20}")
+    text = text.replace("partitions = [0, 1]", "partitions = [0]")
     arena = arena_of(tmp_path, text, only={"place": "few"})
     plans = {entry.method: Plan(arena, entry) for entry in arena.entries}
-    assert {method: plan.number for method, plan in plans.items()} == {"fedavg": 7, "ccvr": 9, "none": 4, "fedprox": 7}
+    assert {method: plan.number for method, plan in plans.items()} == {"fedavg": 7, "ccvr": 9, "none": 2, "fedprox": 7}
 
     plan, book = plans["ccvr"], {}
     for scores in ([0.2, 0.7, 0.6], [0.1, 0.1]):
@@ -244,7 +239,8 @@ def test_a_method_with_a_finish_trains_once_more_for_as_many_rounds_fewer_as_tha
     (untrained,) = plans["none"].missing({})  # there is no rate to choose, and no round to save
     assert untrained.stage == "run"
     costs = {"finish_megabytes": "2.7", "megabytes": "2.7"}
-    assert plans["none"].missing({key: line | costs for key, line in noted([untrained], [0.0]).items()}) == []
+    book = {key: line | costs for key, line in noted([untrained], [0.0]).items()}
+    assert (plans["none"].missing(book), len(plans["none"].finished(book))) == ([], 2)
 
 
 def test_situations_that_differ_in_the_scoring_alone_are_one_training(tmp_path) -> None:
@@ -282,32 +278,20 @@ def test_grids_are_widened_while_the_best_is_at_an_end_within_the_budget_of_all(
     assert order == [(rate, None) for rate in (0.01, 0.1, 1.0, 10.0, 100.0, 31.6, 3.16, 10.0)]
     # The best rate is inside, and of the own values the smaller one is better and better until the budget is spent.
     order = tuned(fedprox, lambda rate, own, *_: ({0.1: 0.5}.get(rate, 0.1) + (0.1 / own if own else 0.0), False))
-    assert order == [
-        (0.01, None),
-        (0.1, None),
-        (1.0, None),
-        (0.1, 0.5),
-        (0.1, 2.0),
-        (0.1, 0.125),
-        (0.1, 0.0312),
-        (0.1, 0.0312),
-    ]
+    own = [(0.1, value) for value in (0.5, 2.0, 0.125, 0.0312, 0.0312)]
+    assert order == [(0.01, None), (0.1, None), (1.0, None), *own]
 
 
 def test_a_value_is_judged_by_all_tuning_runs_and_the_rate_next_to_divergence_is_not_taken(tmp_path) -> None:
     arena = arena_of(tmp_path, WIDE, only={"place": "few"})
     # 0.1 is best but for one run of six, whose mean makes 0.01 the best; then rates below it are worse.
     scores = {0.01: 0.5, 0.1: 0.55, 1.0: 0.2}
-    unlucky = tuned(
-        Plan(arena, arena.entries[0]),
-        lambda rate, own, *at: (scores.get(rate, 0.1) - 0.4 * (rate == 0.1 and at == (9, 7)), False),
-    )
+    plan = Plan(arena, arena.entries[0])
+    unlucky = tuned(plan, lambda rate, own, *at: (scores.get(rate, 0.1) - 0.4 * ((rate, *at) == (0.1, 9, 7)), False))
     assert unlucky[-1] == (0.01, None)
     # 0.1 is the best on all, and 0.316, the next higher one, diverged on one: 0.0316 is taken, the best of those left.
     close = {0.1: 0.9, 0.0316: 0.6, 0.01: 0.5}
-    order = tuned(
-        Plan(arena, arena.entries[0]), lambda rate, own, *at: (close.get(rate, 0.1), rate > 0.1 and at == (8, 5))
-    )
+    order = tuned(plan, lambda rate, own, *at: (close.get(rate, 0.1), rate > 0.1 and at == (8, 5)))
     assert order[-1] == (0.0316, None)
 
 
@@ -324,3 +308,81 @@ def test_a_grid_of_tables_or_shares_ends_where_it_ends(tmp_path) -> None:
     second = plan.missing(book := noted(first, [0.2, 0.2, 0.7, 0.7, 0.6, 0.6]))
     assert len({job.own for job in second}) == 2
     assert rates(plan.missing(book | noted(second, [0.8] * 4))) == [0.316, 0.316, 0.0316, 0.0316]
+
+
+SHARES = FILE.replace(
+    '"fedavg", ', '{label = "fedrs", preset = "fedrs", own = {method.objective.alpha = [0.2, 1.0]}}, "fedavg", '
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "tried", "beyond"),
+    [
+        ("local_step.mu", 2.0, [0.5, 2.0], 8.0),
+        ("local_step.mu", 0.5, [2.0, 0.5], 0.125),
+        ("local_step.mu", 0.5, [0.01, 0.5, 2.0], None),  # inside
+        ("local_step.mu", 0.0, [0.0, 0.5], None),  # no strength is less than none
+        ("local_step.mu", 0.5, [0.0, 0.5], 1.0),
+        ("local_step.mu", 0.5, [0.5], None),
+        ("objective.alpha", 1.0, [0.2, 1.0], None),  # a share
+        ("objective.alpha", 0.2, [0.2, 1.0], 0.04),
+        ("objective.terms", [0.2], [[0.1], [0.2]], None),
+    ],
+)
+def test_a_value_is_cut_off_at_an_end_beyond_which_there_is_one(tmp_path, key, value, tried, beyond) -> None:
+    entry = arena_of(tmp_path, SHARES).entries[0 if "alpha" in key else 2]
+    assert further(entry, f"method.{key}", value, tried) == beyond
+
+
+def test_choices_say_what_is_cut_off_and_how_clearly_as_does_the_script(tmp_path) -> None:
+    # By place and method: values with their validation scores on two tuning runs, the one that was chosen first.
+    mu, alpha = "local_step.mu = ", "objective.alpha = "
+    tried = {
+        ("few", "fedavg"): {
+            (1.0, ""): (0.5, 0.52),
+            (0.1, ""): (0.4, 0.4),
+        },  # ahead by 11 points, one standard error is 1
+        ("few", "fedprox"): {(0.1, f"{mu}2.0"): (0.5, 0.5), (0.1, f"{mu}0.5"): (0.48, 0.52), (0.1, ""): (0.1, 0.1)},
+        ("few", "fedrs"): {(0.1, f"{alpha}1.0"): (0.5, 0.5), (0.1, f"{alpha}0.2"): (0.4, 0.4), (1.0, ""): (0.1, 0.1)},
+        ("all", "fedprox"): {
+            (0.1, ""): (0.5, 0.5),
+            (1.0, ""): (0.4, 0.4),
+            (0.01, ""): (0.4, 0.4),
+            (0.1, f"{mu}0.5"): (0, 0),
+        },
+    }
+    runs = []
+    for (place, method), options in tried.items():
+        for at, ((rate, own), scores) in enumerate(options.items()):
+            line = {"place": place, "method": method, "lr": f"{rate:g}", "own": own, "failure": "", "partition": "7"}
+            runs += [line | {"stage": "tune", "seed": f"{seed}", "validation": f"{scores[seed]}"} for seed in (0, 1)]
+            runs += [line | {"stage": "run", "seed": "0"}] * (not at)
+    _, *lines = choice_lines(ArenaState(arena_of(tmp_path, SHARES), tuple(runs), {}))
+    assert [tuple(line) for line in lines] == [
+        ("few", "fedrs", "0.1", f"{alpha}1.0", "0.50000", True, False),
+        ("few", "fedavg", "1", "", "0.51000", True, None),
+        ("few", "fedprox", "0.1", f"{mu}2.0", "0.50000", None, True),
+        ("all", "fedprox", "0.1", "", "0.50000", False, True),  # the default of 0.01 is one of those tried
+    ]
+    said = " ".join(AGAIN["tuned"](AGAIN["Table"](runs, 1, None, "fedavg")))
+    # fedavg's rate and the last one's default are clear, 2.0 is on a plateau, and fedrs tried no rates alike
+    assert "67% of 3 learning rates; 67% of 3 parameters" in said
+    assert "Of the 3 at an end of which several tuning runs tell, 2 are better" in said
+
+
+@pytest.mark.slow
+def test_the_script_knows_defaults_and_limits() -> None:
+    entries = [
+        one for file in ("benchmarks/heads.toml", "recipes/arena.toml") for one in Arena.read(ROOT / file).entries
+    ]
+    for method, entry in {
+        one.method: one for one in entries if one.own and not isinstance(one.own[0][1], list)
+    }.items():
+        key, largest = entry.own[0][0], AGAIN["LARGEST"]
+        assert AGAIN["DEFAULTS"].get(method) == flatten(entry.config.tree()).get(key), method
+        for value in (0.999, 1.0, 1e6):
+            if value <= largest.get(key.removeprefix("method."), 1e6):
+                entry.config.with_value(key, value)
+            else:
+                with pytest.raises(FedskewError):
+                    entry.config.with_value(key, value)

@@ -12,16 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from fedskew import simulate
 from fedskew.arena import Arena, ArenaState, Scores, run_arena, write_comparison
@@ -29,6 +27,7 @@ from fedskew.errors import RunError
 from fedskew.executors import executor
 from fedskew.experiment import Sweep, run_sweep
 
+ROOT = Path(__file__).parents[2]
 FILE = """
 name = "tiny"
 seeds = [0, 1]
@@ -55,10 +54,11 @@ class Heard:
         self.jobs: list[str] = []
 
     def begin(self, finished: int, runs: int) -> None:
-        self.finished = finished
+        self.begun = self.finished = finished
 
-    def ended(self, results) -> None:
+    def ended(self, results, runs: int) -> None:
         assert not any(trained.failed for _, trained in results)
+        self.finished += runs
         self.jobs += [f"{job.entry.method} {job.stage}" for job, _ in results]
 
 
@@ -67,6 +67,12 @@ def run(tmp_path: Path, text: str, **more: object) -> tuple[ArenaState, Heard]:
     arena, heard = Arena.read(tmp_path / "tiny.toml", **more), Heard()
     with ThreadPoolExecutor(1) as pool:  # any executor will do
         return run_arena(arena, tmp_path / "runs", pool, 1, heard), heard
+
+
+def setting(seed: int = 0, **data: float) -> dict[str, object]:
+    """The task of FILE, for `simulate`."""
+    partition = {"rule": "quantity", "clients": 10, "labels_per_client": 2, "seed": seed}
+    return {"data": {"name": "digits", **data}, "partition": partition, "model": "logistic"}
 
 
 def lines(tmp_path: Path) -> list[dict[str, str]]:
@@ -81,14 +87,8 @@ def test_models_at_clients_are_columns_and_tables(tmp_path) -> None:
         own = own.replace(f'"{name}"', f'{{label = "{name}", preset = "{name}", personal = "prior"}}')
     state, _ = run(tmp_path, own)
     line = next(line for line in lines(tmp_path) if line["method"] == "fedla")
-    result = simulate(
-        data={"name": "digits", "rows": 300, "client_test": 0.3, "held_out": 0.3},
-        partition={"rule": "quantity", "clients": 10, "labels_per_client": 2},
-        model="logistic",
-        method={"preset": "fedla", "personal": "prior"},
-        training={"rounds": 2, "batch_size": 32},
-        progress=False,
-    )
+    method, data = {"preset": "fedla", "personal": "prior"}, {"rows": 300, "client_test": 0.3, "held_out": 0.3}
+    result = simulate(**setting(**data), method=method, training={"rounds": 2, "batch_size": 32}, progress=False)
     for row in ("common", "personal"):
         accuracy = fmean(one["accuracy"] for one in result.sites() if one["row"] == row)
         assert float(line[row]) == pytest.approx(accuracy, abs=1e-5)
@@ -112,7 +112,8 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
     file = tmp_path / "runs" / "arena-tiny" / "runs.csv"
     file.write_bytes(file.read_bytes()[:-30])
     state, heard = run(tmp_path, FILE)
-    assert heard.finished == 9
+    assert heard.begun == 9
+    assert heard.finished == 20
     assert sorted(heard.jobs) == sorted(["fedavg run", *[*["fedla tune"] * 3, "fedla run"] * 2])
     assert (len(state.runs), state.number) == (20, 20)
     same = [{**line, "seconds": ""} for line in lines(tmp_path) if line["method"] == "fedavg"]
@@ -123,20 +124,9 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
 
     # a line is what fedskew run gives with the values that were chosen
     line = next(line for line in lines(tmp_path) if line["stage"] == "run" and line["method"] == "fedla")
-    result = simulate(
-        data={"name": "digits", "rows": 300, "validation": 0.3},
-        partition={"rule": "quantity", "clients": 10, "labels_per_client": 2, "seed": int(line["partition"])},
-        model="logistic",
-        method="fedla",
-        training={
-            "rounds": 2,
-            "batch_size": 32,
-            "lr": float(line["lr"]),
-            "participation": float(line["participation"]),
-        },
-        seeds=[int(line["seed"])],
-        progress=False,
-    )
+    own = setting(int(line["partition"]), rows=300, validation=0.3)
+    training = {"rounds": 2, "batch_size": 32, **{key: float(line[key]) for key in ("lr", "participation")}}
+    result = simulate(**own, method="fedla", training=training, seeds=[int(line["seed"])], progress=False)
     assert float(line["score"]) == pytest.approx(result.summary["final"]["accuracy"], abs=2e-5)
     assert line["curve"].split()[-1] == f"{1e4 * float(line['score']):.0f}"
     assert int(line["steps"]) == sum(sum(record["steps"]) for record in result.rounds)
@@ -144,12 +134,12 @@ def test_an_arena_trains_only_what_is_missing(tmp_path) -> None:
     # and what all of them say is written
     files = write_comparison(state, tmp_path / "runs")
     assert {file.name for file in files} == {
-        *("table.md", "standings.csv", "choices.csv", "evidence.csv.gz", "differences.png", "ranks.png")
+        *("table.md", "standings.csv", "choices.csv", "evidence.csv.gz", "differences.png")
     }
     page = (tmp_path / "runs" / "arena-tiny" / "table.md").read_text()
     assert "fedskew arena" in page
     assert "20 of 20 runs done" in page
-    again = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "recompute_arena.py"))
+    again = runpy.run_path(str(ROOT / "tools" / "recompute_arena.py"))
     with (tmp_path / "runs" / "arena-tiny" / "runs.csv").open() as file:
         table = again["Table"](list(csv.DictReader(file)), 1, None, "fedavg")
     compared, wrong = again["check"](table, page)
@@ -295,7 +285,7 @@ class Killing:
     def begin(self, finished: int, runs: int) -> None:
         pass
 
-    def ended(self, results) -> None:
+    def ended(self, results, runs: int) -> None:
         assert not any(trained.failed for _, trained in results)
         self.worker.kill()
 
@@ -327,75 +317,25 @@ def test_no_scheduler_is_one_line() -> None:
         pass
 
 
-# The published comparison: worked out again from the published runs, without a line of fedskew's arithmetic.
-
-RUNS = Path(__file__).parents[2] / "docs" / "measured" / "arena-runs.csv"
-AXES = ("task", "rule", "participation", "target")
-
-
-@pytest.fixture(scope="module")
-def compared():
-    with RUNS.open(newline="", encoding="utf-8") as file:
-        return [line for line in csv.DictReader(file) if line["stage"] != "tune" and not line["failure"]]
-
-
-@pytest.fixture(scope="module")
-def gains(compared):
-    """By method, training, partition and seed, the difference from FedAvg: the mean of both scorings."""
-    curves = {}
-    for line in compared:
-        if line["stage"] == "run":
-            key = tuple(line[axis] for axis in (*AXES, "partition", "seed"))
-            curves[line["method"], key] = [float(value) / 100 for value in line["curve"].split()]
-    found = defaultdict(lambda: defaultdict(list))
-    for (method, key), curve in curves.items():
-        reference = curves["fedavg", key]
-        last = 1 if method.startswith("ccvr") else 3
-        found[method][*key[:3], *key[4:]].append(fmean(curve[-last:]) - fmean(reference[-last:]))
-    return {method: {key: fmean(values) for key, values in own.items()} for method, own in found.items()}
-
-
-@pytest.fixture(scope="module")
-def means(gains):
-    """By method and training; all of them have two partitions of three seeds."""
-    return {
-        method: {key: fmean(value for run, value in own.items() if run[:3] == key) for key in {run[:3] for run in own}}
-        for method, own in gains.items()
-    }
-
-
-@pytest.fixture(scope="module")
-def found(compared):
-    trainings = {key: key[:3] for key in {tuple(line[axis] for axis in AXES) for line in compared}}
-    return Scores.of(compared, AXES, "fedavg", last=3, trainings=trainings)
-
-
 @pytest.mark.slow
-def test_the_published_differences_and_p_values_are_those_of_trainings(found, gains, means) -> None:
-    rows = {row.method: row for row in found.standings("fedavg")}
-    units = {method: list(own.values()) for method, own in means.items() if method != "fedavg"}
-    assert {method: row.trainings for method, row in rows.items()} == {name: len(own) for name, own in units.items()}
-    assert max(map(len, units.values())) == 22
-    for method, own in units.items():
-        assert rows[method].difference == pytest.approx(fmean(own), abs=1e-9)
-        runs = gains[method].values()
-        assert rows[method].median == pytest.approx(median(runs), abs=1e-9)
-        assert (rows[method].collapsed, rows[method].runs) == (sum(gain < -20 for gain in runs), len(runs))
-    raw = sorted((stats.wilcoxon(own).pvalue, method) for method, own in units.items())
-    corrected, least = {}, 0.0
-    for place, (value, method) in enumerate(raw):
-        least = corrected[method] = max(least, min(1.0, (len(raw) - place) * value))
-    assert {method: row.p for method, row in rows.items()} == pytest.approx(corrected)
-
-
-@pytest.mark.slow
-def test_the_published_ranks_are_those_of_trainings(found, means) -> None:
-    made = found.ranks()
-    table = np.array([[means[method][training] for method in made.methods] for training in means["fedavg"]])
-    assert dict(zip(made.methods, made.ranks, strict=True)) == pytest.approx(
-        dict(zip(made.methods, stats.rankdata(-table.round(9), axis=1).mean(axis=0).tolist(), strict=True))
-    )
-    assert made.p == pytest.approx(stats.friedmanchisquare(*table.T).pvalue)
+@pytest.mark.parametrize(("name", "blocks"), [("arena", None), ("heads", "task")])
+def test_what_is_published_is_what_another_program_makes_of_the_runs(name, blocks) -> None:
+    again = runpy.run_path(str(ROOT / "tools" / "recompute_arena.py"))
+    with (ROOT / "docs" / "measured" / f"{name}-runs.csv").open(newline="", encoding="utf-8") as file:
+        table = again["Table"]([line for line in csv.DictReader(file) if not line["failure"]], 3, blocks, "fedavg")
+    trainings = {key: key[:-1] for key in {tuple(line[axis] for axis in table.axes) for line in table.runs}}
+    for view in again["VIEWS"]:
+        rows = Scores.of(table.runs, table.axes, "fedavg", view, 3, trainings, blocks).standings("fedavg")
+        theirs = table.standings(view)
+        assert {row.method for row in rows} == theirs.keys()
+        for row in rows:
+            exact = row.trainings, row.federations, row.score, row.difference, row.median, row.p
+            shares = 100 * row.ahead, 100 * row.harmed
+            *first, interval, median, p, ahead, harmed, collapsed = theirs[row.method]
+            assert (*exact, *shares) == pytest.approx((*first, median, p, ahead, harmed), nan_ok=True, abs=1e-6)
+            assert f"{row.collapsed} of {row.runs}" == collapsed
+            near = max(0.2, 0.1 * (row.high - row.low))
+            assert (row.low, row.high) == pytest.approx(interval, nan_ok=True, abs=near)
 
 
 def test_targets_are_views_of_one_training(tmp_path) -> None:
@@ -403,7 +343,8 @@ def test_targets_are_views_of_one_training(tmp_path) -> None:
     targets = f'target = [{{label = "none"}}, {{label = "9:1", mix = {mix}}}]'
     text = FILE.replace("training.participation = [0.4, 1.0]", targets).replace('"fedla"]', '"fedpals"]')
     text = text.replace("budget = 3", "budget = 2")
-    state, _ = run(tmp_path, text)
+    state, heard = run(tmp_path, text)
+    assert heard.finished == state.number == len(state.runs) == 16
     assert not state.failures
     assert not state.missing
     tuned = [line for line in lines(tmp_path) if line["stage"] == "tune"]
@@ -421,6 +362,14 @@ def test_targets_are_views_of_one_training(tmp_path) -> None:
         assert float(line["accuracy"]) == pytest.approx(alone.evaluation.accuracy, abs=0.005)
         assert line["target_accuracy"] == ("" if target == "none" else line["score"])
     assert len(rows) == 6  # FedPALS without a target is refused
+
+
+def test_lines_of_views_that_nobody_asks_for_are_not_counted(tmp_path) -> None:
+    targets = f'target = [{{label = "none"}}, {{label = "one", mix = {[0] * 8 + [1, 0]}}}]'
+    text = FILE.replace("training.participation = [0.4, 1.0]", targets).replace(', "fedla"]', "]")
+    state, heard = run(tmp_path, text)
+    assert len({line["lr"] for line in state.compared}) == 2  # each target has its own rate, and lines of the other's
+    assert heard.finished == state.number == len(state.runs) == 2 * (3 + 2) < len(lines(tmp_path))
 
 
 def test_a_target_that_joins_later_leaves_the_lines_that_are_there(tmp_path) -> None:

@@ -227,11 +227,9 @@ def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took():
     console, clock = at_times()
     bar = ArenaProgressBar(console, every=60.0)
     bar.begin(0, 256)
-    call = [
-        (SimpleNamespace(name=f"job {number}"), Trained({seed: {} for seed in range(8)}, {})) for number in range(8)
-    ]
+    call = [(SimpleNamespace(name=f"job {number}"), Trained({}, {})) for number in range(8)]
     for clock[0] in (640.0, 1280.0):
-        bar.ended(call)
+        bar.ended(call, 64)
     bar.stop()
     assert console.file.getvalue().splitlines() == [
         "64 of 256 runs, ... left",

@@ -31,8 +31,8 @@ def draw(kind: str, path: Path, *what: object, **more: object) -> str:
         ("heat_map", (np.eye(30), [str(at) for at in range(30)]), ["class"]),
         ("weights_against_fedavg", ([(0, "mine", MIX, MIX), (1, "", MIX[:0], MIX[:0])],), ["mean weight that FedAvg"]),
         ("mix_with_intervals", (MIX, np.array([[0.2, 0.3], [0.7, 0.8]]), MIX, LONG), ["one", "estimated (95 %)"]),
-        ("critical_differences", (["a", "b"], [1.0, 2.0], 0.5, [(0, 1)]), ["critical difference 0.50", "average rank"]),
-        ("differences", (["a", "b"], [1.0, -1.0], [(0.5, 1.5), None], "fedavg"), ["points ahead of fedavg"]),
+        ("differences", ({"a": 1.0, "b": -1.0}, [(0.5, 1.5), (-2, 2)], {"x": [2, 0]}), ["+1.0", "ahead", "be told"]),
+        ("differences", ({"a": 1.0, "b": -1.0}, np.full((2, 2), np.nan), {}), ["+1.0", "−1"]),
     ],
 )  # fmt: skip
 def test_a_figure_is_drawn_with_its_words(tmp_path: Path, kind: str, what: tuple, says: list[str]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from fedskew.arena._plan import Line
 from fedskew.report import holm
+from fedskew.tables import counted
 
 FloatArray = NDArray[np.float64]
 
@@ -39,6 +41,7 @@ LEVEL = 0.95
 _RESAMPLES = 10_000
 _FEWEST = 3  # trainings from which an interval is given
 _NEARLY_ALL = 0.9
+_MOST_ROWS, _MOST_PARTS = 20, 6  # of the figure
 _ROUNDING = 1e-3  # of what was spent, as the runs' table has it
 _SPENT: dict[View, str] = {"compute": "steps", "traffic": "megabytes"}
 
@@ -89,17 +92,6 @@ class Ranks:
     critical: float
     p: float
     left_out: tuple[str, ...]
-
-    def groups(self) -> list[tuple[int, int]]:
-        """Return groups of methods whose ranks do not differ significantly, each as its first and last position."""
-        found: list[tuple[int, int]] = []
-        if math.isnan(self.critical):
-            return found
-        for first, rank in enumerate(self.ranks):
-            last = max(at for at, other in enumerate(self.ranks) if other - rank <= self.critical)
-            if last > first and not any(begin <= first and last <= end for begin, end in found):
-                found.append((first, last))
-        return found
 
 
 class Scored(NamedTuple):
@@ -207,6 +199,40 @@ class Scores:
         return sorted(
             (replace(row, p=p) for row, p in zip(rows, corrected, strict=True)), key=lambda row: -row.difference
         )
+
+    def by_label(self, reference: str, axis: str, most: int) -> dict[str, dict[str, Standing]]:
+        """Return how methods stand under each label of an axis; nothing where it has one alone, or too many."""
+        labels = {place[self.axes.index(axis)]: None for own in self.values.values() for place, _, _ in own}
+        if not 1 < len(labels) <= most:
+            return {}
+        return {label: {row.method: row for row in self.standings(reference, {axis: label})} for label in labels}
+
+    def draw(self, reference: str, path: Path) -> None:
+        """Draw how far ahead methods are, on the whole and by the axis of blocks, or the first of few labels."""
+        from fedskew.report import drawing
+
+        order = self.standings(reference)
+        out = sorted(order, key=lambda row: abs(row.difference))[: max(0, len(order) - _MOST_ROWS)]
+        rows = {row.method: row for row in order if row not in out}
+        axes = sorted(self.axes, key=lambda axis: axis != self.blocks)
+        axis, found = next(
+            ((one, own) for one in axes if (own := self.by_label(reference, one, _MOST_PARTS))), ("", {})
+        )
+        parts = {
+            label: [own[one].difference if one in own else math.nan for one in rows] for label, own in found.items()
+        }
+        intervals = [(row.low, row.high) for row in rows.values()]
+        said = [f"dot: mean of {counted(max(row.trainings for row in order), 'training')}"]
+        few = f"too few {self.blocks or 'training'}s for an interval"
+        said += ["bar: its interval of 95 %" if np.isfinite(intervals).any() else few]
+        said += [f"small: each {axis} alone"] if parts else []
+        with drawing.figure(path, width=8, height=2 + 0.29 * len(rows)) as figure:
+            plot, means = figure.subplots(), {method: row.difference for method, row in rows.items()}
+            drawing.differences(plot, means, intervals, parts)
+            figure.suptitle(f"Points of accuracy gained (right) or lost (left) against {reference}")
+            plot.set_title("; ".join(said), fontsize=11)
+            if out:
+                plot.set_xlabel("left out, nearest to 0: " + ", ".join(row.method for row in out), fontsize=10)
 
     def _tested(self, gains: Mapping[Hashable, float], tests: bool) -> tuple[float, float, float, float]:
         """Return the mean difference, the ends of its interval, and the p-value that it is not 0; NaN without tests."""
@@ -328,12 +354,6 @@ def _interval(units: FloatArray) -> tuple[float, float]:
         return math.nan, math.nan
     if np.ptp(units) == 0:
         return float(units[0]), float(units[0])
-    found = stats.bootstrap(
-        (units,),
-        np.mean,
-        confidence_level=LEVEL,
-        n_resamples=_RESAMPLES,
-        random_state=np.random.default_rng(0),
-        method="BCa",
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    rng = np.random.default_rng(0)
+    found = stats.bootstrap((units,), np.mean, confidence_level=LEVEL, n_resamples=_RESAMPLES, random_state=rng)  # BCa
+    return float(found.confidence_interval.low), float(found.confidence_interval.high)

@@ -104,10 +104,8 @@ class Plan:
     _made: dict[tuple[Stage, str], ArenaJob] = field(default_factory=dict, repr=False)
 
     def steps(self, runs: Runs) -> list[list[ArenaJob]]:
-        """Return the jobs of each step that is known so far, as a step follows from the results of those before it.
-
-        The steps are the rates, what else is tuned, what is compared, and what is compared at equal traffic.
-        """
+        """Return the jobs of each step that is known so far: the rates, what else is tuned, what is compared, and that at
+        equal traffic; a step follows from the results of those before it."""
         steps: list[list[ArenaJob]] = []
         best, tried = _Values(None), dict[_Values, _Judged]()
         while self._is_tuned and (values := self._next(tried, best)):
@@ -118,7 +116,7 @@ class Plan:
             tried |= {one: _judged(own, runs) for one, own in jobs.items()}
             best = self._best(tried)
         steps.append([self._job("run", self._config(best, seed), best) for seed in self.arena.settings.partitions])
-        if self._has_finish and all(job.is_done(runs) for job in steps[-1]):
+        if self._may_pay and all(job.is_done(runs) for job in steps[-1]):
             steps.append([self._paying(job, best, runs) for job in steps[-1]])
         return steps
 
@@ -130,21 +128,25 @@ class Plan:
         """Return all jobs that are known so far."""
         return [job for step in self.steps(runs) for job in step]
 
+    def finished(self, runs: Runs) -> list[str]:
+        """Return the hashes of those of its runs that have ended."""
+        return [*dict.fromkeys(key for job in self.jobs(runs) for key in job.keys.values() if key in runs)]
+
     @property
     def number(self) -> int:
         """Number of runs in all."""
         compared = len(self.arena.settings.partitions) * len(self.entry.config.seeds)
         settings = self.arena.settings
         tuning = settings.budget * len(settings.tuning.partitions) * len(settings.tuning.seeds)
-        return (tuning if self._is_tuned else 0) + compared * (2 if self._has_finish else 1)
+        return (tuning if self._is_tuned else 0) + compared * (2 if self._may_pay else 1)
 
     @property
     def _is_tuned(self) -> bool:
         return bool(self.arena.settings.rates) and self.entry.config.training.rounds > 0  # no round, nothing to tune
 
     @property
-    def _has_finish(self) -> bool:
-        return "finish" in self.entry.config.method
+    def _may_pay(self) -> bool:  # for its finish, in rounds
+        return "finish" in self.entry.config.method and self.entry.config.training.rounds > 0
 
     def _paying(self, job: ArenaJob, values: _Values, runs: Runs) -> ArenaJob:
         """Return a job whose rounds and finish need no more traffic than another's rounds alone."""
@@ -167,32 +169,17 @@ class Plan:
         if left == 0:
             return []
         rates = sorted(one.rate for one in tried if one.own is None and one.rate is not None)
-        has_own = any(one.own is not None for one in tried)
-        own = [] if has_own else [_Values(best.rate, value) for value in self.entry.own]
-        if settings.widen and not has_own and left > len(own) and best.rate in (rates[0], rates[-1]):
-            return [_Values(_beyond(best.rate, rates))]
+        known = [one.own[1] for one in tried if one.own is not None]
+        own = [] if known else [_Values(best.rate, value) for value in self.entry.own]
+        rate = further(self.entry, "training.lr", best.rate, rates)
+        if settings.widen and not known and left > len(own) and rate is not None:
+            return [_Values(rate)]
         if settings.widen and own:
             return own
-        if settings.widen and best.own is not None and (further := self._further(tried, best)) is not None:
-            return [further]
+        if settings.widen and best.own and (value := further(self.entry, *best.own, known)) is not None:
+            return [_Values(best.rate, (best.own[0], value))]
         beside = _rates_beside(best.rate, rates, left - len(own))
         return [*own, *(_Values(rate, best.own) for rate in beside)]
-
-    def _further(self, tried: Collection[_Values], best: _Values) -> _Values | None:
-        """Return a value of its own beyond the best one, if that is at an end of those tried, and there is such one."""
-        assert best.own is not None, "by the caller"
-        key, value = best.own
-        known = [one.own[1] for one in tried if one.own is not None]
-        if not all(isinstance(one, int | float) and one > 0 for one in known) or len(known) < 2:
-            return None
-        if value not in (min(known), max(known)):
-            return None
-        own = key, _beyond(value, sorted(known))
-        try:
-            self.entry.config.with_value(*own)
-        except FedskewError:  # a share above 1, say
-            return None
-        return _Values(best.rate, own)
 
     def _best(self, tried: Mapping[_Values, _Judged]) -> _Values:
         """Return the best values, the first of equals; those next to a rate that diverged only where all are."""
@@ -282,10 +269,22 @@ def _judged(jobs: Sequence[ArenaJob], runs: Runs) -> _Judged:
     return _Judged(score, any(line["failure"] or int(line["diverged"] or 0) for line in lines))
 
 
-def _beyond(value: float, values: Sequence[float]) -> float:
-    """Return the next value beyond an end of rising values, as far from it in ratio as its neighbour."""
-    neighbour = values[1] if value == values[0] else values[-2]
-    return float(f"{value * value / neighbour:.3g}")
+def further(entry: ArenaEntry, key: str, value: Any, tried: Collection[Any]) -> float | None:
+    """Return the number beyond one at an end of those tried, as far from it in ratio as its neighbour; None where it is
+    inside, or nothing is cut off, as it is 0 or the config refuses that number (a share above 1, say)."""
+    if not all(isinstance(one, int | float) for one in tried) or len(known := sorted({*tried})) < 2:
+        return None
+    if value not in (known[0], known[-1]):
+        return None
+    neighbour = known[1] if value == known[0] else known[-2]
+    beyond = float(f"{value * value / neighbour if neighbour else 2 * value:.3g}")
+    if known[0] <= beyond <= known[-1]:
+        return None
+    try:
+        entry.config.with_value(key, beyond)
+    except FedskewError:
+        return None
+    return beyond
 
 
 def _rates_beside(best: float, rates: Sequence[float], number: int) -> list[float]:

@@ -221,8 +221,8 @@ class ArenaProgress(Protocol):
     def begin(self, finished: int, runs: int) -> None:
         """Called once, before any run: how many are finished, of how many in all."""
 
-    def ended(self, results: Sequence[tuple[ArenaJob, Trained]]) -> None:
-        """Called when a call to the executor ends, with its jobs and what became of each."""
+    def ended(self, results: Sequence[tuple[ArenaJob, Trained]], runs: int) -> None:
+        """Called when a call to the executor ends: its jobs, what became of each, how many more runs are finished."""
 
 
 @dataclass(frozen=True)
@@ -311,21 +311,22 @@ def run_arena(
                 trained = future.result() if reason is None else [[Trained({}, {}, reason_of(reason))] * len(views[0])]
                 pairs = [pair for own in map(zip, views, trained) for pair in own]
                 results = [(job, one) for job, one in pairs if not job.is_done(files.runs)]
+                before = _finished(left[at], files)
                 files.add(results)
                 for job, result in results:
                     if result.failed:
                         failures[job.name] = result.failed
                         failed.update(job.keys.values())
                 if progress is not None:
-                    progress.ended(results)
+                    progress.ended(results, _finished(left[at], files) - before)
 
 
 def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping[str, str] | None = None) -> ArenaState:
     runs: list[Line] = []
-    missing = []
+    missing: list[tuple[ArenaJob, int]] = []
     for plan in plans:
         own = {**plan.entry.situation, "method": plan.entry.method}  # methods with the same config share its runs
-        keys = [key for job in plan.jobs(files.runs) for key in job.keys.values() if key in files.runs]
+        keys = plan.finished(files.runs)
         runs += [files.runs[key] | own for key in keys]
         if jobs := plan.missing(files.runs):
             missing.append((jobs[0], plan.number - len(keys)))
@@ -335,8 +336,13 @@ def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping
         federations=files.federations,
         missing=tuple(missing),
         failures=tuple(f"{name}: {reason}" for name, reason in (failures or {}).items()),
-        number=sum(plan.number for plan in plans),
+        number=len(runs) + sum(number for _, number in missing),
     )
+
+
+def _finished(plans: Sequence[Plan], files: _Files) -> int:
+    """Return how many of the runs that are asked for are there; views also have lines that nobody asks for."""
+    return sum(len(plan.finished(files.runs)) for plan in plans)
 
 
 class _Files:

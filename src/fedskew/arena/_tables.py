@@ -1,8 +1,9 @@
-"""The tables and figures of an arena, written into its folder beside `runs.csv`."""
+"""The tables and the figure of an arena, written into its folder beside `runs.csv`."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -10,17 +11,20 @@ from statistics import fmean
 from typing import Any
 
 from fedskew.arena._advice import evidence_bytes
-from fedskew.arena._arena import Arena
+from fedskew.arena._arena import Arena, ArenaEntry
 from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View
+from fedskew.arena._plan import further
 from fedskew.arena._run import OF_FEDERATION, ArenaState
 from fedskew.files import replacing, write_text, writing
-from fedskew.tables import counted, csv_text, filled, markdown_table
+from fedskew.tables import counted, csv_text, filled, flatten, markdown_table
 
 _MOST_LABELS = 12
+Place = tuple[str, ...]
+"""The labels of a situation, and the method."""
 
 
 def write_comparison(state: ArenaState, out: Path) -> list[Path]:
-    """Write an arena's tables so far: `table.md`, `standings.csv`, `choices.csv`, `evidence.csv.gz` and the figures.
+    """Write an arena's tables so far: `table.md`, `standings.csv`, `choices.csv`, `evidence.csv.gz` and the figure.
 
     They are written into the arena's folder in `out`, the folder of all runs, and returned; none if no compared run has
     ended. RunError where they can't be written.
@@ -34,7 +38,7 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
     texts = {
         "table.md": _page(state, found["rounds"], tables, ranked),
         "standings.csv": csv_text(_standing_lines(tables)),
-        "choices.csv": csv_text(_choice_lines(state)),
+        "choices.csv": csv_text(choice_lines(state)),
     }
     evidence = folder / "evidence.csv.gz"
     with writing(folder):
@@ -42,8 +46,8 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
             write_text(folder / name, text)
         with replacing(evidence) as part:
             part.write_bytes(_evidence(state, found["rounds"]))
-    drawn = _draw(arena, tables["rounds"], ranked, folder)
-    return [*(folder / name for name in texts), evidence, *drawn]
+    found["rounds"].draw(arena.settings.reference, folder / "differences.png")
+    return [*(folder / name for name in texts), evidence, folder / "differences.png"]
 
 
 def comparison(state: ArenaState) -> tuple[list[str], list[list[str]], list[str]]:
@@ -92,36 +96,22 @@ def _page(state: ArenaState, found: Scores, tables: dict[View, list[Standing]], 
     filters: dict[str, Callable[..., Any]] = {
         "counted": counted,
         "standings": lambda rows: markdown_table(*_standing_table(rows), labels=1),
-        "ranks": lambda ranked: markdown_table(
-            ["method", "average rank"],
-            [[method, f"{rank:.2f}"] for method, rank in zip(ranked.methods, ranked.ranks, strict=True)],
-            labels=1,
-        ),
+        "ranks": lambda rows: markdown_table(["method", "average rank"], rows, labels=1),
         "p": _p,
     }
-    return filled(
-        "fedskew.arena",
-        "table.md",
-        filters,
-        state=state,
-        arena=state.arena,
-        notes=_notes(state.arena),
-        tables=tables,
-        ranked=ranked,
-        by_axis=list(_by_axis(state.arena, found)),
-    )
+    ranks = [[method, f"{rank:.2f}"] for method, rank in zip(ranked.methods, ranked.ranks, strict=True)]
+    values = {"notes": _notes(state.arena), "tables": tables, "ranked": ranked, "ranks": ranks}
+    by_axis = list(_by_axis(state.arena, found))
+    return filled("fedskew.arena", "table.md", filters, state=state, arena=state.arena, by_axis=by_axis, **values)
 
 
 def _by_axis(arena: Arena, found: Scores) -> Iterator[tuple[str, str]]:
     """Yield each axis of few labels, and how methods stand at each of them."""
-    for at, axis in enumerate(arena.axes):
-        labels = list(dict.fromkeys(situation[at] for own in found.values.values() for situation, _, _ in own))
-        if 1 < len(labels) <= _MOST_LABELS:
-            standings = [found.standings(arena.settings.reference, {axis: label}) for label in labels]
-            parts = [{row.method: row for row in rows} for rows in standings]
+    for axis in arena.axes:
+        if parts := found.by_label(arena.settings.reference, axis, _MOST_LABELS):
             methods = [method for method in found.values if method != arena.settings.reference]
-            cells = [[method, *(_cell(own.get(method)) for own in parts)] for method in methods]
-            yield axis, markdown_table(["method", *labels], cells, labels=1)
+            cells = [[method, *(_cell(own.get(method)) for own in parts.values())] for method in methods]
+            yield axis, markdown_table(["method", *parts], cells, labels=1)
 
 
 def _cell(part: Standing | None) -> str:
@@ -148,31 +138,39 @@ def _rounded(value: float) -> float | None:
     return None if math.isnan(value) else float(f"{value:.5g}")
 
 
-def _choice_lines(state: ArenaState) -> Iterable[list[Any]]:
-    """Yield the values chosen for each method in each situation, their mean validation score, and which lie at an end.
+def choice_lines(state: ArenaState) -> Iterable[list[Any]]:
+    """Yield the values chosen for each method in each situation, their mean validation score, and whether the grid of
+    rates, or of the numbers of the method's own parameter, its default among them, cuts off further ones there."""
+    yield [*state.arena.axes, "method", "lr", "own", "validation", "rate_at_end", "own_at_end"]
+    tuned, chosen = defaultdict[Place, dict[tuple[str, str], list[str]]](dict), dict[Place, tuple[str, str]]()
+    for line in state.runs:
+        place, values = tuple(line[axis] for axis in [*state.arena.axes, "method"]), (line["lr"], line["own"])
+        if line["stage"] == "tune":
+            tuned.setdefault(place, {}).setdefault(values, []).append(line["validation"])
+        elif not line["failure"]:
+            chosen[place] = values
+    for entry in state.arena.entries:
+        place = *entry.situation.values(), entry.method
+        if place in chosen:
+            tried, (rate, own) = tuned.get(place, {}), chosen[place]
+            key = entry.own[0][0] if entry.own else ""
+            default = str(flatten(entry.config.tree()).get(key, ""))
+            yield [
+                *place,
+                rate,
+                own,
+                f"{fmean(map(float, scores)):.5f}" if all(scores := tried.get(chosen[place], [""])) else "",
+                _at_end(entry, "training.lr", [rate, *(one for one, _ in tried)]),
+                _at_end(entry, key, [one or default for one in (own, *(other for _, other in tried))]),
+            ]
 
-    An end: of the learning rates, or of the method's own numbers, that were tried there.
-    """
-    columns = [*state.arena.axes, "method", "lr", "own"]
-    yield [*columns, "validation", "rate_at_end", "own_at_end"]
-    tuned: dict[tuple[str, ...], list[str]] = {}
-    for line in (line for line in state.runs if line["stage"] == "tune"):
-        tuned.setdefault(tuple(line[column] for column in columns), []).append(line["validation"])
-    for key in dict.fromkeys(tuple(line[column] for column in columns) for line in state.compared):
-        beside = [other for other in tuned if other[:-2] == key[:-2]]
-        yield [
-            *key,
-            f"{fmean(map(float, scores)):.5f}" if all(scores := tuned.get(key, [""])) else "",
-            *(_at_end(key[at], {other[at] for other in beside}) for at in (-2, -1)),
-        ]
 
-
-def _at_end(chosen: str, tried: Iterable[str]) -> bool | None:
-    """Return whether a number, such as that of `local_step.mu = 0.5`, is the largest or smallest of some."""
-    numbers = {text: _number(text) for text in {chosen, *tried}}
-    known = {number for number in numbers.values() if number is not None}
-    value = numbers[chosen]
-    return None if value is None or len(known) < 2 else value in (min(known), max(known))
+def _at_end(entry: ArenaEntry, key: str, texts: Sequence[str]) -> bool | None:
+    """Return whether the first number, as of `local_step.mu = 0.5`, is cut off; None where there is no other."""
+    known = [number for text in texts if (number := _number(text)) is not None]
+    if _number(texts[0]) is None or len({*known}) < 2:
+        return None
+    return further(entry, key, known[0], known) is not None
 
 
 def _number(text: str) -> float | None:
@@ -195,18 +193,3 @@ def _evidence(state: ArenaState, found: Scores) -> bytes:
         for key, line in state.federations.items()
     }
     return evidence_bytes(federations, gains)
-
-
-def _draw(arena: Arena, rows: Sequence[Standing], ranked: Ranks, folder: Path) -> list[Path]:
-    from fedskew.report import drawing
-
-    files = [folder / "differences.png", folder / "ranks.png"]
-    with drawing.figure(files[0], width=7, height=1.2 + 0.32 * len(rows)) as figure:
-        methods, gains = [row.method for row in rows], [row.difference for row in rows]
-        intervals = [None if math.isnan(row.low) else (row.low, row.high) for row in rows]
-        drawing.differences(figure.subplots(), methods, gains, intervals, arena.settings.reference)
-    if not ranked.methods:
-        return files[:1]
-    with drawing.figure(files[1], width=7, height=1.8 + 0.32 * len(ranked.methods)) as figure:
-        drawing.critical_differences(figure.subplots(), ranked.methods, ranked.ranks, ranked.critical, ranked.groups())
-    return files

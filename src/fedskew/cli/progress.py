@@ -118,10 +118,9 @@ class ArenaProgressBar(Bar):
         if finished:
             self.print(f"{finished:,} of {counted(runs, 'run')} are there already")
 
-    def ended(self, results: Sequence[tuple[ArenaJob, Trained]]) -> None:
+    def ended(self, results: Sequence[tuple[ArenaJob, Trained]], runs: int) -> None:
         """Count runs that ended together, and say which failed."""
         self.show(description=results[-1][0].name[:60])
-        runs = sum(len(trained.rows) for _, trained in results)
         self.advance(lambda: f"{self.done:,} of {counted(self.total, 'run')}", steps=runs)
         for job, trained in results:
             if trained.failed:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Curve",
     "bars",
-    "critical_differences",
     "curves",
     "differences",
     "figure",
@@ -219,45 +218,31 @@ def mix_with_intervals(
     axes.legend()
 
 
-def critical_differences(
-    axes: Axes, names: Sequence[str], ranks: Sequence[float], critical: float, groups: Sequence[tuple[int, int]]
-) -> None:
-    """Draw average ranks as dots, best on top; bars join `groups`, first and last, that can't be told apart."""
-    rows = _rows(axes, names, "average rank (1 is best)", below=1.2)
-    for at, (first, last) in enumerate(groups):
-        place = max(ranks) + (at + 1) * (max(ranks) - min(ranks) + 1) / 25
-        axes.plot([place, place], [first, last], color=_INK, linewidth=3, solid_capstyle="round")
-    axes.hlines(rows, 1, ranks, color=_color(0), linewidth=1)
-    axes.plot(ranks, rows, "o", color=_color(0))
-    if np.isfinite(critical):
-        axes.plot([1, 1 + critical], [len(names), len(names)], color=_MUTED, linewidth=3)
-        axes.text(1, len(names) + 0.35, f"critical difference {critical:.2f}", color=_MUTED, va="top", fontsize=10)
-    axes.set_xlim(left=1)
-
-
 def differences(
     axes: Axes,
-    names: Sequence[str],
-    means: Sequence[float],
-    intervals: Sequence[tuple[float, float] | None],
-    reference: str,
+    means: Mapping[str, float],
+    intervals: Sequence[tuple[float, float]],
+    parts: Mapping[str, Sequence[float]],
 ) -> None:
-    """Draw mean differences from a reference, in points, with their intervals where known, the largest on top."""
-    rows = _rows(axes, names, f"points ahead of {reference}, with intervals of 95 %")
-    for row, interval in zip(rows, intervals, strict=True):
-        if interval is not None:
-            axes.plot(interval, [row, row], color=_color(0), linewidth=2)
-    axes.plot(means, rows, "o", color=_color(0))
-    axes.axvline(0, color=_MUTED, linestyle=_REFERENCE, linewidth=1)
-
-
-def _rows(axes: Axes, names: Sequence[str], x_label: str, below: float = -0.4) -> range:
-    """Name a row for each name, the first on top; return the places of the rows."""
-    axes.set_yticks(range(len(names)), [_cut(name, 28) for name in names])
-    axes.set_ylim(len(names) + below, -0.7)
-    axes.set_xlabel(x_label)
-    axes.grid(axis="x")
-    return range(len(names))
+    """Draw mean differences, the first on top, coloured by the side of 0 of their intervals (NaN: unknown), and parts."""
+    looks = {1: (_color(0), "ahead"), -1: (_color(1), "behind"), 0: (_MUTED, "can't be told")}
+    ends, values = np.array(intervals), np.array([*means.values()])
+    kinds = (ends[:, 0] > 0) * 1 - (ends[:, 1] < 0)
+    for kind, (color, word) in looks.items():
+        rows = np.flatnonzero(kinds == kind)
+        axes.hlines(rows, *ends[rows].T, color=color, linewidth=3, alpha=0.6)
+        label = word if len(rows) and np.isfinite(ends).any() else None
+        axes.plot(values[rows], rows, "o", color=color, ms=9, label=label)
+        for row in rows.tolist():
+            axes.text(1.01, row, f"{values[row]:+z.1f}", transform=axes.get_yaxis_transform(), va="center", color=color)
+    for at, (label, own) in enumerate(parts.items()):
+        axes.plot(own, range(len(means)), _MARKERS[at], color="0.35", ms=4.5, mfc="none", label=label)
+    axes.axvline(0, color=_INK, linewidth=1)
+    axes.set_yticks(range(len(means)), [_cut(name, 28) for name in means])
+    axes.set_ylim(len(means) - 0.4, -0.7)
+    axes.grid()
+    if axes.get_legend_handles_labels()[0]:
+        axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=11)
 
 
 def _color(style: int) -> str:
