@@ -104,7 +104,7 @@ class Plan:
     _made: dict[tuple[Stage, str], ArenaJob] = field(default_factory=dict, repr=False)
 
     def steps(self, runs: Runs) -> list[list[ArenaJob]]:
-        """Return the jobs of each step that is known so far: the rates, what else is tuned, what is compared, and that at
+        """Return the jobs of each step that is known so far: the rates, what else is tuned, what is compared, that at
         equal traffic; a step follows from the results of those before it."""
         steps: list[list[ArenaJob]] = []
         best, tried = _Values(None), dict[_Values, _Judged]()

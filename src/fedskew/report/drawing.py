@@ -224,7 +224,7 @@ def differences(
     intervals: Sequence[tuple[float, float]],
     parts: Mapping[str, Sequence[float]],
 ) -> None:
-    """Draw mean differences, the first on top, coloured by the side of 0 of their intervals (NaN: unknown), and parts."""
+    """Draw mean differences, first on top, coloured by the side of 0 of their intervals (NaN: unknown), and parts."""
     looks = {1: (_color(0), "ahead"), -1: (_color(1), "behind"), 0: (_MUTED, "can't be told")}
     ends, values = np.array(intervals), np.array([*means.values()])
     kinds = (ends[:, 0] > 0) * 1 - (ends[:, 1] < 0)
