@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,20 @@ def alike(one: nn.Module | Mapping[str, Tensor], other: nn.Module | Mapping[str,
 def same(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models are the same to the bit."""
     return alike(one, other) == one.state_dict().keys()
+
+
+def without_times(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**record, "seconds": None} for record in records]
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    """The records of a seed's folder, without times."""
+    return without_times(map(json.loads, (folder / "rounds.jsonl").read_text().splitlines()))
+
+
+def bits(result: Any) -> tuple[Any, ...]:
+    """Everything that a run leaves, without times."""
+    return without_times(result.rounds), [value.numpy().tobytes() for value in result.model.state_dict().values()]
 
 
 @dataclass

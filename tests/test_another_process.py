@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import fedskew
+from common import records_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.first]
 FORKS = """
@@ -97,15 +98,9 @@ def test_a_run_killed_in_every_part_of_a_round_ends_with_the_same_bytes(elsewher
     with (folder / "rounds.jsonl").open("a") as file:
         file.write('{"seed": 0, "rou')  # a kill while a record is written
     fedskew.simulate(config, out=tmp_path / "killed", resume=True)
-    assert lines(folder) == lines(whole.folder)
+    assert records_of(folder) == records_of(whole.folder)
     for file in ("model.safetensors", "best.safetensors", "partition.npz"):
         assert (folder / file).read_bytes() == (whole.folder / file).read_bytes()
-
-
-def lines(folder: Path) -> list[dict[str, object]]:
-    """The records without their times."""
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [record | {"seconds": None} for record in records]
 
 
 MADE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import shutil
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 
 from fedskew.cli import app
 from fedskew.data import Dataset, load
-from fedskew.deploy import Agreement, Terms, agree, make_deployed_loop, site_app
+from fedskew.deploy import Agreement, Ending, Terms, agree, make_deployed_loop, server_app, site_app
 from fedskew.deploy._arrays import unpack
 from fedskew.deploy.keys import key_line, write_mask_key
 from fedskew.engine import RoundRecord
@@ -334,31 +335,45 @@ def federate_files(
         (site / "data.toml").write_text(tomli_w.dumps(table))
         if (weights := resolved.model.weights) is not None:
             shutil.copy(weights, site)
+    kind = {"shape": list(pooled.in_shape), "mean": list(pooled.mean), "std": list(pooled.std)}
+    return agreed_on(folder, resolved, names, **{"start_timeout": 5.0, "round_timeout": 1.0, **kind, **agreed})
+
+
+def agreed_on(folder: Path, config: Config, names: tuple[str, ...], **agreed: Any) -> Federated:
+    """The federation of sites whose data and `data.toml` are there: with mask keys, app, and what each agreed to."""
     if agreed.get("updates") == "masked":
         keys = {name: Key.generate() for name in names}
         agreed = {"keys": {name: key_line(key.public) for name, key in keys.items()}, **agreed}
         for name, key in keys.items():
             write_mask_key(folder / name, key)
-    agreement = Agreement(
-        **{
-            "sites": list(names),
-            "shape": list(pooled.in_shape),
-            "mean": list(pooled.mean),
-            "std": list(pooled.std),
-            "start_timeout": 5.0,
-            "round_timeout": 1.0,
-            **agreed,
-        }
-    )
+    agreement = Agreement(**{"sites": list(names), **agreed})
     app = folder / "app"
     app.mkdir()
-    (app / "run.toml").write_text(tomli_w.dumps(resolved.tree()))
+    (app / "run.toml").write_text(tomli_w.dumps(config.tree()))
     agreement.write(app / "deploy.toml")
     assert tomllib.loads((app / "deploy.toml").read_text())["sites"] == list(names)
     terms = agree(folder / names[0] / "data.toml", app)
     for name in names[1:]:  # who have released nothing yet either
         terms.write(folder / name / "agreed.toml")
-    return Federated(resolved, agreement, folder)
+    return Federated(config, agreement, folder)
+
+
+def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
+    """Run the ServerApp as Flower does, in the federation's own folder; return how it said that it ended."""
+    ended = federation.folder / "ended.json"
+    Ending.reserve(ended)
+    config: dict[str, Any] = {"out": str(federation.folder / "server" / "runs"), "target": "", "ended": str(ended)}
+    log = logging.getLogger("flwr")
+    before = list(log.filters)
+    try:
+        server_app(federation.app)(grid=grid, context=Context(1, 0, {}, RecordDict(), config))
+    except Exception as error:
+        log.error("ServerApp raised an exception", exc_info=error)  # as Flower's runtime does
+    finally:
+        log.filters[:] = before
+    ending = Ending.read(ended)
+    assert ending is not None
+    return ending
 
 
 def fedskew(*words: object) -> tuple[int, str]:

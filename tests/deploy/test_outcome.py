@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import signal
@@ -14,18 +13,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from federated import Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import Array, Context, Message, RecordDict
+from federated import LocalGrid, federate, fedskew, served, tree
+from flwr.app import Array, Message
 from safetensors.numpy import load_file
-
-from fedskew.deploy import Ending, server_app
-
-
-@pytest.fixture(autouse=True)
-def flowers_log() -> Iterator[None]:
-    before = list(logging.getLogger("flwr").filters)
-    yield
-    logging.getLogger("flwr").filters[:] = before
 
 
 @contextmanager
@@ -41,21 +31,6 @@ def largest_file(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
-    """Run the ServerApp as Flower does; return the outcome that it told."""
-    ended = federation.folder / "ended.json"
-    Ending.reserve(ended)
-    config: dict[str, Any] = {"out": str(federation.folder / "runs"), "target": "", "ended": str(ended)}
-    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
-    try:
-        server_app(federation.app)(grid=grid, context=context)
-    except Exception as error:
-        logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)  # as Flower's runtime does
-    outcome = Ending.read(ended)
-    assert outcome is not None
-    return outcome
-
-
 def times(answer: Message, factor: float) -> Message:
     if "arrays" in answer.content:
         for name, array in list(answer.content["arrays"].items()):
@@ -67,7 +42,7 @@ def times(answer: Message, factor: float) -> Message:
 def test_a_run_that_is_trained_to_its_end(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
     assert served(federation, federation.grid()) == (0, "")
-    assert next(tmp_path.glob("runs/*/report.html")).exists()
+    assert next(tmp_path.glob("server/runs/*/report.html")).exists()
     assert served(federation, federation.grid()) == (0, "")  # a finished run is only read
 
 
@@ -79,7 +54,7 @@ def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any)
     assert code == 1
     assert message.startswith("the model was ruined in rounds 1, and is again that of round 0; left out: ash.")
     assert not [record for record in caplog.records if record.exc_info]  # one line, no traceback
-    folder = next(tmp_path.glob("runs/*/rounds.jsonl")).parent
+    folder = next(tmp_path.glob("server/runs/*/rounds.jsonl")).parent
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "was undone: the model&#39;s loss is " in page
     assert "Median over sites of the accuracy on their own test samples: " in page
@@ -125,7 +100,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, caplog: Any
     assert (code, "can't be written: " in message, "File too large" in message) == (2, True, True)
     assert not [record for record in caplog.records if record.exc_info]
     assert served(cut, cut.grid())[0] == served(whole, whole.grid())[0] == 0
-    one, other = (next(place.folder.glob("runs/*/model.safetensors")) for place in (cut, whole))
+    one, other = (next(place.folder.glob("server/runs/*/model.safetensors")) for place in (cut, whole))
     assert one.read_bytes() == other.read_bytes()
     asked = [message for message in grid.asked if message.metadata.message_type == "query"]
     assert len(asked) == 3

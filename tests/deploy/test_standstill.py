@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from federated import CLASSES, Federated, LocalGrid, federate, fedskew, tree
-from flwr.app import Context, Message, RecordDict
+from federated import CLASSES, Federated, LocalGrid, federate, fedskew, served, tree
+from flwr.app import Message
 
-from fedskew.deploy import Draft, Ending, server_app
+from fedskew.deploy import Draft
 from fedskew.experiment import RunFolder, resolve
 
 FOUR = ("ash", "birch", "cedar", "dogwood")
-
-
-@pytest.fixture(autouse=True)
-def flowers_log() -> Iterator[None]:
-    before = list(logging.getLogger("flwr").filters)
-    yield
-    logging.getLogger("flwr").filters[:] = before
 
 
 def four(folder: Path, rounds: int, weight_limit: float | None, **agreed: Any) -> Federated:
@@ -49,20 +40,6 @@ def lost_after_the_first_round(federation: Federated) -> LocalGrid:
 
     grid.tamper[federation.node("ash")] = lose
     return grid
-
-
-def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
-    """Run the ServerApp as Flower does, in the federation's own folder; return how it said that it ended."""
-    ended = federation.folder / "ended.json"
-    Ending.reserve(ended)
-    config: dict[str, Any] = {"out": str(federation.folder / "server" / "runs"), "target": "", "ended": str(ended)}
-    try:
-        server_app(federation.app)(grid=grid, context=Context(1, 0, {}, RecordDict(), config))
-    except Exception as error:
-        logging.getLogger("flwr").error("ServerApp raised an exception", exc_info=error)
-    ending = Ending.read(ended)
-    assert ending is not None
-    return ending
 
 
 def steps(federation: Federated) -> list[bool]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, LocalGrid, federate, fedskew, silent_on, tree
+from federated import Federated, LocalGrid, agreed_on, federate, fedskew, silent_on, tree
 from flwr.app import Array, ConfigRecord
 from sklearn.preprocessing import StandardScaler
 from test_masked import FOUR, silent_at
@@ -18,10 +18,8 @@ from test_masked import FOUR, silent_at
 from fedskew import load
 from fedskew.data import Profile, TableSchema
 from fedskew.deploy import Agreement, Disclosure, _moments, agree
-from fedskew.deploy.keys import key_line, write_mask_key
 from fedskew.errors import ArgumentError, ConfigError, DataError, EndedEarlyError
 from fedskew.experiment import ModelInfo, resolve
-from fedskew.sums import Key
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*taken as another one")
 
@@ -71,21 +69,8 @@ def tables(
         write(folder / name / "test.csv", rows[45:], order)
         described = {"state": "state", "data": {"name": "csv", "root": "own.csv", "test": "test.csv"}}
         (folder / name / "data.toml").write_text(tomli_w.dumps(described))
-    if agreed.get("updates") == "masked":
-        keys = {name: Key.generate() for name in names}
-        agreed = {"keys": {name: key_line(key.public) for name, key in keys.items()}, **agreed}
-        for name, key in keys.items():
-            write_mask_key(folder / name, key)
     kind = {"classes": list(TABLE.classes), "shape": [len(TABLE.slots)], "encoder": TABLE.plain()}
-    agreement = Agreement(**{"sites": list(names), "start_timeout": 2.0, "round_timeout": 1.0, **kind, **agreed})
-    app = folder / "app"
-    app.mkdir()
-    (app / "run.toml").write_text(tomli_w.dumps(config.tree()))
-    agreement.write(app / "deploy.toml")
-    terms = agree(folder / names[0] / "data.toml", app)
-    for name in names[1:]:
-        terms.write(folder / name / "agreed.toml")
-    return Federated(config, agreement, folder)
+    return agreed_on(folder, config, names, **{"start_timeout": 2.0, "round_timeout": 1.0, **kind, **agreed})
 
 
 def pooled(names: tuple[str, ...]) -> torch.Tensor:

@@ -21,7 +21,7 @@ from federates import SIZES, network, work_of
 from torch import Tensor, nn
 
 import fedskew
-from common import built, task
+from common import bits, built, task
 from fedskew.engine import Assignment, ProcessBackend, Sent, SequentialBackend, predict
 from fedskew.errors import ArgumentError, ConfigError, RunError
 from fedskew.models import FlatModel
@@ -49,12 +49,6 @@ EVERYTHING_KEPT_AND_SENT = {
 def tree(processes: int | None = None, **tables) -> dict:
     engine = {"backend": "sequential"} if processes is None else {"backend": "processes", "processes": processes}
     return {**TASK, **tables, "engine": engine}
-
-
-def bits(result: fedskew.Result) -> tuple:
-    """Everything that a run leaves, seconds aside."""
-    records = [{**record, "seconds": None} for record in result.rounds]
-    return records, [value.numpy().tobytes() for value in result.model.state_dict().values()]
 
 
 @pytest.mark.parametrize(

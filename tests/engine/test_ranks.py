@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import distributed
 
 import fedskew
+from common import records_of
 from fedskew import torchrun
 from fedskew.cli import main
 
@@ -123,8 +124,7 @@ def only_rank() -> Iterator[None]:
 def left(folder: Path) -> tuple:
     """What a run leaves behind, seconds aside."""
     (place,) = folder.glob("task-*")
-    records = [json.loads(line) | {"seconds": None} for line in (place / "rounds.jsonl").read_text().splitlines()]
-    return records, (place / "model.safetensors").read_bytes()
+    return records_of(place), (place / "model.safetensors").read_bytes()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 import fedskew
-from common import Told, built, start, task
+from common import Told, built, records_of, start, task
 from fedskew.engine import Assignment, ClientStates, Federation, Sent, Update
 
 
@@ -152,14 +151,8 @@ class Killed(Exception):  # noqa: N818 (it stands for a process that ends here, 
     """Nothing is saved on the way out."""
 
 
-def lines(folder: Path) -> list[dict]:
-    """The records without their times."""
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
-
-
 def assert_same(one: Path, other: Path) -> None:
-    assert lines(one) == lines(other)
+    assert records_of(one) == records_of(other)
     files = [{path.name: path.read_bytes() for path in folder.rglob("*-*.safetensors")} for folder in (one, other)]
     assert files[0] == files[1]
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import fedskew
-from common import task
+from common import task, without_times
 from fedskew.cli import app
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve
@@ -154,7 +154,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole, tmp_path, resum
     with pytest.raises(KeyboardInterrupt):
         fedskew.simulate(TASK, out=tmp_path, progress=stop)
     again = fedskew.simulate(TASK, out=tmp_path, resume=True)
-    assert without_seconds(again) == without_seconds(whole)
+    assert without_times(again.rounds) == without_times(whole.rounds)
     for file in ("model.safetensors", "best.safetensors"):
         assert (again.folder / file).read_bytes() == (whole.folder / file).read_bytes()
     states = [load_file(run.folder / "checkpoint" / "state.safetensors") for run in (whole, again)]
@@ -162,14 +162,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole, tmp_path, resum
     assert states[0]["target/mix"].tolist() == whole.rounds[4]["target"]["mix"]
 
 
-def without_seconds(result):
-    return [{**record, "seconds": 0} for record in result.rounds]
-
-
 @pytest.mark.slow
 def test_several_processes_give_the_same_bits(whole):
     other = fedskew.simulate(changed(engine={"backend": "processes", "processes": 2}))
-    assert without_seconds(other) == without_seconds(whole)
+    assert without_times(other.rounds) == without_times(whole.rounds)
 
 
 @pytest.mark.slow

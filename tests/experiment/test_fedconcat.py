@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedskew
+from common import records_of
 from fedskew import weighting
 from fedskew.errors import ArgumentError, CombinationError, ConfigError
 from fedskew.experiment import RunFolder, TrainingLoop, make_task, make_training_loop, resolve
@@ -190,12 +190,6 @@ def stop_at(round: int):
     return listen
 
 
-def lines(folder) -> list[dict]:
-    """The records without their times."""
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{**record, "seconds": 0} for record in records]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("head", "rounds"), [("fresh", (1, 4, 5)), ("clusters", (3, 6))])
 def test_stopped_at_any_round_it_ends_with_the_same_bytes(head, rounds, tmp_path):
@@ -217,7 +211,7 @@ def test_stopped_at_any_round_it_ends_with_the_same_bytes(head, rounds, tmp_path
         with pytest.raises(KeyboardInterrupt):
             make_training_loop(config, 0, folder).run(progress=stop_at(round))
         make_training_loop(config, 0, folder).run(resume=True)
-        assert lines(folder) == lines(tmp_path / "whole")
+        assert records_of(folder) == records_of(tmp_path / "whole")
         for file in ("model.safetensors", "best.safetensors"):
             assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 

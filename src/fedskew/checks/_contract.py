@@ -17,22 +17,7 @@ from torch import Tensor
 from fedskew import methods
 from fedskew.checks._trial import CLASSES, COUNTS, FEATURES, MOMENTUM, FoundComponent, Shapes, tiny_data, train
 from fedskew.components import SEEN, covers, has, make_component, seen_by, takes, with_clients
-from fedskew.engine import LocalTraining, Private
-from fedskew.engine.contracts import (
-    checked_aggregate,
-    checked_carried,
-    checked_choice,
-    checked_figure,
-    checked_finished,
-    checked_model,
-    checked_moved,
-    checked_private,
-    checked_state,
-    checked_step,
-    checked_sums,
-    checked_trainings,
-    checked_weights,
-)
+from fedskew.engine import LocalTraining, Private, contracts
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.engine.totals import summed
 from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
@@ -259,7 +244,7 @@ def _seen(component: Any, function: str, sized: _Sized | None = None, clients: i
         "kept": hooks.init_server(sized.start, clients if function == "select" else len(COUNTS)),
         "target": None,
         "losses": lambda ids: 1.0 + np.arange(len(ids)),
-        "log": checked_figure,
+        "log": contracts.checked_figure,
     }
     return seen_by(getattr(component, function), {name: known[name] for name in SEEN[function]})
 
@@ -273,7 +258,9 @@ def _distinct_clients(component: Any) -> None:
             state, rng = component.init(held), np.random.default_rng(0)
             seen = _seen(component, "select", None, len(counts))
             for _ in range(4):
-                ids, state = checked_choice(component, component.select(state, held, size, rng, **seen), len(counts))
+                ids, state = contracts.checked_choice(
+                    component, component.select(state, held, size, rng, **seen), len(counts)
+                )
             if len(ids) > size and not has(component, "assigns_quotas"):
                 raise ComponentError(f"select() chose {len(ids)} clients where size is {size}")
 
@@ -299,7 +286,7 @@ def _weights_sum_to_one(component: Any, sized: _Sized) -> None:
             with _case(f"with samples {sizes[ids].astype(int).tolist()}{without}"):
                 answered = Answered(COUNTS[ids].astype(float), sizes[ids], mix, ids, kept)
                 seen = _seen(component, "weigh", sized, len(ids))
-                checked_weights(component, component.weigh(answered, **seen), ids)
+                contracts.checked_weights(component, component.weigh(answered, **seen), ids)
 
 
 _BATCHES = {
@@ -409,17 +396,17 @@ def _takes_adam(component: Any, settings: StepSettings) -> bool:
     """Return whether a step does not refuse Adam, nor a run the step with it."""
     refused = "training.adapts_rates" in getattr(component, "refuses", {})
     step = _step_of(component)
-    return not refused and checked_carried(step, step.init(settings)).keys() >= SGD().init(settings).keys()
+    return not refused and contracts.checked_carried(step, step.init(settings)).keys() >= SGD().init(settings).keys()
 
 
 def _steps(component: Any, sized: _Sized) -> None:
     start, step = sized.start, _step_of(component)
     for said, settings in _settings(component, start):
         for slope in (torch.ones_like(start), torch.zeros_like(start)):
-            parameters, carried = start + 0.5, checked_carried(step, step.init(settings))
+            parameters, carried = start + 0.5, contracts.checked_carried(step, step.init(settings))
             before = parameters.clone()
             given, seen = slope.clone(), _seen(step, "step", sized)
-            after, _ = checked_step(
+            after, _ = contracts.checked_step(
                 step,
                 step.step(parameters, lambda at, *part, given=given: given, carried, settings, **seen),
                 parameters,
@@ -435,10 +422,10 @@ def _gradient(at: Tensor, *part: Any) -> Tensor:
 
 
 def _two_steps(component: Any, start: Tensor, settings: StepSettings, sized: _Sized | None = None) -> Tensor:
-    parameters, carried = start, checked_carried(component, component.init(settings))
+    parameters, carried = start, contracts.checked_carried(component, component.init(settings))
     for _ in range(2):
         stepped = component.step(parameters, _gradient, carried, settings, **_seen(component, "step", sized))
-        parameters, carried = checked_step(component, stepped, parameters)
+        parameters, carried = contracts.checked_step(component, stepped, parameters)
     return parameters
 
 
@@ -448,9 +435,9 @@ def _by_optimizer(component: Any, sized: _Sized) -> None:
     if settings.adam is None:
         return
     one, other = (_two_steps(step, start, own, sized) for own in (plain, settings))
-    first = checked_carried(step, step.init(settings))
+    first = contracts.checked_carried(step, step.init(settings))
     stepped = step.step(start, _gradient, first, settings, **_seen(step, "step", sized))
-    carried = checked_step(step, stepped, start)[1]
+    carried = contracts.checked_step(step, stepped, start)[1]
     # A step that goes by signs is the same where these don't change, but what Adam carries is another.
     if torch.allclose(one, other) and all(torch.equal(carried[name], values) for name, values in first.items()):
         raise ComponentError(
@@ -475,7 +462,7 @@ def _in_place(component: Any) -> None:
     for each in zip(*(_settings(component, start) for start in starts), strict=True):
         said, settings = each[0]
         ends = [_two_steps(step, start, own) for start, (_, own) in zip(starts, each, strict=True)]
-        firsts = [checked_carried(step, step.init(own)) for _, own in each]
+        firsts = [contracts.checked_carried(step, step.init(own)) for _, own in each]
         written = starts.clone()  # clients that train together
         stacked = {name: torch.stack([one[name] for one in firsts]) for name in firsts[0]}
         for _ in range(2):
@@ -504,7 +491,7 @@ def _aggregates(component: Any, sized: _Sized) -> None:
             continue
         for combine in ("combine", "combine_buffers"):
             made = getattr(component, combine)(given, np.full(clients, 1 / clients), **_seen(component, combine, sized))
-            rows, _ = checked_aggregate(component, made, given)
+            rows, _ = contracts.checked_aggregate(component, made, given)
             if not rows.isfinite().all():
                 raise ComponentError(f"{case}: what {combine}() returned is NaN or infinite")
             if not torch.equal(given, updates):
@@ -516,11 +503,11 @@ def _updates(component: Any, sized: _Sized) -> None:
     for case, updates in _cases_of_updates(len(parameters)).items():
         sent, given, clients = parameters.clone(), updates.clone(), len(updates)
         made = with_clients(component, clients)
-        state = checked_state(made, made.init(sent))
+        state = contracts.checked_state(made, made.init(sent))
         for _ in range(2):
             change, extras = summed(made, given, np.full(clients, 1 / clients), [3] * clients)
             moved = made.move(state, sent, change, extras, **_seen(made, "move", sized))
-            following, state = checked_model(made, moved, sent)
+            following, state = contracts.checked_model(made, moved, sent)
             if not following.isfinite().all():
                 raise ComponentError(f"{case}: the next model is NaN or infinite")
             if not torch.equal(sent, parameters) or not torch.equal(given, updates):
@@ -540,21 +527,21 @@ def _finishes(component: Any) -> None:
 
         def ask(source: Source, held: list[Observed] = held, **question: Tensor) -> dict[str, Tensor]:
             seen = [one._replace(targets=None) for one in held[:1]] if source == "target" else held
-            return checked_sums(
+            return contracts.checked_sums(
                 component, (component.summand(question, component.statistics(question, one)) for one in seen)
             )
 
         sources: frozenset[Source] = frozenset({"training", "held_out", "target"})
         known = Known(sources, np.full(CLASSES, 1 / CLASSES), False, np.random.default_rng(0))
         with _case(case):
-            checked_finished(component, component.finish(head, ask, known), head)
+            contracts.checked_finished(component, component.finish(head, ask, known), head)
 
 
 def _personal(component: Any, sized: _Sized) -> None:
-    checked_trainings(component, component.trainings())
+    contracts.checked_trainings(component, component.trainings())
     model = sized.network
     names = Names.of(model.module, model.names, model.buffer_names)
-    checked_private(component, component.private(names), names)
+    contracts.checked_private(component, component.private(names), names)
     if not methods.fills("local_step", _step_of(component)):
         raise ComponentError("local_step() must return a local step: the one that it is given, or one around it")
     drawn = np.random.default_rng(0).normal(size=(20, CLASSES))
@@ -562,7 +549,7 @@ def _personal(component: Any, sized: _Sized) -> None:
     for row in COUNTS:
         for logits in (drawn, drawn[:1], drawn[:0]):
             with _case(f"{len(logits)} logits of a client with samples {row.tolist()}"):
-                checked_moved(component, component.moved(logits, told, row), logits)
+                contracts.checked_moved(component, component.moved(logits, told, row), logits)
 
 
 _CASES: Mapping[str, tuple[tuple[str, Callable[..., None]], ...]] = {

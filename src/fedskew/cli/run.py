@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from fedskew.cli.options import (
-    Changes,
-    ConfigFile,
-    DataRoot,
-    Device,
-    Estimate,
-    Out,
-    Quick,
-    Seeds,
-    SkipBroken,
-    TrustCode,
-    changed_keys,
-    config_file,
-    print_estimate,
-    quick_note,
-)
+from fedskew.cli import options
 from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError
 from fedskew.tables import counted
@@ -40,23 +25,23 @@ _FEW = 3
 
 
 def run(
-    config: ConfigFile,
-    changes: Changes = None,
+    config: options.ConfigFile,
+    changes: options.Changes = None,
     method: Annotated[list[str] | None, Option(help="Use this preset, not the file's method; may be repeated.")] = None,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    estimate: Estimate = False,
+    seeds: options.Seeds = None,
+    quick: options.Quick = False,
+    estimate: options.Estimate = False,
     resume: Annotated[
         bool, Option("--resume", help="Continue a run that was stopped; refused where there is none.")
     ] = False,
     fresh: Annotated[
         bool, Option("--fresh", help="Start over; a run that is there is moved to earlier/ beside it.")
     ] = False,
-    out: Out = Path("runs"),
-    device: Device = None,
-    data_root: DataRoot = None,
-    skip_broken: SkipBroken = False,
-    trust_code: TrustCode = False,
+    out: options.Out = Path("runs"),
+    device: options.Device = None,
+    data_root: options.DataRoot = None,
+    skip_broken: options.SkipBroken = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Train a federation that a TOML file describes, and write its records, model and report.
 
@@ -77,8 +62,8 @@ def run(
     from fedskew.cli.progress import announced
     from fedskew.report import SeedRun, write_report
 
-    config = config_file(config)
-    changed = changed_keys(changes, seeds, device, data_root, skip_broken)
+    config = options.config_file(config)
+    changed = options.changed_keys(changes, seeds, device, data_root, skip_broken)
     whole = experiment.read(config, changed, quick, trust_code)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
@@ -93,7 +78,7 @@ def run(
         if not estimate and torchrun.rank() == 0:
             experiment.check_runs(configs, out, resume, fresh)
         if not resume and not torchrun.launched():
-            print_estimate(console, configs, only=estimate)
+            options.print_estimate(console, configs, only=estimate)
         if estimate:
             return
         with experiment.RunBar(console, configs) as bar:
@@ -112,7 +97,7 @@ def run(
     for note in filter(None, [SeedRun.most_frequent(runs), *SeedRun.threshold_notes(runs)]):
         console.note(note)
     if quick:
-        console.say(quick_note(config, changed), style="yellow")
+        console.say(options.quick_note(config, changed), style="yellow")
     for result in results:
         if diverged := sum(run.summary["diverged"] for run in result.runs):
             console.print(

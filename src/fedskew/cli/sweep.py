@@ -9,25 +9,7 @@ from typing import Annotated
 
 from typer import Option
 
-from fedskew.cli.options import (
-    Changes,
-    ConfigFile,
-    DataRoot,
-    Device,
-    Estimate,
-    Fresh,
-    On,
-    Out,
-    Processes,
-    Quick,
-    Seeds,
-    changed_keys,
-    check_processes,
-    config_file,
-    finish,
-    print_estimate,
-    quick_note,
-)
+from fedskew.cli import options
 from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError
 from fedskew.tables import counted
@@ -36,17 +18,17 @@ _SHOWN = 5
 
 
 def sweep(
-    config: ConfigFile,
-    changes: Changes = None,
-    seeds: Seeds = None,
-    quick: Quick = False,
-    estimate: Estimate = False,
-    out: Out = Path("runs"),
-    fresh: Fresh = False,
-    processes: Processes = None,
-    on: On = None,
-    device: Device = None,
-    data_root: DataRoot = None,
+    config: options.ConfigFile,
+    changes: options.Changes = None,
+    seeds: options.Seeds = None,
+    quick: options.Quick = False,
+    estimate: options.Estimate = False,
+    out: options.Out = Path("runs"),
+    fresh: options.Fresh = False,
+    processes: options.Processes = None,
+    on: options.On = None,
+    device: options.Device = None,
+    data_root: options.DataRoot = None,
 ) -> None:
     """Train every combination of a grid that a TOML file describes, and compare them in one table.
 
@@ -83,15 +65,15 @@ def sweep(
     from fedskew.executors import executor
     from fedskew.experiment import Job, Sweep, run_sweep
 
-    config = config_file(config)
-    changed = changed_keys(changes, seeds, device, data_root)
+    config = options.config_file(config)
+    changed = options.changed_keys(changes, seeds, device, data_root)
     whole = Sweep.read(config, changed, quick)
     console = Console()
     if estimate:
         missing = [job for job in Job.of(whole) if not job.is_finished(out)]
-        print_estimate(console, Job.configs(missing), only=True)
+        options.print_estimate(console, Job.configs(missing), only=True)
         return
-    check_processes(processes, on)
+    options.check_processes(processes, on)
     workers = executor(1, on) if on is not None else nullcontext((None, 1))
     with stoppable(SweepProgressBar(console)) as bar, workers as (pool, _):
         result = run_sweep(whole, out, processes, bar, fresh, pool)
@@ -102,27 +84,29 @@ def sweep(
         rows = [[*row[:axes], *(re.sub(r" (?=[±(])", "\n", cell) for cell in row[axes:])] for row in rows]
     made = [f"tables: {result.folder}/table.csv, table.md, runs.csv"]
     made += [f"report: {result.report}"] if result.report.exists() else []
-    smaller = quick_note(config, changed) if quick else ""
-    finish(result.sweep.name, (headings, rows, axes), result.notes(), smaller, made, result.failures, result.refused)
+    smaller = options.quick_note(config, changed) if quick else ""
+    options.finish(
+        result.sweep.name, (headings, rows, axes), result.notes(), smaller, made, result.failures, result.refused
+    )
 
 
 def arena(
-    config: ConfigFile,
-    changes: Changes = None,
+    config: options.ConfigFile,
+    changes: options.Changes = None,
     only: Annotated[
         list[str] | None,
         Option(
             metavar="AXIS=LABEL", help='A part of it, such as task=digits or "method=fedavg|fedla"; may be repeated.'
         ),
     ] = None,
-    seeds: Seeds = None,
-    quick: Quick = False,
+    seeds: options.Seeds = None,
+    quick: options.Quick = False,
     estimate: Annotated[bool, Option("--estimate", help="Only estimate how long the missing runs take here.")] = False,
     tables: Annotated[bool, Option("--tables", help="Train nothing; write the tables so far.")] = False,
-    out: Out = Path("runs"),
-    processes: Processes = None,
-    on: On = None,
-    data_root: DataRoot = None,
+    out: options.Out = Path("runs"),
+    processes: options.Processes = None,
+    on: options.On = None,
+    data_root: options.DataRoot = None,
 ) -> None:
     """Compare methods in many situations, each tuned there under one budget.
 
@@ -156,15 +140,15 @@ def arena(
     from fedskew.cli.progress import ArenaProgressBar, stoppable
     from fedskew.executors import cores, executor
 
-    check_processes(processes, on)
-    path = config_file(config)
-    changed = changed_keys(changes, seeds, None, data_root)
+    options.check_processes(processes, on)
+    path = options.config_file(config)
+    changed = options.changed_keys(changes, seeds, None, data_root)
     whole = Arena.read(path, changed, quick, _labels(only))
     console = Console()
     state = ArenaState.read(whole, out)
     if not tables:
         configs = [job.config.for_seed(job.config.seeds[0]) for job, _ in state.missing]
-        print_estimate(console, configs, only=estimate, times=[runs for _, runs in state.missing])
+        options.print_estimate(console, configs, only=estimate, times=[runs for _, runs in state.missing])
         if estimate:
             return
         for line in whole.refused[:_SHOWN]:
@@ -178,9 +162,9 @@ def arena(
     if not body:
         notes = [f"Nothing can be compared with {whole.settings.reference} yet."]
     made = "; ".join(filter(None, [str(whole.folder(out) / "runs.csv"), ", ".join(file.name for file in files)]))
-    smaller = quick_note(path, changed) if quick else ""
+    smaller = options.quick_note(path, changed) if quick else ""
     trained = f"{len(state.runs):,} of {counted(state.number, 'run')}: {made}"
-    finish("", (headings, body, 1), notes, smaller, [trained], state.failures)
+    options.finish("", (headings, body, 1), notes, smaller, [trained], state.failures)
 
 
 def _labels(only: list[str] | None) -> dict[str, str]:

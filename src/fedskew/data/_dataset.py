@@ -16,6 +16,12 @@ from fedskew import findings
 from fedskew.data._schema import Encoder
 from fedskew.errors import ArgumentError
 
+Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Inputs and int64 labels of the training part, then of the test part."""
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
 
 @runtime_checkable
 class Stored(Protocol):
@@ -123,10 +129,6 @@ class MappedImages(ByteImages):
         if device.type == "cuda" and self.pixels.nbytes <= torch.cuda.mem_get_info(device)[0] // 2:
             return super().to(device)
         return MappedImages(self.path, self.mean, self.std, device)
-
-
-Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Inputs and int64 labels of the training part, then of the test part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,10 +272,6 @@ def names_clients(reader: Reads) -> Reads:
     """Mark the reader of data that name clients themselves, or may do so."""
     reader.names_clients = True  # type: ignore[attr-defined]
     return reader
-
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 def balanced(labels: IntArray, counts: FloatArray, rng: np.random.Generator) -> IntArray:

@@ -25,6 +25,11 @@ from fedskew.data._images import of_bytes
 from fedskew.data.published import DIGITS, IMAGENET, Source
 from fedskew.errors import ArgumentError
 
+# FedPALS's synthetic task: means of its classes, what its two clients hold of each, and the size of its test part.
+_MEANS = np.array([[6.0, 4.6], [1.2, -1.6], [4.6, -5.4]])
+_COUNTS = np.array([[20, 20, 0], [9, 0, 9]])
+_TEST = 2000
+
 
 def svhn(root: Path, extra: bool = False, verify: bool = True) -> Dataset:
     """Read Street View House Numbers (Netzer et al. 2011), cropped digits: 73,257 and 26,032 colour images of 32 x 32.
@@ -194,11 +199,6 @@ _SOURCES: dict[str, Callable[[Path, bool], Arrays]] = {
     "svhn": _svhn,
     "syn": _syn,
 }
-
-
-_MEANS = np.array([[6.0, 4.6], [1.2, -1.6], [4.6, -5.4]])
-_COUNTS = np.array([[20, 20, 0], [9, 0, 9]])
-_TEST = 2000
 
 
 def digits() -> Dataset:

@@ -10,15 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedskew.data._arrays import (
-    cifar10,
-    cifar100,
-    emnist_balanced,
-    fashion_mnist,
-    fedvls_mnist,
-    mnist,
-    mnist_and_fashion,
-)
+from fedskew.data import _arrays
 from fedskew.data._dataset import Dataset
 from fedskew.data._digits import digit_domains, digits, svhn, syn_digits, synthetic, usps
 from fedskew.data._folder import folder
@@ -35,8 +27,9 @@ Reader = Callable[..., Dataset]
 """A function with options as keywords; with `root` if it reads files, and `rng` if it draws random numbers."""
 
 _READERS = (
-    digits, mnist, fashion_mnist, mnist_and_fashion, fedvls_mnist, emnist_balanced, cifar10, cifar100, cinic10,
-    tiny_imagenet, usps, svhn, syn_digits, digit_domains, pacs, iwildcam, ag_news, synthetic, folder, npz, csv,
+    digits, _arrays.mnist, _arrays.fashion_mnist, _arrays.mnist_and_fashion, _arrays.fedvls_mnist,
+    _arrays.emnist_balanced, _arrays.cifar10, _arrays.cifar100, cinic10, tiny_imagenet, usps, svhn, syn_digits,
+    digit_domains, pacs, iwildcam, ag_news, synthetic, folder, npz, csv,
 )  # fmt: skip
 INDEX: dict[str, Reader] = {reader.__name__: reader for reader in _READERS} | {"huggingface": from_huggingface}
 """Readers by the names that configs use."""

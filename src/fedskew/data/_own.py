@@ -27,6 +27,9 @@ from fedskew.errors import ArgumentError, DataError, DataWarning, in_one_line, n
 from fedskew.names import warn_of_look_alikes
 from fedskew.sheets import columns_in
 
+Array = np.ndarray[Any, Any]
+_NAMED = 40  # columns that a message names
+
 
 @dataclass
 class RawSamples:
@@ -189,11 +192,6 @@ def _standardise(
         if schema is not None:
             inputs.nan_to_num_(nan=0.0)
     return tuple(mean.flatten().tolist()), tuple(std.flatten().tolist())
-
-
-Array = np.ndarray[Any, Any]
-
-_NAMED = 40  # columns that a message names
 
 
 @names_clients

@@ -20,6 +20,15 @@ from fedskew.errors import EndedEarlyError, FedskewError, StandstillError, in_on
 from fedskew.files import writing
 from fedskew.names import visible
 
+LOG = logging.getLogger("flwr.fedskew")
+"""Flower's log. Reasons, names and paths in it may come from sites and files."""
+
+SIZE = 4096
+"""Bytes of the file. They are taken up before the run, so that even on a full disk the ending can be written."""
+
+UNEXPECTED = 70
+"""Exit status after an error that is not of fedskew's own kinds (EX_SOFTWARE)."""
+
 
 class VisibleText(logging.Filter):
     """Writes every record as one line, with control characters but `keep` as escapes (see `names.visible`)."""
@@ -50,21 +59,12 @@ def say_errors_in_one_line() -> None:
     logging.getLogger("flwr").addFilter(OneLineErrors())
 
 
-LOG = logging.getLogger("flwr.fedskew")
-"""Flower's log. Reasons, names and paths in it may come from sites and files."""
 LOG.addFilter(VisibleText())
 
 
 def utc_now() -> str:
     """Return the time in UTC, in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-SIZE = 4096
-"""Bytes of the file. They are taken up before the run, so that even on a full disk the ending can be written."""
-
-UNEXPECTED = 70
-"""Exit status after an error that is not of fedskew's own kinds (EX_SOFTWARE)."""
 
 
 class Ending(NamedTuple):

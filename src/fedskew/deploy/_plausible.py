@@ -85,6 +85,24 @@ MOVES = 10.0
 """Running statistics of one site may become this many times as large within a round."""
 
 
+DIRECTION = "direction"
+LEAST = -0.75
+"""Lowest mean agreement of a site that is not contrary: 13 of 7,912 means of honest sites were (docs/threats.md)."""
+
+HELD = 0.25
+"""Least share of a site's labels that others hold, where it is compared with them."""
+
+FEWEST = 4
+"""Sites of a round that can be compared: of three that hold different labels, each is contrary to the others."""
+
+ROUNDS = 2
+"""Agreements that make a site contrary, after the first round that is compared."""
+
+RIDGE = 0.1
+PART = 1 << 16
+"""Parameters that are worked on at a time."""
+
+
 class Measured(NamedTuple):
     """A size of one update, what the server takes to be likely at most, and the least that its reference may be."""
 
@@ -174,24 +192,6 @@ def _usual(now: Mapping[int, float], past: FloatArray) -> list[float]:
 
 def _peak(values: Tensor) -> float:
     return max(map(abs, map(float, values.aminmax()))) if values.numel() else 0.0
-
-
-DIRECTION = "direction"
-LEAST = -0.75
-"""Lowest mean agreement of a site that is not contrary: 13 of 7,912 means of honest sites were (docs/threats.md)."""
-
-HELD = 0.25
-"""Least share of a site's labels that others hold, where it is compared with them."""
-
-FEWEST = 4
-"""Sites of a round that can be compared: of three that hold different labels, each is contrary to the others."""
-
-ROUNDS = 2
-"""Agreements that make a site contrary, after the first round that is compared."""
-
-RIDGE = 0.1
-PART = 1 << 16
-"""Parameters that are worked on at a time."""
 
 
 def contrary(

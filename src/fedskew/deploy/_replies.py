@@ -49,6 +49,22 @@ ROUNDING = 1e-3
 AnyRecord = TypeVar("AnyRecord", ArrayRecord, MetricRecord)
 
 
+LARGEST_SHARE = 0.5
+"""Largest share of all test samples that one of three or more sites may have in the evaluation of all."""
+
+MOST_TESTED = 10.0
+"""Most test samples that a site may have, as a multiple of the training samples that it reported."""
+
+ANOTHER_MIX = 0.5
+"""Total variation distance beyond which a site's test samples have another label mix than it reported for training."""
+
+FEW_TESTED = 30
+"""Fewer test samples than these say too little of a label mix."""
+
+NAMED = 10
+"""Most classes whose shares are logged."""
+
+
 def bytes_needed(*arrays: Specs) -> int:
     """Compute an upper limit of the size of a reply with these arrays, in bytes."""
     return 2**20 + sum(map(bytes_of, arrays))
@@ -193,19 +209,6 @@ def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
     return total
 
 
-LARGEST_SHARE = 0.5
-"""Largest share of all test samples that one of three or more sites may have in the evaluation of all."""
-
-MOST_TESTED = 10.0
-"""Most test samples that a site may have, as a multiple of the training samples that it reported."""
-
-ANOTHER_MIX = 0.5
-"""Total variation distance beyond which a site's test samples have another label mix than it reported for training."""
-
-FEW_TESTED = 30
-"""Fewer test samples than these say too little of a label mix."""
-
-
 class SiteEvaluation(NamedTuple):
     """A model's evaluation on one site's own test samples: what was counted, `(tally.size,)`, and mean loss, infinite
     if it is not finite; `outcomes` has the columns of the confusion matrix divided into cells, `(classes, classes *
@@ -318,10 +321,6 @@ def mix_distance(evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> flo
         return None
     distance = float(np.abs(tested / tested.sum() - counts / counts.sum()).sum() / 2)
     return distance if distance > ANOTHER_MIX else None
-
-
-NAMED = 10
-"""Most classes whose shares are logged."""
 
 
 def tables_of(evaluations: Mapping[int, SiteEvaluation], reduced: tuple[int, float] | None) -> dict[int, IntArray]:

@@ -14,20 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.deploy import _replies
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import ArraySpec
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import LEEWAY, Plan
-from fedskew.deploy._replies import (
-    SiteEvaluation,
-    Together,
-    check_cells,
-    check_outcomes,
-    check_plausible,
-    check_size,
-    mix_distance,
-)
 from fedskew.deploy._roster import Roster
 from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
 from fedskew.deploy._validator import ReplyValidator
@@ -44,7 +36,7 @@ class Evaluations(NamedTuple):
     """The valid evaluations at the sites, and why others are missing, by client index; the target site's samples by
     outcome cell, `(classes * bins,)`, or why there are none."""
 
-    valid: dict[int, SiteEvaluation]
+    valid: dict[int, _replies.SiteEvaluation]
     missing: dict[int, str]
     cells: NDArray[np.int64] | str = ""
 
@@ -163,12 +155,12 @@ class Sites(Backend):
             asked = (table if client < sites else {}) | ({wire.CELLS: bins} if client == place else {})
             contents[client] = _question(round, arrays, asked)
 
-        def read(reply: RecordDict, client: int) -> tuple[SiteEvaluation | None, NDArray[np.int64] | None]:
-            cells = check_cells(reply, classes, bins, round) if client == place else None
+        def read(reply: RecordDict, client: int) -> tuple[_replies.SiteEvaluation | None, NDArray[np.int64] | None]:
+            cells = _replies.check_cells(reply, classes, bins, round) if client == place else None
             if client >= sites:
                 return None, cells
-            evaluation = check_outcomes(reply, tally, bins, round)
-            check_plausible(evaluation, float(sizes[client]) + self.validator.slack(client))
+            evaluation = _replies.check_outcomes(reply, tally, bins, round)
+            _replies.check_plausible(evaluation, float(sizes[client]) + self.validator.slack(client))
             return evaluation, cells
 
         replies = self.members.ask(MessageType.EVALUATE, contents, read, f"evaluation of round {round}")
@@ -186,7 +178,7 @@ class Sites(Backend):
             reason = "not asked, as no reply came before"
         return Evaluations(valid, missing, f"{self.plan.agreement.target_site}: {reason}")
 
-    def evaluate_in_sums(self, round: int, model: ModelState) -> tuple[Together | None, dict[int, str]]:
+    def evaluate_in_sums(self, round: int, model: ModelState) -> tuple[_replies.Together | None, dict[int, str]]:
         """Open the sum of the sites' confusion matrices; return what it tells, if anything, and who is missing."""
         assert self.masked is not None, "as sites are asked for sums"
         tally = self.plan.agreement.tally
@@ -203,7 +195,7 @@ class Sites(Backend):
             LOG.warning("round %d: not evaluated: the sum of the sites' confusion matrices can't be one", round)
             return None, missing
         loss = float(wire.LOSSES.decode(taken.total["losses"])[0]) / tally.samples(counts)
-        return Together(tally, counts, loss, None), missing
+        return _replies.Together(tally, counts, loss, None), missing
 
     def leave(
         self, round: int, model: ModelState, told: Mapping[str, Tensor], clients: ClientStates
@@ -216,7 +208,7 @@ class Sites(Backend):
         self.members.ask(
             f"query.{wire.KEEP}",
             contents,
-            lambda reply, _: check_size(reply, LEEWAY),
+            lambda reply, _: _replies.check_size(reply, LEEWAY),
             "the trained model",
             in_round=False,
         )
@@ -253,11 +245,11 @@ class Sites(Backend):
     def _unasked(self) -> frozenset[int]:
         return self.left_out | self.skipped - self.members.asked | self.members.silent
 
-    def _compare_mixes(self, client: int, evaluation: SiteEvaluation, counts: FloatArray) -> None:
+    def _compare_mixes(self, client: int, evaluation: _replies.SiteEvaluation, counts: FloatArray) -> None:
         """Say once of a site that its test samples have another label mix than it reported."""
         agreement = self.plan.agreement
         knows_labels = agreement.label_counts not in ("withheld", "summed") and not agreement.multi_label
-        distance = mix_distance(evaluation, counts) if knows_labels and client not in self._doubted else None
+        distance = _replies.mix_distance(evaluation, counts) if knows_labels and client not in self._doubted else None
         if distance is not None:
             self._doubted.add(client)
             said = (

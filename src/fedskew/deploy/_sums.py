@@ -53,6 +53,10 @@ Weigh = Callable[[Sequence[int]], Sequence[float]]
 """From clients to the weights of their updates, in the same order, sum 1; all 0 where none holds a sample."""
 
 
+DEVIATIONS = 9
+"""Noise of so many standard deviations is in no coordinate of any model: once in 10^18 draws."""
+
+
 @dataclass
 class Taken:
     """The result of a masked sum: the weights of the clients in it (0 where nothing is weighed), the `members` of which
@@ -293,10 +297,6 @@ def sum_over_all(
         f"{in_words(purpose)} were not summed within {patience:.0f} s, as that takes all of {', '.join(names)}; start "
         "again when they can be reached"
     )
-
-
-DEVIATIONS = 9
-"""Noise of so many standard deviations is in no coordinate of any model: once in 10^18 draws."""
 
 
 def impossible(

@@ -11,22 +11,12 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.engine import contracts
 from fedskew.engine._backend import Assignment, Backend, Conditions, Sent, Update, cohort_size, tensor_bytes
 from fedskew.engine._faults import find_fault, is_finite, is_moderate
 from fedskew.engine._records import Cohort, FloatArray, Notes, RoundRecord
 from fedskew.engine._sight import Sight, losses_of
 from fedskew.engine._states import ClientStates, Named, ServerState, packed, unpacked
-from fedskew.engine.contracts import (
-    blame_for_infinity,
-    calling,
-    checked_choice,
-    checked_model,
-    checked_parameters,
-    checked_quotas,
-    checked_state,
-    fitting,
-    hooked,
-)
 from fedskew.engine.sums import Floats
 from fedskew.engine.target import Estimation
 from fedskew.engine.totals import Collected
@@ -85,7 +75,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         self.codec.check(self.method, self.cohort_size)
-        object.__setattr__(self, "method", fitting(self))
+        object.__setattr__(self, "method", contracts.fitting(self))
 
     @property
     def cohort_size(self) -> int:
@@ -104,7 +94,7 @@ class Federation:
     @cached_property
     def _untouched(self) -> Any:
         """The selection's state before the first round."""
-        with calling("selection", self.method.selection, "init"):
+        with contracts.calling("selection", self.method.selection, "init"):
             return self.method.selection.init(self.counts_seen)
 
     def open(self) -> None:
@@ -118,10 +108,10 @@ class Federation:
     def start(self, model: ModelState) -> ServerState:
         """See `RoundRunner.start`."""
         update, kept = self.method.server_update, dict[str, Named]()
-        with calling("server_update", update, "init"):
-            kept["server_update"] = checked_state(update, update.init(model.parameters))
-        for name, hooks in hooked(self.method).items():
-            with calling(name, hooks, "init_server"):
+        with contracts.calling("server_update", update, "init"):
+            kept["server_update"] = contracts.checked_state(update, update.init(model.parameters))
+        for name, hooks in contracts.hooked(self.method).items():
+            with contracts.calling(name, hooks, "init_server"):
                 kept[name] = {**kept.get(name, {}), **hooks.init_server(model.parameters, len(self.counts))}
         kept |= {"selection": packed(self._untouched), "codec": self.codec.start(len(self.counts))}
         kept |= {"model": model._asdict(), "target": {} if self.aim is None else self.aim.start()}
@@ -145,11 +135,11 @@ class Federation:
         mix = self.target if self.aim is None else self.aim.mix(state.of("target"))[0]
         seen = {"kept": state.of("selection.hooks"), "losses": losses_of(self, state, notes), "target": mix}
         chosen = self.sight(state, notes).call("selection", selection, "select", *called, **seen)
-        ids, kept = checked_choice(selection, chosen, len(self.counts), where)
+        ids, kept = contracts.checked_choice(selection, chosen, len(self.counts), where)
         lost = self.conditions.dropped(len(ids), self.seed, round) | self.codec.declines(state.of("codec"), ids)
         counts, quotas = self.counts[ids], getattr(kept, "quotas", None)
         if quotas is not None:
-            counts = checked_quotas(selection, quotas, ids, self.counts.shape[1], where)
+            counts = contracts.checked_quotas(selection, quotas, ids, self.counts.shape[1], where)
         following = state.having("selection", packed(kept))
         samples = None if self.sizes is None else self.sizes[ids]
         return Cohort(ids, lost, counts, quotas is not None, notes, samples), following
@@ -168,10 +158,10 @@ class Federation:
     def instruct(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
         """Make what is sent to every client, and an assignment for each that does not drop out."""
         broadcast, fresh, sizes = dict[str, Tensor](), dict[str, Tensor](), cohort.sizes
-        for name, one in hooked(self.method).items():
-            with calling(name, one, "broadcast", f"round {state.round}: "):
+        for name, one in contracts.hooked(self.method).items():
+            with contracts.calling(name, one, "broadcast", f"round {state.round}: "):
                 broadcast |= one.broadcast(state.of(name))
-            with calling(name, one, "init_client", f"round {state.round}: "):
+            with contracts.calling(name, one, "init_client", f"round {state.round}: "):
                 fresh |= one.init_client(state.model.parameters)
         assignments = [
             Assignment(
@@ -210,21 +200,21 @@ class Federation:
     def _moved(self, state: ServerState, collected: Collected, notes: Notes) -> ServerState | None:
         """Return the state with the next model; None if that would have a NaN or infinite value."""
         update, sent, total = self.method.server_update, state.model.parameters, collected.total
-        components, where = hooked(self.method), f"round {state.round}: "
+        components, where = contracts.hooked(self.method), f"round {state.round}: "
         assert total is not None, "by the caller"
         called = state.of("server_update"), sent, total.change, total.extras
         found = self.sight(state, notes).call("server_update", update, "move", *called)
-        parameters, kept = checked_model(update, found, sent, where)
+        parameters, kept = contracts.checked_model(update, found, sent, where)
         if not is_finite(parameters):
             if self.codec.sees_each and is_moderate(sent, total.changes):
-                blame_for_infinity(update, where)
+                contracts.blame_for_infinity(update, where)
             return None
         shown = sent, parameters, total.changes, collected.members.ids, total.weights, total.replies
         end = RoundEnd(*shown, clients=len(self.counts), weight_limit=self.weight_limit)
         for name, hooks in components.items():
             if type(hooks).next_model is not Hooks.next_model:
                 made = self.sight(state.moved_to(total.model(end.new)), notes).call(name, hooks, "next_model", end)
-                end = end._replace(new=checked_parameters(name, hooks, made, sent, where))
+                end = end._replace(new=contracts.checked_parameters(name, hooks, made, sent, where))
         following = state.having("server_update", kept).moved_to(total.model(end.new))
         for name, hooks in components.items():
             ended = self.sight(following, notes).call(name, hooks, "end_round", following.of(name), end)
@@ -234,7 +224,7 @@ class Federation:
     def evaluated_model(self, state: ServerState) -> ModelState:
         """Return the global model, or the model that a component's hook `evaluated` makes of it."""
         parameters = state.model.parameters
-        for name, hooks in hooked(self.method).items():
+        for name, hooks in contracts.hooked(self.method).items():
             parameters = hooks.evaluated(state.of(name), parameters)
         return state.model._replace(parameters=parameters)
 

@@ -42,6 +42,11 @@ _ROWS = 256
 """How many rows stand for the inputs of a data set that is read from files batch by batch."""
 
 
+T = TypeVar("T")
+ANEW = "start over with --fresh, which keeps the old folder"
+"""What a message about a run that can't be gone on with advises."""
+
+
 @dataclass(frozen=True)
 class Content:
     """The content of a run's data: a checksum, and size and time of the user's files, by path; None: it isn't known
@@ -230,12 +235,6 @@ def _data_root(config: Config) -> str | None:
         return config.place(config.data.root)
     recorded = None if config.origin is None else config.origin.data
     return None if recorded is None or os.environ.get("FEDSKEW_DATA") else str(recorded)
-
-
-T = TypeVar("T")
-
-ANEW = "start over with --fresh, which keeps the old folder"
-"""What a message about a run that can't be gone on with advises."""
 
 
 @cache  # of the code that this process runs; read from a file

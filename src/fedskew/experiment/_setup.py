@@ -25,6 +25,7 @@ from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, summable
 from fedskew.errors import BackendWarning, ConfigError, placed
 from fedskew.executors import cores
+from fedskew.experiment import _work
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
@@ -34,16 +35,6 @@ from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import Task, make_task, model_info
-from fedskew.experiment._work import (
-    ClientEvaluations,
-    LabelledData,
-    LocalEvaluator,
-    behind_body,
-    make_method,
-    make_network,
-    make_protection,
-    make_work,
-)
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
 from fedskew.models import FlatModel, ModelState
@@ -57,6 +48,15 @@ from fedskew.weighting import BySums, Facts, Uniform
 FloatArray = NDArray[np.float64]
 
 
+_STEP, _RATE = 3e-4, 5e10
+"""Seconds that a step takes whatever the network, and operations a second."""
+
+_WORTH_IT = 15.0
+"""Seconds of a run for which starting processes, of 2 to 4 seconds each, is worth it."""
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
 def make_training_loop(config: Config, seed: int, folder: Path | None = None, task: Task | None = None) -> TrainingLoop:
     """Make the training loop of a simulation: one seed of one config on this machine.
 
@@ -67,17 +67,17 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     device = choose_device(config.engine.device)
     whole_task = task or make_task(config, seed)
     raw = whole_task.dataset
-    method = make_method(config, raw)
-    network = make_network(config, seed, method, raw.num_classes, raw.in_shape, _some(raw).cpu()).to(device)
-    module, task, features = behind_body(config, method, whole_task, network, _some(raw).to(device))
+    method = _work.make_method(config, raw)
+    network = _work.make_network(config, seed, method, raw.num_classes, raw.in_shape, _some(raw).cpu()).to(device)
+    module, task, features = _work.behind_body(config, method, whole_task, network, _some(raw).to(device))
     dataset, held_out = task.dataset, torch.from_numpy(task.validation)
     trained = FlatModel.of(module, _some(dataset).to(device), entire=network)
-    test = LabelledData(dataset.test_inputs.to(device), dataset.test_targets.to(device))
+    test = _work.LabelledData(dataset.test_inputs.to(device), dataset.test_targets.to(device))
     validation = None
     if len(held_out):
-        validation = LabelledData(take(dataset.inputs, held_out).to(device), dataset.targets[held_out].to(device))
+        validation = _work.LabelledData(take(dataset.inputs, held_out).to(device), dataset.targets[held_out].to(device))
     clients = engine.ClientStates(None if folder is None else folder / "checkpoint" / "clients")
-    observe = ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
+    observe = _work.ClientEvaluations(config, test, task.counts) if config.evaluation.clients else None
     runner, untrained, model, sites = _make_runner(
         config, seed, method, task, trained, clients, observe, folder, validation
     )
@@ -92,7 +92,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         kept = model.frozen() if config.model.freezes and method.pipeline is None else {}
         files = RunFolder(folder, task.partition, Identity.of(config, whole_task.loaded.content(config)), kept)
     targets, backend = (task.target, task.server_target), getattr(runner, "backend", None)
-    evaluator = LocalEvaluator(model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label)
+    evaluator = _work.LocalEvaluator(
+        model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label
+    )
     return TrainingLoop(
         config=config,
         runner=runner,
@@ -149,7 +151,7 @@ def _make_runner(
     clients: engine.ClientStates,
     observe: engine.Observer | None,
     folder: Path | None,
-    validation: LabelledData | None,
+    validation: _work.LabelledData | None,
 ) -> tuple[engine.RoundRunner, ModelState, FlatModel, SiteModels | None]:
     """Return the runner of a method's rounds, the untrained model, the network for evaluated models, and own models."""
     training, dataset = config.training, task.dataset
@@ -165,7 +167,7 @@ def _make_runner(
     sizes = task.sizes.astype(np.float64) if dataset.multi_label else None
     moments = dataset.mean, dataset.std
     total = None if sizes is None else float(sizes.sum())
-    work = make_work(config, seed, method, model, samples, *moments, dataset.num_classes, pooled, total)
+    work = _work.make_work(config, seed, method, model, samples, *moments, dataset.num_classes, pooled, total)
     weighed = noisy if conditions.count_use == "all" else None
     if config.engine.label_counts == "summed" and isinstance(method.weighting, BySums):
         weighed = stand_ins(method.weighting, task.counts if weighed is None else summable(weighed), sizes)
@@ -173,7 +175,7 @@ def _make_runner(
     target = task.target if config.target.is_estimated else noisy_target(task.server_target, config.target.noise, seed)
     if method.pipeline is not None:
         size //= method.pipeline.clusters  # each cluster's part of a cohort trains by itself
-    protection = make_protection(config, model, len(task.counts))
+    protection = _work.make_protection(config, model, len(task.counts))
     announced = _announced(config, method, task.counts if weighed is None else weighed, target)
     processes = _processes(config, model, task, size, some)
     private_bytes = 0 if work.private is None else work.private.bytes
@@ -301,15 +303,6 @@ def _processes(config: Config, model: FlatModel, task: Task, cohort: int, sample
     steps = training.rounds * cohort * (batches if training.steps is None else training.steps)
     operations = 3 * counter.get_total_flops() * training.batch_size
     return at_once if steps * (_STEP + operations / _RATE) > _WORTH_IT else 1
-
-
-_STEP, _RATE = 3e-4, 5e10
-"""Seconds that a step takes whatever the network, and operations a second."""
-_WORTH_IT = 15.0
-"""Seconds of a run for which starting processes, of 2 to 4 seconds each, is worth it."""
-
-
-_BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def refuses_one(module: nn.Module, sample: Tensor) -> bool:

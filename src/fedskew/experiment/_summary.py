@@ -32,6 +32,13 @@ LOW = ("loss", "ece")
 """The figures that are the better the lower they are."""
 
 
+_version = cache(version)
+Scoring = Callable[[ModelState, bool], metrics.Scores | metrics.FindingScores | None]
+"""Returns a model's logits of the test set, or, with True, of the validation set; None for a set that there isn't."""
+
+_DECIDING = ("accuracy", "balanced_accuracy", "macro_f1")
+
+
 def figures(evaluation: Evaluation) -> dict[str, float | None]:
     """Return the figures of one evaluation by name."""
     return {name: getattr(evaluation, name) for name in EVALUATED}
@@ -140,9 +147,6 @@ def surroundings(threads: int, device: torch.device) -> dict[str, Any]:
     }
 
 
-_version = cache(version)
-
-
 @cache
 def _processor() -> str:
     try:
@@ -163,12 +167,6 @@ def _revision() -> str | None:
     except OSError:
         return None
     return done.stdout.strip() or None
-
-
-Scoring = Callable[[ModelState, bool], metrics.Scores | metrics.FindingScores | None]
-"""Returns a model's logits of the test set, or, with True, of the validation set; None for a set that there isn't."""
-
-_DECIDING = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew import components, data, methods, metrics, models, own_code
+from fedskew import components, data, engine, methods, metrics, models, own_code
 from fedskew.data import Dataset, Inputs
 from fedskew.data.features import MOST_BYTES, Features
-from fedskew.engine import (
-    Backend,
-    ClientData,
-    ClientEvaluation,
-    Evaluation,
-    LocalWork,
-    Private,
-    cohort_size,
-    plain,
-    predict,
-    predict_findings,
-)
 from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, ConfigError, DataError, in_one_line, placed
@@ -81,13 +69,13 @@ def make_work(
     seed: int,
     method: Method,
     model: FlatModel,
-    samples: ClientData,
+    samples: engine.ClientData,
     mean: tuple[float, ...],
     std: tuple[float, ...],
     classes: int,
     counts: NDArray[np.float64] | None = None,
     size: float | None = None,
-) -> LocalWork:
+) -> engine.LocalWork:
     """Build the local training of a config; ConfigError where the network lacks layers that clients are to keep.
 
     Samples were normalised by `mean` and `std`, by channel, which augmentation needs. `counts` are the label counts of
@@ -100,7 +88,7 @@ def make_work(
     if training.augmentation is not None:
         augmentation = components.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
         augment = partial(augmentation.apply, mean=mean, std=std)
-    return LocalWork(
+    return engine.LocalWork(
         data=samples,
         objective=replace(method.objective, class_weights=_class_weights(config, classes, counts, size)),
         local_step=method.local_step if method.personal is None else method.personal.local_step(method.local_step),
@@ -138,12 +126,12 @@ def _class_weights(
     return tuple(np.where(held, weights, weights.max() or 1.0).tolist())  # counts with noise may miss a class
 
 
-def _private(personal: Personal, model: FlatModel) -> Private | None:
+def _private(personal: Personal, model: FlatModel) -> engine.Private | None:
     """Mark what never leaves a client; None where that is nothing."""
     known = Names.of(model.module, model.names, model.buffer_names)
     with placed("method.personal."):
         names = checked_private(personal, personal.private(known), known)
-    return Private.of(model, names, personal.head_epochs) if names else None
+    return engine.Private.of(model, names, personal.head_epochs) if names else None
 
 
 def make_protection(config: Config, model: FlatModel, clients: int) -> Protection | None:
@@ -157,7 +145,7 @@ def make_protection(config: Config, model: FlatModel, clients: int) -> Protectio
             f"privacy.delta: {section.delta:g} has to be below 1 / {clients}, one divided by the number of clients: "
             "with that chance anything may become known of a client"
         )
-    cohort = cohort_size(config.training.participation, clients)
+    cohort = engine.cohort_size(config.training.participation, clients)
     assert limit is not None, "the config has been checked"
     if model.read_state().buffers.numel():
         raise ConfigError(
@@ -288,10 +276,10 @@ class LocalEvaluator:
     classes: int
     target: NDArray[np.float64] | None
     chosen_by: NDArray[np.float64] | None
-    backend: Backend | None = None
+    backend: engine.Backend | None = None
     multi_label: bool = False
 
-    def __call__(self, round: int, state: ModelState) -> tuple[Evaluation | None, Evaluation | None]:
+    def __call__(self, round: int, state: ModelState) -> tuple[engine.Evaluation | None, engine.Evaluation | None]:
         """Evaluate a model on the test and the validation set."""
         self.model.write_state(state)
         tested = self._evaluate(state, self.test, self.target)
@@ -311,14 +299,14 @@ class LocalEvaluator:
     def _predicted(self, state: ModelState, data: LabelledData) -> Any:
         of_all = data.inputs, data.targets, self.classes
         found = None if self.backend is None else self.backend.predict(state, *of_all)
-        return predict(self.model.network, *of_all) if found is None else found
+        return engine.predict(self.model.network, *of_all) if found is None else found
 
-    def _evaluate(self, state: ModelState, data: LabelledData, target: NDArray[np.float64] | None) -> Evaluation:
+    def _evaluate(self, state: ModelState, data: LabelledData, target: NDArray[np.float64] | None) -> engine.Evaluation:
         if self.multi_label:
-            return predict_findings(self.model.network, data.inputs, data.targets)
+            return engine.predict_findings(self.model.network, data.inputs, data.targets)
         found = self._predicted(state, data)
         scores = metrics.Scores.of(found.logits, data.targets) if len(data.targets) else None
-        return Evaluation.of(found.confusion, found.loss, target, scores)
+        return engine.Evaluation.of(found.confusion, found.loss, target, scores)
 
 
 @dataclass(frozen=True)
@@ -329,17 +317,17 @@ class ClientEvaluations:
     test: LabelledData
     counts: NDArray[np.float64]
 
-    def __call__(self, round: int, client: int, module: nn.Module) -> ClientEvaluation | None:
+    def __call__(self, round: int, client: int, module: nn.Module) -> engine.ClientEvaluation | None:
         """Evaluate one client's model; None in a round without evaluation."""
         if not self.config.is_evaluated(round):
             return None
-        confusion = predict(module, self.test.inputs, self.test.targets, self.counts.shape[1]).confusion
+        confusion = engine.predict(module, self.test.inputs, self.test.targets, self.counts.shape[1]).confusion
         accuracy = metrics.per_class_accuracy(confusion)
         groups = metrics.class_groups(self.counts[client])
         majority, minority, vacant = (
             _mean_known(accuracy[ids]) for ids in (groups.majority, groups.minority, groups.vacant)
         )
-        return ClientEvaluation(client, plain(accuracy), confusion.tolist(), majority, minority, vacant)
+        return engine.ClientEvaluation(client, engine.plain(accuracy), confusion.tolist(), majority, minority, vacant)
 
 
 def _mean_known(values: NDArray[np.float64]) -> float | None:

@@ -12,16 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
+from fedskew.labels import _skew
 from fedskew.labels._counts import CountsLike, LabelCounts, as_counts, as_target
 from fedskew.labels._measures import GROUPS, ClassPairs, class_group_matrix, entropy
-from fedskew.labels._skew import (
-    ClientConsistency,
-    ClientPairs,
-    InterClientDistribution,
-    LabelDistribution,
-    QuantitySkew,
-    TargetCoverage,
-)
 from fedskew.names import visible
 from fedskew.tables import amount, counted, filled
 
@@ -46,16 +39,16 @@ class SkewReport:
     """
 
     def __init__(self, counts: LabelCounts, target: ArrayLike | None = None) -> None:
-        bits, pairs = np.asarray(entropy(counts)), ClientPairs(counts)
+        bits, pairs = np.asarray(entropy(counts)), _skew.ClientPairs(counts)
         self.counts = counts
-        self.label_distribution = LabelDistribution(counts, bits)
-        self.client_consistency = ClientConsistency(counts, pairs)
-        self.inter_client = InterClientDistribution(counts, pairs)
-        self.quantity = QuantitySkew(counts.sizes)
+        self.label_distribution = _skew.LabelDistribution(counts, bits)
+        self.client_consistency = _skew.ClientConsistency(counts, pairs)
+        self.inter_client = _skew.InterClientDistribution(counts, pairs)
+        self.quantity = _skew.QuantitySkew(counts.sizes)
         self.groups = class_group_matrix(counts)
         self.kl_to_uniform = np.maximum(math.log2(len(counts.classes)) - bits, 0.0)
         self.pairs = ClassPairs.of(counts)
-        self.target = None if target is None else TargetCoverage(counts, target)
+        self.target = None if target is None else _skew.TargetCoverage(counts, target)
         histogram, holders = self.label_distribution.histogram, self.inter_client.holders
         self.rare = np.flatnonzero((histogram > 0) & (histogram < RARE / len(histogram)))
         self.single_holder = np.flatnonzero((holders == 1) & (len(counts) > 1))

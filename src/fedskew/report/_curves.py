@@ -24,6 +24,13 @@ _ODD = 0.01
 Estimates = list[tuple[int, dict[str, Any]]]
 
 
+_words = resources.files("fedskew.report").joinpath("curves.toml").read_text("utf-8")
+_LEVELS = {
+    "even": " The dashed line is a perfectly even mix, the most there can be.",
+    "majority": " The dashed line is the share of the most frequent class: what always naming it gets.",
+}
+
+
 def _draw(
     drawn: charts.Figure, value: str, unit: str = "", points: int = 200, level: str = "", uneven: bool = False
 ) -> None:
@@ -64,7 +71,6 @@ def _draw(
             drawn.findings.append(f"The same line: {labels}.")
 
 
-_words = resources.files("fedskew.report").joinpath("curves.toml").read_text("utf-8")
 for _entry in tomllib.loads(_words)["curve"]:
     charts.figure(_entry.pop("section"), _entry.pop("title"), _entry.pop("caption"))(partial(_draw, **_entry))
 
@@ -168,12 +174,6 @@ def _by_cohort(run: SeedRun) -> tuple[dict[int, float], dict[int, float]]:
         if (tested & ~there).any():
             vacant[record.round] = float(accuracies[tested & ~there].mean())
     return held, vacant
-
-
-_LEVELS = {
-    "even": " The dashed line is a perfectly even mix, the most there can be.",
-    "majority": " The dashed line is the share of the most frequent class: what always naming it gets.",
-}
 
 
 def _level(run: SeedRun, level: str) -> float:
