@@ -46,6 +46,7 @@ class Purpose(enum.IntEnum):
     CLIENT_TEST = 23
     INTERVAL = 24
     BOOTSTRAP = 25
+    BASELINE = 26
 
 
 _WORD = 1 << 64

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def run(tmp_path: Path, text: str, **more: object) -> tuple[ArenaState, Heard]:
         return run_arena(arena, tmp_path / "runs", pool, 1, heard), heard
 
 
-def setting(seed: int = 0, **data: float) -> dict[str, object]:
+def setting(seed: int = 0, **data: float) -> dict[str, Any]:
     """The task of FILE, for `simulate`."""
     partition = {"rule": "quantity", "clients": 10, "labels_per_client": 2, "seed": seed}
     return {"data": {"name": "digits", **data}, "partition": partition, "model": "logistic"}
@@ -97,6 +98,19 @@ def test_models_at_clients_are_columns_and_tables(tmp_path) -> None:
     assert "## Personal models" in page
     assert "## The common model at the clients" in page
     assert len(ArenaState.read(state.arena, tmp_path / "runs").runs) == 4
+
+
+def test_clients_that_train_alone_are_one_row_of_their_mean(tmp_path) -> None:
+    text = FILE.replace("training.participation = [0.4, 1.0]", "training.epochs = [2]").replace(', "fedla"]', "]")
+    own = '{label = "alone", preset = "fedavg", set = {partition.baseline = "alone", training.lr = 0.2}}'
+    text = text.replace("rates = [0.1, 1.0]\nbudget = 3\n", "").replace('"fedavg"]', f'"fedavg", {own}]')
+    row = run(tmp_path, text)[0].compared[-1]
+    task, training = setting(rows=300, validation=0.3), {"rounds": 2, "batch_size": 32, "epochs": 2, "lr": 0.2}
+    task["partition"] |= {"baseline": "alone"}
+    each = simulate(**task, training=training, seeds=list(range(10, 20)), progress=False)  # the ten clients, seed 1
+    score = fmean(one.rounds[-1].evaluation.accuracy for one in each.runs)
+    assert (row["method"], row["seed"], float(row["score"])) == ("alone", "1", pytest.approx(score, abs=2e-5))
+    assert int(row["steps"]) == sum(sum(record["steps"]) for record in each.rounds)
 
 
 @pytest.mark.slow

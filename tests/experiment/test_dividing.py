@@ -37,9 +37,9 @@ def cameras() -> Dataset:
     )
 
 
-def task(**partition):
+def task(run=0, **partition):
     tree = {"data": {"name": cameras}, "partition": partition, "model": "logistic", "method": "fedavg"}
-    return make_task(resolve(tree | {"training": {"rounds": 1}}), seed=0)
+    return make_task(resolve(tree | {"training": {"rounds": 1}}), seed=run)
 
 
 @pytest.mark.parametrize("number", [{}, {"clients": 6}])
@@ -47,6 +47,14 @@ def test_natural_clients_keep_their_order_and_names(number):
     made = task(rule="natural", **number)
     assert made.counts.sum(axis=1).tolist() == [60, 50, 40, 30, 20, 10]
     assert made.client_names == tuple(f"camera {number}" for number in range(6))
+
+
+def test_baselines_pool_all_samples_and_leave_each_client_alone_once():
+    rule = {"rule": "dirichlet_by_class", "clients": 5, "beta": 0.5, "seed": 7}
+    whole, pooled = task(**rule), task(**rule, baseline="pooled")
+    assert pooled.counts.tolist() == [whole.counts.sum(axis=0).tolist()] == [[70, 70, 70]]
+    alone = [rows for seed in range(3, 8) for rows in task(seed, **rule, baseline="alone").partition.indices]
+    assert sorted(rows.tolist() for rows in alone) == sorted(rows.tolist() for rows in whole.partition.indices)
 
 
 def test_fewer_clients_than_cameras_put_whole_cameras_together():

@@ -176,22 +176,11 @@ class Scores:
             of_training = _by_training(runs)
             units = np.array([*of_training.values()])
             difference, low, high, p = self._tested(of_training, tests=not within)
-            row = Standing(
-                method=method,
-                trainings=len(units),
-                federations=len({(training, partition) for training, partition, _ in runs}),
-                score=fmean(_by_training(percent).values()),
-                difference=difference,
-                low=low,
-                high=high,
-                median=median(runs.values()),
-                p=math.nan,
-                ahead=float((units > 0).mean()),
-                harmed=float((units < HARM).mean()),
-                collapsed=sum(value < COLLAPSED for value in runs.values()),
-                runs=len(runs),
-            )
-            rows.append(row)
+            federations, score = {key[:2] for key in runs}, fmean(_by_training(percent).values())
+            shares = float((units > 0).mean()), float((units < HARM).mean())
+            collapsed = sum(value < COLLAPSED for value in runs.values())
+            means = score, difference, low, high, median(runs.values())
+            rows.append(Standing(method, len(units), len(federations), *means, math.nan, *shares, collapsed, len(runs)))
             tests.append(p)
         if within:
             return rows

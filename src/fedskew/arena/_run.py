@@ -83,7 +83,7 @@ def train(trees: Sequence[tuple[Tree, Sequence[Tree]]], last: int) -> list[list[
         warnings.simplefilter("ignore", DataWarning)
         if len(trees) > 1:
             try:
-                results = simulate_together([resolve(tree) for tree, _ in trees])
+                results = simulate_together([_whole(resolve(tree)) for tree, _ in trees])
             except Exception as error:
                 logging.getLogger(__name__).debug("trained one after another, as one of them failed: %s", error)
             else:
@@ -92,9 +92,25 @@ def train(trees: Sequence[tuple[Tree, Sequence[Tree]]], last: int) -> list[list[
         return [_train_alone(tree, views, last) for tree, views in trees]
 
 
+def _whole(config: Config) -> Config:
+    """Return a config whose seeds have every client once for each of its own, where clients train alone."""
+    clients = config.partition.clients or 1
+    every = [seed * clients + at for seed in config.seeds for at in range(clients)]
+    return config if config.partition.baseline != "alone" else config.model_copy(update={"seeds": every})
+
+
+def _mean_row(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the mean of the rows of clients that train alone; steps, seconds and what diverged are sums."""
+    shares = ("score", "accuracy", "worst_class", "target_accuracy", "validation")
+    means = {name: _mean(float(row[name]) for row in rows if row[name]) for name in shares}
+    sums = {name: f"{sum(float(row[name]) for row in rows):.10g}" for name in ("steps", "seconds", "diverged")}
+    curves = zip(*(map(int, row["curve"].split()) for row in rows), strict=False)  # who stops early ends all
+    return {**rows[0], **means, **sums, "curve": " ".join(f"{fmean(own):.0f}" for own in curves)}
+
+
 def _train_alone(tree: Tree, views: Sequence[Tree], last: int) -> list[Trained]:
     try:
-        config = resolve(tree)
+        config = _whole(resolve(tree))
     except FedskewError as error:
         return [Trained({}, {}, str(error)) for _ in views]
     try:
@@ -124,7 +140,11 @@ def _outcome(config: Config, result: Result | Exception, last: int) -> Trained:
         found = figures(first.counts, target, training.participation, epochs)
         federation = {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in found.items()}
         runs = [_towards(run, target) for run in result.runs] if first.target is None else result.runs
-        return Trained({run.seed: _row(config, run, last) for run in runs}, federation)
+        rows = [_row(config, run, last) for run in runs]
+        each = len(rows) // len(config.seeds)
+        parts = zip(config.seeds, range(0, len(rows), each), strict=True)
+        of_seed = {seed: _mean_row(rows[at : at + each]) if each > 1 else rows[at] for seed, at in parts}
+        return Trained(of_seed, {} if config.partition.baseline else federation)
     if isinstance(result, (PartitionError, ConfigError, ArgumentError)):  # it would fail again
         nothing = dict.fromkeys(FIGURES, "")
         return Trained({seed: nothing | {"failure": f"refused: {result}"} for seed in config.seeds}, {})
@@ -140,14 +160,8 @@ def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
 
     if target is None:
         return run
-    rounds = [
-        replace(
-            record,
-            evaluation=record.evaluation and scored(record.evaluation),
-            validation=record.validation and scored(record.validation),
-        )
-        for record in run.rounds
-    ]
+    both = [(record, record.evaluation, record.validation) for record in run.rounds]
+    rounds = [replace(one, evaluation=test and scored(test), validation=own and scored(own)) for one, test, own in both]
     summary = dict(run.summary)
     if said := (finished := summary.get("finished") or {}).get("evaluation"):
         summary["finished"] = {**finished, "evaluation": asdict(scored(Evaluation.from_dict(said)))}
@@ -187,7 +201,7 @@ def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:
         "validation": _mean(one.score for one in validations[-last:]),
         "curve": " ".join(f"{10_000 * one.score:.0f}" for one in evaluations),
         "steps": f"{steps:.0f}",
-        "megabytes": _megabytes(run.summary),
+        "megabytes": "0" if config.partition.baseline else _megabytes(run.summary),
         "finish_megabytes": _megabytes(finish) if finish else "",
         "finish_clients": str(finish.get("clients", "")),
         "seconds": f"{summary['seconds']:.2f}",
@@ -330,14 +344,10 @@ def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping
         runs += [files.runs[key] | own for key in keys]
         if jobs := plan.missing(files.runs):
             missing.append((jobs[0], plan.number - len(keys)))
-    return ArenaState(
-        arena=arena,
-        runs=tuple(sorted(runs, key=lambda line: line["stage"] != "tune")),
-        federations=files.federations,
-        missing=tuple(missing),
-        failures=tuple(f"{name}: {reason}" for name, reason in (failures or {}).items()),
-        number=len(runs) + sum(number for _, number in missing),
-    )
+    ordered = tuple(sorted(runs, key=lambda line: line["stage"] != "tune"))
+    failed = tuple(f"{name}: {reason}" for name, reason in (failures or {}).items())
+    number = len(runs) + sum(left for _, left in missing)
+    return ArenaState(arena, ordered, files.federations, tuple(missing), failed, number)
 
 
 def _finished(plans: Sequence[Plan], files: _Files) -> int:

@@ -128,7 +128,7 @@ def arena(
 
     After the rates, a method tries the values of one parameter of its `own`, or further rates. A method or situation
     that is added later costs only its own runs. Methods are compared on the same partition and seed, at equal rounds,
-    equal compute and equal traffic, with intervals by bootstrap over trainings, ranks and their critical difference.
+    compute and traffic; differences.png is read first. `set = {partition.baseline = "pooled"}`, or "alone", is a row.
 
     Examples:
 

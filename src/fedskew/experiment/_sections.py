@@ -83,6 +83,9 @@ class PartitionSection(Named):
     oracle: bool = False
     """Deal the clients that train as many samples once more, from all training samples but a target client's, so that
     each has the target mix (the Oracle of FedPALS)."""
+    baseline: Literal["pooled", "alone"] | None = None
+    """What no federation gives: "pooled": one client holds what all that train hold; "alone": one of them trains and no
+    other, with each seed the next in a random order, so that as many seeds as clients have each once."""
 
 
 class ModelSection(Named):

@@ -69,7 +69,7 @@ class Task:
 def make_task(config: Config, seed: int) -> Task:
     """Load the data of a config and partition them; DataError, PartitionError or ConfigError where that can't be
     done."""
-    seed = data_seed(config, seed)
+    run, seed = seed, data_seed(config, seed)
     source = loaded(config, seed)
     dataset, strata = source.dataset, source.dataset.strata
     if dataset.multi_label:
@@ -81,6 +81,12 @@ def make_task(config: Config, seed: int) -> Task:
     target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), training)
     if config.partition.oracle:
         divided = _oracle(divided, training, kept, strata, target, generator(seed, Purpose.ORACLE))
+    if config.partition.baseline is not None:
+        held, place = divided.indices, generator(seed, Purpose.BASELINE).permutation(training)[run % training]
+        own = [np.concatenate(held[:training])] if config.partition.baseline == "pooled" else [held[place]]
+        rule = f"{divided.rule}, {config.partition.baseline}"
+        divided = Partition.of([*own, *held[training:]], dataset.labels, dataset.num_classes, rule)
+        training = 1
     divided = _set_apart(divided, training, dataset.labels, strata, config.data, seed)
     nothing = (np.empty(0, dtype=np.int64),) * training
     held_out, client_test = divided.held_out[:training] or nothing, divided.test[:training] or nothing
