@@ -19,20 +19,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew import Result, methods, simulate
+from fedskew import Result, errors, methods, simulate
 from fedskew.arena._advice import figures
 from fedskew.arena._arena import Arena
 from fedskew.arena._plan import ArenaJob, Line, Plan, grouped
 from fedskew.engine import Evaluation
-from fedskew.errors import (
-    ArgumentError,
-    BackendWarning,
-    ConfigError,
-    DataWarning,
-    FedskewError,
-    PartitionError,
-    RunError,
-)
 from fedskew.experiment import Config, resolve, shared_data, simulate_together
 from fedskew.files import append, locked, write_text, writing
 from fedskew.labels import as_target
@@ -79,8 +70,8 @@ def train(trees: Sequence[tuple[Tree, Sequence[Tree]]], last: int) -> list[list[
     alone. A result is the mean of the `last` evaluations.
     """
     with shared_data(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", BackendWarning)
-        warnings.simplefilter("ignore", DataWarning)
+        warnings.simplefilter("ignore", errors.BackendWarning)
+        warnings.simplefilter("ignore", errors.DataWarning)
         if len(trees) > 1:
             try:
                 results = simulate_together([_whole(resolve(tree)) for tree, _ in trees])
@@ -94,9 +85,12 @@ def train(trees: Sequence[tuple[Tree, Sequence[Tree]]], last: int) -> list[list[
 
 def _whole(config: Config) -> Config:
     """Return a config whose seeds have every client once for each of its own, where clients train alone."""
-    clients = config.partition.clients or 1
-    every = [seed * clients + at for seed in config.seeds for at in range(clients)]
-    return config if config.partition.baseline != "alone" else config.model_copy(update={"seeds": every})
+    if config.partition.baseline != "alone":
+        return config
+    if config.partition.clients is None:
+        raise errors.ConfigError("partition.clients: missing, and each of them trains alone; set their number")
+    clients = config.partition.clients - config.has_target_client
+    return config.model_copy(update={"seeds": [seed * clients + at for seed in config.seeds for at in range(clients)]})
 
 
 def _mean_row(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -111,7 +105,7 @@ def _mean_row(rows: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _train_alone(tree: Tree, views: Sequence[Tree], last: int) -> list[Trained]:
     try:
         config = _whole(resolve(tree))
-    except FedskewError as error:
+    except errors.FedskewError as error:
         return [Trained({}, {}, str(error)) for _ in views]
     try:
         return _seen(views, simulate(config, progress=False), last)
@@ -125,7 +119,7 @@ def _seen(views: Sequence[Tree], result: Result | Exception, last: int) -> list[
     for config in map(resolve, views):
         try:
             found.append(_outcome(config, result, last))
-        except ArgumentError as error:  # a mix that doesn't fit
+        except errors.ArgumentError as error:  # a mix that doesn't fit
             found.append(_outcome(config, error, last))
     return found
 
@@ -145,7 +139,7 @@ def _outcome(config: Config, result: Result | Exception, last: int) -> Trained:
         parts = zip(config.seeds, range(0, len(rows), each), strict=True)
         of_seed = {seed: _mean_row(rows[at : at + each]) if each > 1 else rows[at] for seed, at in parts}
         return Trained(of_seed, {} if config.partition.baseline else federation)
-    if isinstance(result, (PartitionError, ConfigError, ArgumentError)):  # it would fail again
+    if isinstance(result, (errors.PartitionError, errors.ConfigError, errors.ArgumentError)):  # it would fail again
         nothing = dict.fromkeys(FIGURES, "")
         return Trained({seed: nothing | {"failure": f"refused: {result}"} for seed in config.seeds}, {})
     return Trained({}, {}, reason_of(result))
@@ -171,7 +165,7 @@ def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
 def reason_of(error: BaseException) -> str:
     """Return why something failed, in one line."""
     said = " ".join(str(error).split())
-    return said if isinstance(error, FedskewError) else f"{type(error).__name__}: {said}"
+    return said if isinstance(error, errors.FedskewError) else f"{type(error).__name__}: {said}"
 
 
 def _in_words(config: Config) -> str:
@@ -398,19 +392,19 @@ def _read(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: can't be read: {error}") from None
+        raise errors.RunError(f"{path}: can't be read: {error}") from None
     whole = text[: text.rfind("\n") + 1]
     if whole != text:  # the line that was being written when the machine or its power failed
         write_text(path, whole)
     reader = csv.DictReader(io.StringIO(whole, newline=""))
     if whole and list(reader.fieldnames or [])[: len(columns)] != list(columns):
-        raise RunError(
+        raise errors.RunError(
             f"{path}: belongs to an arena with other columns than {', '.join(columns)}; write elsewhere with "
             "--out, or give this arena another name"
         )
     lines = list(reader)
     if any(None in line or None in line.values() for line in lines):
-        raise RunError(f"{path}: a line has too few or too many cells; mend it, or move the file away")
+        raise errors.RunError(f"{path}: a line has too few or too many cells; mend it, or move the file away")
     return lines
 
 
