@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 39_159, "docstrings": 9_584, "files": 315, "names": 334},
-    "tests": {"code": 33_721},
+    "src": {"code": 39_082, "docstrings": 9_578, "files": 315, "names": 334},
+    "tests": {"code": 33_695},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

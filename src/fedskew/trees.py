@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -65,6 +66,16 @@ def parse_change(text: str) -> tuple[str, Any]:
     if parsed is None or _is_deep(parsed):
         raise ConfigError(f"--set {key}: lists and tables in its value are nested more than {DEEPEST} deep")
     return key, parsed
+
+
+def on_one_line(value: Any) -> str:
+    """Return a plain value as TOML."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {on_one_line(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(on_one_line, value)) + "]"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+    return text.replace("\x7f", "\\u007f")
 
 
 def line_of(text: str, key: str) -> int | None:

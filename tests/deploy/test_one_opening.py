@@ -69,8 +69,12 @@ def opened(
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
+    return after_one(tmp_path_factory.mktemp("played"))
+
+
+def after_one(folder: Path, **agreed: Any) -> tuple[Federated, LocalGrid]:
     """A federation of four after the first of nine rounds."""
-    federation = masked(tmp_path_factory.mktemp("played"), "fedavg", training={"rounds": 9}, **EVALUATED)
+    federation = masked(folder, "fedavg", training={"rounds": 9}, **EVALUATED, **agreed)
     grid = federation.grid()
     a_round_of(federation.run(grid))
     return federation, grid
@@ -315,15 +319,8 @@ def test_a_site_takes_part_in_the_rounds_of_the_config(
 ) -> None:
     federation, grid = played
     if updates == "plain":
-        federation, grid = plain(tmp_path_factory)
+        federation, grid = after_one(tmp_path_factory.mktemp("plain"), updates="plain")
     assert federation.refusal(grid.last(kind), kind, **entries) == "not agreed: rounds; its own log says more"
-
-
-def plain(factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
-    federation = masked(factory.mktemp("plain"), "fedavg", training={"rounds": 9}, updates="plain", **EVALUATED)
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
-    return federation, grid
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ import re
 import shutil
 import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tomli_w
 from PIL import Image
 
 from fedskew.cli import app
@@ -182,8 +182,8 @@ def test_agreeing_again_counts_rounds_anew_and_epsilons_never(tmp_path, capsys):
     assert Terms.read(folder / "agreed.toml").epsilon_total == 1.0
 
 
-def other_class(folder: Path) -> None:
-    paint(folder / "images" / "train", {"glvoe": 2})
+def described(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "data.toml").write_text(text)
 
 
 def other_shape(folder: Path) -> None:
@@ -196,63 +196,27 @@ def grey(folder: Path) -> None:
         paint(folder / "images" / part, HELD, mode="L")
 
 
-def no_images(folder: Path) -> None:
-    (folder / "images").rename(folder / "elsewhere")
-
-
-def unreadable_image(folder: Path) -> None:
-    (folder / "images" / "train" / "hat" / "0.png").write_text("not an image")
-
-
-def no_agreement(folder: Path) -> None:
-    (folder / "app" / "deploy.toml").unlink()
-
-
-def no_app(folder: Path) -> None:
-    shutil.rmtree(folder / "app")
-
-
-def no_data_file(folder: Path) -> None:
-    (folder / "data.toml").unlink()
-
-
 def nothing_there(folder: Path) -> None:
     for file in folder.glob("*.toml"):
         file.unlink()
 
 
-def no_table(folder: Path) -> None:
-    (folder / "data.toml").write_text('state = "state"\n')
-
-
-def wrong_key(folder: Path) -> None:
-    (folder / "data.toml").write_text(tomli_w.dumps({"stat": "x", "data": {"name": "folder", "root": "images"}}))
-
-
-def wrong_reader(folder: Path) -> None:
-    (folder / "data.toml").write_text(tomli_w.dumps({"data": {"name": "foldre", "root": "images"}}))
-
-
-def no_toml(folder: Path) -> None:
-    (folder / "data.toml").write_text("[data\n")
-
-
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
-        (other_class, ["'glvoe'", "did you mean 'glove'"]),
+        (lambda site: paint(site / "images" / "train", {"glvoe": 2}), ["'glvoe'", "did you mean 'glove'"]),
         (other_shape, ["(3, 9, 9)", "(3, 8, 8)"]),
         (grey, ["(1, 8, 8)", "(3, 8, 8)"]),
-        (no_images, ["images does not exist"]),
-        (unreadable_image, ["0.png", "image"]),
-        (no_agreement, ["deploy.toml"]),
-        (no_app, ["app: there is no such folder"]),
-        (no_data_file, ["data.toml"]),
+        (lambda site: (site / "images").rename(site / "elsewhere"), ["images does not exist"]),
+        (lambda site: (site / "images" / "train" / "hat" / "0.png").write_text("not an image"), ["0.png", "image"]),
+        (lambda site: (site / "app" / "deploy.toml").unlink(), ["deploy.toml"]),
+        (lambda site: shutil.rmtree(site / "app"), ["app: there is no such folder"]),
+        (lambda site: (site / "data.toml").unlink(), ["data.toml"]),
         (nothing_there, ["data.toml: there is no such file"]),
-        (no_table, ["[data]"]),
-        (wrong_key, ["stat", "did you mean 'state'"]),
-        (wrong_reader, ["foldre", "folder"]),
-        (no_toml, ["data.toml"]),
+        (described('state = "state"'), ["[data]"]),
+        (described('stat = "x"\ndata = {name = "folder", root = "images"}'), ["stat", "did you mean 'state'"]),
+        (described('data = {name = "foldre", root = "images"}'), ["foldre", "folder"]),
+        (described("[data"), ["data.toml"]),
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, capsys, mistake, says):

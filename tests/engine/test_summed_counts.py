@@ -25,7 +25,6 @@ TASK = task(12, beta=0.5, rounds=2, epochs=1, batch_size=16, lr=0.05) | {
     "target": {"mix": [0.05] * 5 + [0.15] * 5},
     "engine": SUMMED,
 }
-NINE = TASK["partition"] | {"clients": 9}
 HALF = {"training": TASK["training"] | {"participation": 0.5}}
 PALS = {"weighting": {"name": "fedpals", "strength": 50.0}}
 

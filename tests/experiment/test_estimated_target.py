@@ -230,9 +230,6 @@ def test_a_target_that_is_no_mix_of_the_clients_classes(tmp_path):
             fedskew.simulate(stopped, out=tmp_path, **again)
 
 
-NEITHER = {"rule": "dirichlet_by_class", "clients": 6, "beta": 0.5, "min_size": 1}
-
-
 def test_a_partition_with_a_target_client_takes_no_truth():
     tree = changed(partition={"labels_per_client": 4, "clients": 5, "rule": "sparsity"})
     for key in ("beta", "min_size"):

@@ -17,6 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from fedskew import data, methods, models, partition
 from fedskew.experiment import TRACKERS, Config
+from fedskew.trees import on_one_line
 
 _NOT_SET = ("root", "rng", "encoder", "num_classes", "in_shape", "self", "return")
 """Parameters of readers and networks that are no keys of their table."""
@@ -50,7 +51,7 @@ class Entry:
         keys = []
         for name, own in self.schema.get("properties", {}).items():
             default = own.get("default")
-            value = "" if default is None else _toml(default)
+            value = "" if default is None else on_one_line(default)
             keys.append(Key(name, name in required, _in_words(own), default, value, own.get("description", "")))
         return tuple(keys)
 
@@ -205,11 +206,3 @@ def _in_words(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         return "table"
     return {"string": "text", "boolean": "true or false", "object": "table"}.get(kind, "any value")
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)

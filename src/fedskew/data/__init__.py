@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedskew.data import tokens as tokens  # its encoder is known by its kind
 from fedskew.data._dataset import SAMPLERS, ByteImages, Dataset, Inputs, Stored, in_own_units, take
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings
@@ -12,7 +11,6 @@ from fedskew.data._objects import from_object
 from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
 from fedskew.data._schema import Encoder, TableSchema, encoder_of
-from fedskew.data._text import Texts
 from fedskew.data.augmentation import (
     Augmentation,
     Augmenter,
@@ -21,6 +19,7 @@ from fedskew.data.augmentation import (
     CropFlipAutoAugment,
     JitterFlipGrey,
 )
+from fedskew.data.texts import Texts
 
 AUGMENTATIONS: dict[str, type[Augmenter]] = {
     "fedentopt": JitterFlipGrey,

@@ -19,7 +19,7 @@ from fedskew.data._images import DICOM, Picture, Tray, Window, as_floats, is_dic
 from fedskew.data._own import RawSamples, hold_out, make, read_inputs
 from fedskew.data._schema import Encoder
 from fedskew.data._table import is_saved, table_files
-from fedskew.data._text import TEXT, Texts, Vocabulary, read_texts
+from fedskew.data.texts import TEXT, Texts, Vocabulary, read_texts
 from fedskew.errors import ArgumentError, DataError, DataWarning
 from fedskew.names import SYSTEM_FOLDERS
 

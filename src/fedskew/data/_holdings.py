@@ -16,7 +16,7 @@ from fedskew.data._huggingface import class_names, labels_of, names_of
 from fedskew.data._labels import Label, Place, by_number, of_columns, prepared
 from fedskew.data._own import findings_in, labels_in, names_in, ordered, read_arrays
 from fedskew.data._table import Table, is_saved, place_among, saved_table, table_files
-from fedskew.data._text import TEXT
+from fedskew.data.texts import TEXT
 from fedskew.errors import DataError, DataWarning, placed
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, warn_of_look_alikes
 from fedskew.sheets import columns_in, find_column

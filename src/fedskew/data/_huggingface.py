@@ -19,7 +19,7 @@ from fedskew.data._labels import Label, Missing, of_columns, prepared
 from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
 from fedskew.data._schema import Column, Encoder, TableSchema
 from fedskew.data._table import datasets_package, saved_part, saved_table
-from fedskew.data._text import Texts, Vocabulary
+from fedskew.data.texts import Texts, Vocabulary
 from fedskew.errors import ArgumentError, DataError, nearest, placed
 from fedskew.sheets import columns_in
 

@@ -19,7 +19,7 @@ from fedskew.data._image_sets import cinic10, iwildcam, pacs, tiny_imagenet
 from fedskew.data._own import csv, npz
 from fedskew.data._schema import Encoder
 from fedskew.data._table import table_files
-from fedskew.data._text import ag_news
+from fedskew.data.texts import ag_news
 from fedskew.errors import ArgumentError, DataError, nearest
 from fedskew.parameters import checked_options
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.data._schema import TableSchema
-from fedskew.data._text import PADDING, UNKNOWN
+from fedskew.data.texts import PADDING, UNKNOWN
 from fedskew.errors import ArgumentError
 
 FloatArray = NDArray[np.float64]

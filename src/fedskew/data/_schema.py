@@ -15,7 +15,6 @@ are standardised, by mean and deviation of those that are there; a missing one t
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,7 +31,7 @@ from fedskew.data._labels import Label, NoLabel, of_columns, whole
 from fedskew.data._table import Table
 from fedskew.errors import ArgumentError, DataWarning, nearest, placed
 from fedskew.parameters import Finite, Switch, component
-from fedskew.trees import read_tree
+from fedskew.trees import on_one_line, read_tree
 
 Kind = Literal["number", "category", "date", "label", "client", "ignored"]
 
@@ -194,9 +193,9 @@ class TableSchema:
     def toml(self) -> str:
         """Return the schema as TOML, one line a column, as `read_toml` reads it."""
         values = self.plain()
-        lines = [f"missing = {_toml(values['missing'])}", ""] if "missing" in values else []
+        lines = [f"missing = {on_one_line(values['missing'])}", ""] if "missing" in values else []
         columns = (
-            f"{name if _BARE.fullmatch(name) else _toml(name)} = {_toml(column)}"
+            f"{name if _BARE.fullmatch(name) else on_one_line(name)} = {on_one_line(column)}"
             for name, column in values["columns"].items()
         )
         return "\n".join([*lines, "[columns]", *columns, ""])
@@ -386,13 +385,6 @@ def _plain(column: Column) -> dict[str, Any]:
     said: dict[str, Any] = {"kind": column.kind, "categories": list(column.categories), "missing": column.missing}
     said |= {"range": None if column.range is None else list(column.range), "unit": column.unit}
     return {key: value for key, value in said.items() if value not in ([], False, None, "")}
-
-
-def _toml(value: Any) -> str:
-    """Return a plain value on one line of TOML, whose texts, numbers and lists are written as JSON's."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _check_range(table: Table, name: str, column: Column, values: NDArray[np.float64]) -> None:

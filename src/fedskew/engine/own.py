@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fedskew.components import has
-from fedskew.engine._backend import Assignment, Backend, LocalWork, Sent, Update
+from fedskew.engine._backend import BUFFERS, PARAMETERS, Assignment, Backend, LocalWork, Private, Sent, Update
 from fedskew.engine._faults import is_finite
-from fedskew.engine._private import BUFFERS, PARAMETERS, Private
 from fedskew.engine._training import LocalTraining
 from fedskew.hooks import Named
 from fedskew.local_steps import SGD, Gradient, StepSettings

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedskew import components, data
 from fedskew.data import OWN, ByteImages, Dataset, Encoder
-from fedskew.data.tokens import Tokens
+from fedskew.data.texts import Tokens
 from fedskew.errors import ConfigError, DataError, RunError, placed
 from fedskew.experiment._config import IDENTITY, Config, Origin
 from fedskew.experiment._own import changed_sources, own_sources

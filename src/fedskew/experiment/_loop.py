@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from fedskew.experiment._summary import FinalLook, Scoring, summarise, surroundi
 from fedskew.metrics import SiteRow
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
+
+if TYPE_CHECKING:
+    from fedskew.experiment._site_models import SiteModels
 
 Progress = Callable[[dict[str, Any]], None]
 """Called with every record, in plain values, as soon as its round is over."""
@@ -52,21 +55,6 @@ class Watch(Protocol):
 
     def check(self, server: Any, /) -> None:
         """Raise RunError where the run must not go on from a state, which is saved."""
-
-
-class Beside(Protocol):
-    """Trains models of clients' own beside the rounds."""
-
-    states: engine.ClientStates
-
-    def advance(self, round: int, sent: ModelState, answered: list[int], /) -> None:
-        """Train clients' own models beside the common one, after a round."""
-
-    def complete(self, records: Sequence[engine.RoundRecord], /) -> None:
-        """Train own models of the clients that never took part."""
-
-    def close(self) -> None:
-        """Release what trains own models."""
 
 
 SiteEvaluator = Callable[[ModelState, int], tuple[SiteRow, ...]]
@@ -106,7 +94,7 @@ class TrainingLoop:
     clients: engine.ClientStates
     folder: RunFolder | None = None
     watch: Watch | None = None
-    beside: Beside | None = None
+    beside: SiteModels | None = None
     at_sites: SiteEvaluator | None = None
     finisher: Finisher | None = None
     profile: Callable[[], Profile] | None = None

@@ -29,39 +29,6 @@ FedAvg's. Two that bring the same thing are refused, unless one of them gives wa
 FedLC's loss with FedVLS's two terms, as in that paper's table 6.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from fedskew.methods._build import build, expand, objective_in_words
-from fedskew.methods._compatibility import (
-    check,
-    cost,
-    fills,
-    for_findings,
-    masks_refused,
-    noise_refused,
-    sites_refused,
-    summed_counts_refused,
-    sums_suffice,
-)
-from fedskew.methods._slots import DEFAULTS, PLACES, PRESETS, SLOTS, Method, key_of
-
-__all__ = [
-    "DEFAULTS",
-    "PLACES",
-    "PRESETS",
-    "SLOTS",
-    "Method",
-    "build",
-    "check",
-    "cost",
-    "expand",
-    "fills",
-    "for_findings",
-    "key_of",
-    "masks_refused",
-    "noise_refused",
-    "objective_in_words",
-    "sites_refused",
-    "summed_counts_refused",
-    "sums_suffice",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
