@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from fedskew import methods, sums
@@ -73,6 +74,14 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
 def bits(result: Any) -> tuple[Any, ...]:
     """Everything that a run leaves, without times."""
     return without_times(result.rounds), [value.numpy().tobytes() for value in result.model.state_dict().values()]
+
+
+def save_image(path: Path, levels: Any, mode: str | None = None, **options: Any) -> Path:
+    """Write an image, or an array of levels as one; return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = levels if isinstance(levels, Image.Image) else Image.fromarray(np.asarray(levels))
+    (image.convert(mode) if mode else image).save(path, **options)
+    return path
 
 
 @dataclass

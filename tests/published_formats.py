@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+
+from common import save_image
 
 CINIC_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -143,8 +144,7 @@ def _ag_news(root: Path, train: int, test: int, rng: np.random.Generator) -> Non
 
 def image(path: Path, rng: np.random.Generator, height: int, width: int) -> None:
     """A colour image in the format that the suffix names."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(_pixels(rng, height, width, 3)).save(path)
+    save_image(path, _pixels(rng, height, width, 3))
 
 
 def _cinic10(root: Path, train: int, test: int, rng: np.random.Generator) -> None:

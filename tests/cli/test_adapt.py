@@ -10,11 +10,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy.special import softmax
 
 import fedskew
-from common import task
+from common import save_image, task
 from fedskew import experiment
 from fedskew.data import load
 from fedskew.errors import ArgumentError, DataError, RunError
@@ -93,9 +92,8 @@ def folders(run, target, tmp_path):
     shutil.copytree(run.folder, tmp_path / "run")
     np.savez(tmp_path / "target.npz", x=DIGITS.test_inputs[target].numpy())
     for row in range(0, 360, 2):
-        place = tmp_path / "held" / str(RIGHT[row])
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((255 * DIGITS.test_inputs[row, 0]).round().byte().numpy()).save(place / f"{row}.png")
+        levels = (255 * DIGITS.test_inputs[row, 0]).round().byte()
+        save_image(tmp_path / "held" / str(RIGHT[row]) / f"{row}.png", levels)
     return tmp_path
 
 
@@ -165,8 +163,7 @@ def test_labelled_samples_that_do_not_fit_are_refused(run, tmp_path, labels, say
     np.savez(tmp_path / "held.npz", **arrays)
     with pytest.raises(DataError, match=says):
         experiment.Adaptation.read_labelled(tmp_path / "held.npz", fedskew.load(run.folder))
-    (tmp_path / "held" / "eleven").mkdir(parents=True)
-    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "held" / "eleven" / "0.png")
+    save_image(tmp_path / "held" / "eleven" / "0.png", np.zeros((8, 8), dtype=np.uint8))
     with pytest.raises(DataError, match="no class 'eleven'"):
         experiment.Adaptation.read_labelled(tmp_path / "held", fedskew.load(run.folder))
 

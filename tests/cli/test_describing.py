@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import fedskew
+from common import save_image
 from fedskew.labels import LabelCounts
 
 
@@ -129,9 +130,7 @@ SAMPLES = [("north", "flu"), ("north", "flu"), ("north", "cold"), ("south", "flu
 
 def folder_of_images(here: Path) -> Path:
     for row, (client, label) in enumerate(SAMPLES):
-        path = here / "images" / client / label / f"{row}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (2, 2)).save(path)
+        save_image(here / "images" / client / label / f"{row}.png", Image.new("L", (2, 2)))
     (here / "images" / "south" / "cold").mkdir()
     return here / "images"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from tests.cli.conftest import DIGITS
 
 import fedskew
+from common import save_image
 from fedskew.data import OWN as OWN_DATA
 
 CONFIG = DIGITS.replace('rule = "iid"', 'rule = "dirichlet_by_class", beta = 0.3')
@@ -361,12 +361,6 @@ PICTURES = [  # a command, and words of the answer
 ]
 
 
-def painted(path: Path, values: object, mode: str | None = None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.fromarray(np.asarray(values))
-    (image.convert(mode) if mode else image).save(path)
-
-
 def written(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -378,16 +372,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top, levels = tmp_path_factory.mktemp("pictures"), np.arange(64, dtype=np.uint8).reshape(8, 8)
     for label in "ab":
         for number in range(4):
-            painted(top / "whole" / label / f"{number}.png", levels + number)
-        painted(top / "broken" / label / "0.png", levels)
+            save_image(top / "whole" / label / f"{number}.png", levels + number)
+        save_image(top / "broken" / label / "0.png", levels)
         for name, side in (("0.png", 1), ("1.png", 1 if label == "a" else 2)):
-            painted(top / "sizes" / label / name, np.tile(levels, (side, side)))
-        painted(top / "signed" / label / "0.tif", np.linspace(-500, 500, 64, dtype=np.float32).reshape(8, 8), "I")
-        painted(top / "deep" / label / "0.png", 40 * levels.astype(np.uint16))
+            save_image(top / "sizes" / label / name, np.tile(levels, (side, side)))
+        save_image(top / "signed" / label / "0.tif", np.linspace(-500, 500, 64, dtype=np.float32).reshape(8, 8), "I")
+        save_image(top / "deep" / label / "0.png", 40 * levels.astype(np.uint16))
         for number in range(4):
             written(top / "words" / label / f"{number}.txt", f"{label} text {number}")
         written(top / "texts" / label / "0.txt", "a text")
-        painted(top / "mixed" / "train" / label / "0.png", levels)
+        save_image(top / "mixed" / "train" / label / "0.png", levels)
         written(top / "mixed" / "test" / label / "0.txt", "a text")
     (top / "broken" / "a" / "empty.png").touch()
     (top / "broken" / "b" / "words.png").write_text("not a picture")

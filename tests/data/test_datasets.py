@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from common import save_image
 from fedskew import data
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, DataError
@@ -122,10 +122,7 @@ def test_a_delta_outside_the_unit_interval_is_refused(delta):
 
 
 def picture(path: Path, size: tuple[int, int] = (4, 6), seed: int = 0, mode: str = "RGB") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
-    Image.fromarray(pixels).convert(mode).save(path)
-    return path
+    return save_image(path, np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8), mode)
 
 
 def test_images_are_read_as_the_folder_reader_reads_them(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from common import save_image
 from fedskew import data
 from fedskew.data import Dataset, from_object, holdings
 from fedskew.errors import DataError, DataWarning
@@ -181,9 +182,8 @@ def test_tables_of_hugging_face_are_read_by_the_same_rules(tmp_path):
 
 def test_a_folder_called_na_is_asked_about(tmp_path):
     for name in ("NA", "well"):
-        (tmp_path / name).mkdir()
         for at in range(5):
-            Image.new("L", (4, 4), at).save(tmp_path / name / f"{at}.png")
+            save_image(tmp_path / name / f"{at}.png", Image.new("L", (4, 4), at))
     with pytest.raises(DataError, match="5 samples without a label .*; take them out, or give what they are a name"):
         data.load("folder", tmp_path, rng=rng())
 

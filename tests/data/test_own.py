@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from common import save_image
 from fedskew import data
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, DataError, DataWarning
@@ -25,8 +26,7 @@ def pixels(dataset: Dataset, test: bool = False) -> torch.Tensor:
 
 def paint(path, value, size=(4, 5), mode="L"):
     """An image of one colour; size is (height, width)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size[::-1], value).save(path)
+    save_image(path, Image.new(mode, size[::-1], value))
 
 
 # ---- a test part held out
@@ -163,8 +163,7 @@ def test_colour_and_grey_together_are_colour(tmp_path):
 
 def test_sixteen_bits_of_grey_are_read_in_full(tmp_path):
     for part, value in (("train", 100), ("test", 65535)):
-        (tmp_path / part / "a").mkdir(parents=True)
-        Image.fromarray(np.full((4, 5), value, dtype=np.uint16)).save(tmp_path / part / "a" / "1.png")
+        save_image(tmp_path / part / "a" / "1.png", np.full((4, 5), value, dtype=np.uint16))
     paint(tmp_path / "train" / "a" / "2.png", 255)
     made = data.load("folder", tmp_path)
     assert made.in_shape == (1, 4, 5)

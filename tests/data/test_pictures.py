@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import fedskew
+from common import save_image
 from fedskew import data
 from fedskew.errors import ArgumentError, DataError, DataWarning, MissingPackageError
 
@@ -29,20 +30,13 @@ def shown(dataset: data.Dataset, test: bool = False) -> torch.Tensor:
     return inputs * std + mean
 
 
-def save(path, values, **options):
-    """Write an array or an image; return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    (values if isinstance(values, Image.Image) else Image.fromarray(np.asarray(values))).save(path, **options)
-    return path
-
-
 @pytest.fixture
 def folder(tmp_path):
     """Two classes of two pictures each, and a test part, all of noise."""
     for part in ("train", "test"):
         for label in "ab":
             for number in range(2):
-                save(tmp_path / part / label / f"{number}.png", np.roll(NOISE, number))
+                save_image(tmp_path / part / label / f"{number}.png", np.roll(NOISE, number))
     return tmp_path
 
 
@@ -56,8 +50,8 @@ def test_pictures_stand_upright_in_training_and_prediction(orientation, turn, su
     exif[0x0112] = orientation  # as the camera was held; 6: a quarter to the right
     upright = np.rot90(NOISE, turn)
     for name, values in (("0", NOISE), ("1", NOISE[::-1])):
-        path = save(tmp_path / "train" / "a" / f"{name}{suffix}", values, exif=exif)
-    save(tmp_path / "test" / "a" / "0.png", upright)
+        path = save_image(tmp_path / "train" / "a" / f"{name}{suffix}", values, exif=exif)
+    save_image(tmp_path / "test" / "a" / "0.png", upright)
     made = read(tmp_path)
     assert made.in_shape == (1, *upright.shape)
     torch.testing.assert_close(shown(made)[0], shown(made, test=True)[0])
@@ -77,7 +71,7 @@ def deep(values, dtype=np.uint16):
     ("most", "white"), [(100, 255), (255, 255), (256, 511), (3000, 4095), (4095, 4095), (65535, 65535)]
 )
 def test_white_is_what_the_bits_of_the_brightest_pixel_hold(most, white, folder):
-    path = save(folder / "train" / "a" / "0.png", deep([0, most // 2, most]))
+    path = save_image(folder / "train" / "a" / "0.png", deep([0, most // 2, most]))
     made = read(folder)
     assert made.window == (white,)
     torch.testing.assert_close(shown(made)[0, 0, 0, :3], torch.tensor([0, most // 2, most]) / white)
@@ -88,7 +82,7 @@ def test_white_is_what_the_bits_of_the_brightest_pixel_hold(most, white, folder)
 
 def test_a_window_of_ones_own_clips_what_lies_beyond_it(folder):
     for mode, values in (("I", [-1024, -160, 40, 240, 3000]), ("F", [-1024.5, -160, 40, 240, 3000.5])):
-        path = save(folder / "train" / "a" / "0.tif", Image.fromarray(deep(values, np.float32)).convert(mode))
+        path = save_image(folder / "train" / "a" / "0.tif", Image.fromarray(deep(values, np.float32)).convert(mode))
         made = read(folder, window=[-160, 240])
         expected = torch.tensor([0, 0, 0.5, 1, 1])
         torch.testing.assert_close(shown(made)[0 if len(made.inputs) == 4 else 1, 0, 0, :5], expected)
@@ -105,7 +99,7 @@ def test_a_window_of_ones_own_clips_what_lies_beyond_it(folder):
     ],
 )
 def test_values_without_a_white_of_their_own_ask_for_a_window(mode, values, words, folder):
-    save(folder / "train" / "a" / "0.tif", Image.fromarray(deep(values, np.float32)).convert(mode))
+    save_image(folder / "train" / "a" / "0.tif", Image.fromarray(deep(values, np.float32)).convert(mode))
     with pytest.raises(DataError, match=words):
         read(folder)
     with pytest.raises(DataError, match="set window"):
@@ -113,7 +107,7 @@ def test_values_without_a_white_of_their_own_ask_for_a_window(mode, values, word
 
 
 def test_a_picture_in_other_units_than_those_of_training_is_refused(folder):
-    path = save(folder / "train" / "a" / "0.png", deep([0, 5000]))
+    path = save_image(folder / "train" / "a" / "0.png", deep([0, 5000]))
     with pytest.raises(DataError, match="has more than 8 bits, and the pictures of training have 8"):
         list(data.unlabelled([path], (1, 6, 8)))
     with pytest.raises(DataError, match="has values from 0 to 5000, and black is 0 and white 4095"):
@@ -138,9 +132,9 @@ def spoil(folder):
     """Four files that are no pictures, each in its way; return their names."""
     (folder / "train" / "a" / "empty.png").touch()
     (folder / "train" / "a" / "words.png").write_text("not a picture\n")
-    whole = save(folder / "train" / "b" / "cut.jpg", np.tile(NOISE, (50, 50))[:6, :8])
+    whole = save_image(folder / "train" / "b" / "cut.jpg", np.tile(NOISE, (50, 50))[:6, :8])
     whole.write_bytes(whole.read_bytes()[:-40])
-    part = save(folder / "test" / "b" / "cut.png", RNG.integers(0, 256, (6, 8), dtype=np.uint8))
+    part = save_image(folder / "test" / "b" / "cut.png", RNG.integers(0, 256, (6, 8), dtype=np.uint8))
     part.write_bytes(part.read_bytes()[:60])
     return ["empty.png", "words.png", "cut.jpg", "cut.png"]
 
@@ -188,7 +182,7 @@ def test_prediction_lists_all_broken_files_or_goes_without(folder):
 
 def test_of_a_file_with_several_images_the_first_is_read_and_that_is_said(folder):
     frames = [Image.fromarray(np.full((6, 8), level, np.uint8)) for level in (10, 200)]
-    save(folder / "train" / "a" / "x.gif", frames[0], save_all=True, append_images=frames[1:])
+    save_image(folder / "train" / "a" / "x.gif", frames[0], save_all=True, append_images=frames[1:])
     with pytest.warns(DataWarning, match=r"1 file, such as .*x.gif: several images .* the first one is read"):
         made = read(folder)
     assert shown(made)[2].mean().item() == pytest.approx(10 / 255, abs=1e-4)
@@ -199,8 +193,8 @@ def test_cmyk_palettes_and_transparency_become_colours(tmp_path):
     palette.putpalette([0, 0, 0, 200, 100, 50])
     pictures = {"0.jpg": Image.new("CMYK", (8, 6), (0, 0, 0, 0)), "1.png": palette}
     for name, image in pictures.items():
-        save(tmp_path / "train" / "a" / name, image, **({"transparency": 0} if image is palette else {}))
-    save(tmp_path / "test" / "a" / "0.png", Image.new("RGBA", (8, 6), (1, 2, 3, 0)))
+        save_image(tmp_path / "train" / "a" / name, image, **({"transparency": 0} if image is palette else {}))
+    save_image(tmp_path / "test" / "a" / "0.png", Image.new("RGBA", (8, 6), (1, 2, 3, 0)))
     made = read(tmp_path)
     assert made.in_shape == (3, 6, 8)
     levels = (255 * torch.cat([shown(made), shown(made, test=True)])[:, :, 0, 0]).round().int().tolist()
@@ -209,12 +203,12 @@ def test_cmyk_palettes_and_transparency_become_colours(tmp_path):
 
 def test_a_picture_of_one_pixel_is_one(tmp_path):
     for part in ("train", "test"):
-        save(tmp_path / part / "a" / "0.png", np.array([[7]], np.uint8))
+        save_image(tmp_path / part / "a" / "0.png", np.array([[7]], np.uint8))
     assert read(tmp_path).in_shape == (1, 1, 1)
 
 
 def test_sizes_are_counted_before_anything_is_decoded(folder):
-    save(folder / "train" / "a" / "2.png", NOISE[:5])
+    save_image(folder / "train" / "a" / "2.png", NOISE[:5])
     message = r"2 sizes: 6 x 8 \(8, such as .*0.png\), 5 x 8 \(1, such as .*2.png\); set size"
     with pytest.raises(DataError, match=message):
         read(folder)
@@ -227,7 +221,7 @@ def test_images_in_a_table_are_read_by_the_same_rules(folder, tmp_path):
     files = sorted((folder / "train").rglob("*.*g"))
     exif = Image.Exif()
     exif[0x0112] = 6
-    save(files[1], np.rot90(NOISE), exif=exif)
+    save_image(files[1], np.rot90(NOISE), exif=exif)
     table = datasets.Dataset.from_dict({"image": list(map(str, files)), "label": [path.parent.name for path in files]})
     table = table.cast_column("image", datasets.Image())
     parts = datasets.DatasetDict({"train": table, "test": table})
@@ -316,7 +310,7 @@ def test_without_pydicom_the_line_says_what_to_install(tmp_path, monkeypatch):
 
 def test_a_run_records_what_was_skipped_and_its_model_reads_as_it_was_trained(folder, monkeypatch):
     spoil(folder)
-    path = save(folder / "train" / "a" / "0.png", deep([0, 3000]))
+    path = save_image(folder / "train" / "a" / "0.png", deep([0, 3000]))
     with pytest.warns(DataWarning, match="They are left out"):
         done = fedskew.simulate(
             data={"name": "folder", "root": str(folder), "skip_broken": True},

@@ -10,8 +10,8 @@ import pytest
 import torch
 from federated import federate, training, tree
 from flwr.app import Message
-from PIL import Image
 
+from common import save_image
 from fedskew.deploy import Agreement, Disclosure, SiteData
 from fedskew.deploy.site_data import SiteStates
 from fedskew.errors import ConfigError, DataError
@@ -139,9 +139,8 @@ def test_what_leaves_a_site_is_said_in_full(tmp_path: Path) -> None:
 def test_pictures_of_a_site_are_black_and_white_where_the_federation_says_or_the_site(tmp_path: Path) -> None:
     for part in ("train", "test"):
         for label in "ab":
-            (tmp_path / "scans" / part / label).mkdir(parents=True)
             values = np.linspace(0, 2000, 48).astype(np.uint16).reshape(6, 8)
-            Image.fromarray(values).save(tmp_path / "scans" / part / label / "0.png")
+            save_image(tmp_path / "scans" / part / label / "0.png", values)
     shape = {"sites": ["a", "b"], "classes": ["a", "b"], "shape": [1, 6, 8]}
 
     def read(window: str = "", agreed: list[int] | None = None) -> float:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from common import save_image
 from fedskew.cli import app
 from fedskew.deploy import Address, Agreement, Book, Terms, write_federation
 from fedskew.deploy.app_files import app_hash, read_app
@@ -41,10 +41,8 @@ def paint(folder: Path, held: dict[str, int], size: int = 8, mode: str = "RGB") 
     """Images in class folders."""
     rng = np.random.default_rng(0)
     for name, count in held.items():
-        (folder / name).mkdir(parents=True, exist_ok=True)
         for row in range(count):
-            pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
-            Image.fromarray(pixels).convert(mode).save(folder / name / f"{row}.png")
+            save_image(folder / name / f"{row}.png", rng.integers(0, 256, (size, size, 3), dtype=np.uint8), mode)
 
 
 def site(tmp_path: Path, method: str = "fedavg", **agreed: object) -> Path:
