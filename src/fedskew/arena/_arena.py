@@ -247,14 +247,9 @@ class Arena:
             by_situation.setdefault(tuple(situation.values()), []).append(entry)
         entries = [entry for group in by_situation.values() for entry in group]
         _check(path, settings, entries)
-        return Arena(
-            name=whole.name,
-            axes=axes,
-            entries=tuple(_only(entries, only, path)),
-            settings=settings,
-            command=" ".join([whole.command, *(f"--only {axis}={label}" for axis, label in only.items())]),
-            refused=tuple(f"{cell.label}: {cell.reason}" for cell in whole.refused),
-        )
+        command = " ".join([whole.command, *(f"--only {axis}={label}" for axis, label in only.items())])
+        refused = tuple(f"{cell.label}: {cell.reason}" for cell in whole.refused)
+        return Arena(whole.name, axes, tuple(_only(entries, only, path)), settings, command, refused)
 
 
 def _settings(section: dict[str, Any]) -> Settings:

@@ -191,7 +191,9 @@ class Scores:
 
     def by_label(self, reference: str, axis: str, most: int) -> dict[str, dict[str, Standing]]:
         """Return how methods stand under each label of an axis; nothing where it has one alone, or too many."""
-        labels = {place[self.axes.index(axis)]: None for own in self.values.values() for place, _, _ in own}
+        at, others = self.axes.index(axis), [own for method, own in self.values.items() if method != reference]
+        pairs = [(place, one) for own in others for (place, _, _), one in own.items()]
+        labels = {place[at]: None for place, one in pairs if one.difference is not None}
         if not 1 < len(labels) <= most:
             return {}
         return {label: {row.method: row for row in self.standings(reference, {axis: label})} for label in labels}
