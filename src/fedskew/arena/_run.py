@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -60,6 +61,7 @@ class Trained:
 
 
 Tree = Mapping[str, Any]
+_figures = lru_cache(maxsize=64)(figures)  # many runs have one federation
 
 
 def train(trees: Sequence[tuple[Tree, Sequence[Tree]]], last: int) -> list[list[Trained]]:
@@ -78,8 +80,7 @@ def train(trees: Sequence[tuple[Tree, Sequence[Tree]]], last: int) -> list[list[
             except Exception as error:
                 logging.getLogger(__name__).debug("trained one after another, as one of them failed: %s", error)
             else:
-                views = [views for _, views in trees]
-                return [_seen(own, result, last) for own, result in zip(views, results, strict=True)]
+                return [_seen(own, result, last) for (_, own), result in zip(trees, results, strict=True)]
         return [_train_alone(tree, views, last) for tree, views in trees]
 
 
@@ -131,7 +132,8 @@ def _outcome(config: Config, result: Result | Exception, last: int) -> Trained:
         target = first.target
         if target is None and isinstance(config.target.mix, list):
             target = as_target(config.target.mix, len(first.counts[0]), "target.mix", written=True)
-        found = figures(first.counts, target, training.participation, epochs)
+        mix = None if target is None else tuple(target)
+        found = _figures(tuple(map(tuple, first.counts)), mix, training.participation, epochs)
         federation = {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in found.items()}
         runs = [_towards(run, target) for run in result.runs] if first.target is None else result.runs
         rows = [_row(config, run, last) for run in runs]

@@ -103,14 +103,14 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
     with shared_data():
         for places in alike.values():
             loops: dict[int, list[TrainingLoop]] = {}
-            for at in places:
+            for at in sorted(places, key=lambda at: str(configs[at].partition.seed)):  # one data set is kept
                 try:
                     loops[at] = [make_training_loop(configs[at], seed, None) for seed in configs[at].seeds]
                 except FedskewError as error:
                     results[at] = error
-            every = [loop for own in loops.values() for loop in own]
+            every = [loop for _, own in sorted(loops.items()) for loop in own]
             trained = iter(run_in_step(every, _rounds_together) if every else ())
-            for at, own in loops.items():
+            for at, own in sorted(loops.items()):
                 runs = tuple(islice(trained, len(own)))
                 summary = runs[0].summary if len(runs) == 1 else over_seeds([run.summary for run in runs])
                 results[at] = Result(configs[at], runs, own[0].model.entire, summary, None, own[0].finished_network())
