@@ -285,14 +285,15 @@ def test_grids_are_widened_while_the_best_is_at_an_end_within_the_budget_of_all(
 def test_a_value_is_judged_by_all_tuning_runs_and_the_rate_next_to_divergence_is_not_taken(tmp_path) -> None:
     arena = arena_of(tmp_path, WIDE, only={"place": "few"})
     # 0.1 is best but for one run of six, whose mean makes 0.01 the best; then rates below it are worse.
-    scores = {0.01: 0.5, 0.1: 0.55, 1.0: 0.2}
-    plan = Plan(arena, arena.entries[0])
+    scores, plan = {0.01: 0.5, 0.1: 0.55, 1.0: 0.2}, Plan(arena, arena.entries[0])
     unlucky = tuned(plan, lambda rate, own, *at: (scores.get(rate, 0.1) - 0.4 * ((rate, *at) == (0.1, 9, 7)), False))
     assert unlucky[-1] == (0.01, None)
     # 0.1 is the best on all, and 0.316, the next higher one, diverged on one: 0.0316 is taken, the best of those left.
     close = {0.1: 0.9, 0.0316: 0.6, 0.01: 0.5}
-    order = tuned(plan, lambda rate, own, *at: (close.get(rate, 0.1), rate > 0.1 and at == (8, 5)))
-    assert order[-1] == (0.0316, None)
+    assert tuned(plan, lambda rate, own, *at: (close.get(rate, 0.1), rate > 0.1 and at == (8, 5)))[-1] == (0.0316, None)
+    # All but the lowest diverge: the highest is not taken for having none above it, and the search goes down.
+    down = [rate for rate, _ in tuned(plan, lambda rate, *_: (0.9 - abs(rate - 0.01), rate > 0.01))[3:]]
+    assert down == [0.001, 0.0001, 0.00316, 0.000316, 0.00316]
 
 
 def test_a_grid_of_tables_or_shares_ends_where_it_ends(tmp_path) -> None:

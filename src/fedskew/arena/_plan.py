@@ -182,14 +182,15 @@ class Plan:
         return [*own, *(_Values(rate, best.own) for rate in beside)]
 
     def _best(self, tried: Mapping[_Values, _Judged]) -> _Values:
-        """Return the best values, the first of equals; those next to a rate that diverged only where all are."""
+        """Return the best values, the first of equals; those that diverged come last, before them those next to one."""
 
-        def is_next_to_divergence(one: _Values) -> bool:
+        def merit(one: _Values) -> tuple[bool, bool, float]:
             above = [other for other in tried if other.own == one.own and (other.rate or 0) > (one.rate or 0)]
-            return any(tried[other].diverged for other in sorted(above, key=lambda other: other.rate or 0)[:1])
+            following = [tried[other].diverged for other in sorted(above, key=lambda other: other.rate or 0)[:1]]
+            widen = self.arena.settings.widen
+            return not (widen and tried[one].diverged), not (widen and any(following)), tried[one].score
 
-        taken = [one for one in tried if not (self.arena.settings.widen and is_next_to_divergence(one))]
-        return max(taken or tried, key=lambda one: tried[one].score)
+        return max(tried, key=merit)
 
     def _tune(self, values: _Values) -> list[ArenaJob]:
         tuning = self.arena.settings.tuning

@@ -1,0 +1,31 @@
+"""Write the first 6,000 training and 2,000 test images of CIFAR-10 as an .npz file, for networks.toml.
+
+python benchmarks/part_of_cifar10.py FILE.npz [--data .data]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from fedskew.data import load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file")
+    parser.add_argument("--data", default=".data")
+    arguments = parser.parse_args()
+    whole = load("cifar10", arguments.data)
+    np.savez_compressed(
+        arguments.file,
+        x=whole.inputs[:6_000].numpy(),
+        y=whole.targets[:6_000].numpy(),
+        x_test=whole.test_inputs[:2_000].numpy(),
+        y_test=whole.test_targets[:2_000].numpy(),
+    )
+
+
+if __name__ == "__main__":
+    main()
