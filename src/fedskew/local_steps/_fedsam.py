@@ -23,9 +23,9 @@ from fedskew.parameters import NonNegative, component
 
 
 def ascend(parameters: Tensor, gradient: Gradient, rho: float) -> Tensor:
-    """Return the parameters moved by `rho` along the gradient, shape `(parameters,)`; unchanged where it is zero."""
+    """Return the parameters, or each client's row of them, moved by `rho` along the gradient where it is not zero."""
     uphill = gradient(parameters)
-    reach: Tensor = rho / (torch.linalg.vector_norm(uphill) + 1e-7)
+    reach: Tensor = rho / (torch.linalg.vector_norm(uphill, dim=-1, keepdim=True) + 1e-7)
     return parameters + reach * uphill
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedskew.engine.cohort._stack import Stack, StackLog
+from fedskew.engine.cohort._stack import Stack, StackLog, of_first
 from fedskew.hooks import Hooks
 
 _WARM_UPS = 3  # runs before a recording, so that libraries prepare what must not be part of it
@@ -104,7 +104,7 @@ class HeldStack:
 
     def _take(self, width: int) -> None:
         """Take a step of the first `width` clients on the held tensors."""
-        moment, state = tree_map(partial(_first, width), (self._moment, self.start))
+        moment, state = tree_map(partial(of_first, width), (self._moment, self.start))
         objective, *after = self._stack.step(moment, *state)
         if self._stack.log:
             raise RuntimeError("figures are logged")
@@ -146,7 +146,3 @@ def _contents(stack: Stack) -> Any:
 
 def _own(part: Any) -> Any:
     return part.clone(memory_format=torch.contiguous_format) if isinstance(part, Tensor) else part
-
-
-def _first(clients: int, part: Any) -> Any:
-    return part[:clients] if isinstance(part, Tensor) and part.dim() else part

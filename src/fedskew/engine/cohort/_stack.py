@@ -167,7 +167,7 @@ class Stack:
         gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
         for number, active in enumerate(self.active):
             if held is None and active < len(model.parameters):
-                model, carried = tree_map(partial(_first, active), (model, carried))
+                model, carried = tree_map(partial(of_first, active), (model, carried))
             try:
                 if held is None:
                     objective, model, carried = self.step(self.moment(number, active), model, carried)
@@ -201,8 +201,8 @@ class Stack:
         if self.dims.sent is None:
             model = ModelState(*(part.expand(clients, -1) for part in model))
         model = ModelState(*(part.clone(memory_format=torch.contiguous_format) for part in model))  # to be written to
-        first = [carried_first(self.work, client.setup) for client in self.clients]
-        return model, {name: torch.stack([one[name] for one in first]) for name in first[0]}
+        fresh = [carried_first(self.work, client.setup) for client in self.clients]
+        return model, {name: torch.stack([one[name] for one in fresh]) for name in fresh[0]}
 
     def moment(self, number: int, active: int, padded: bool = False) -> Moment:
         """Return what a step of the `active` first clients differs in; `padded`: batches have their whole width."""
@@ -217,7 +217,10 @@ class Stack:
         """Take one step of the active clients. Operations depend on shapes only: it never waits for the device."""
         own, dims = self._batches(moment, model)
         settings = self.clients[0].setup.settings._replace(
-            start=own.sent.parameters, lr=own.lr, broadcast=own.broadcast, client=own.client
+            start=own.sent.parameters,
+            lr=own.lr.unsqueeze(1) if isinstance(own.lr, Tensor) and own.lr.dim() else own.lr,
+            broadcast=own.broadcast if dims.broadcast is None else _beside_vectors(own.broadcast),
+            client=_beside_vectors(own.client),
         )
         self.log.active, step = len(moment.rows), self.work.local_step
         objective = _StackObjective(self, own, dims, moment.smallest, model)
@@ -226,13 +229,19 @@ class Stack:
         in_place = steps_in_place(step)
         if in_place is not None and dims.lr is None:
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
-            return objective, ModelState(model.parameters, objective.buffers, objective.integers), carried
+            parameters = model.parameters
+        elif type(step).__module__.startswith("fedskew."):  # ours take one client's vectors, or a row for each
+            stepped = step.step(model.parameters, objective.gradients, carried, settings, **seen)
+            parameters, carried = checked_step(step, stepped, model.parameters)
+        else:
 
-        def one(parameters: Tensor, carried: Named, own: Own) -> tuple[Tensor, Named]:
-            mine = settings._replace(start=own.sent.parameters, lr=own.lr, broadcast=own.broadcast, client=own.client)
-            return checked_step(step, step.step(parameters, objective.gradient, carried, mine, **seen), parameters)
+            def one(parameters: Tensor, carried: Named, own: Own) -> tuple[Tensor, Named]:
+                mine = settings._replace(
+                    start=own.sent.parameters, lr=own.lr, broadcast=own.broadcast, client=own.client
+                )
+                return checked_step(step, step.step(parameters, objective.gradient, carried, mine, **seen), parameters)
 
-        parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
+            parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
         return objective, ModelState(parameters, objective.buffers, objective.integers), carried
 
     def _batches(self, moment: Moment, model: ModelState) -> tuple[Own, Any]:
@@ -244,7 +253,7 @@ class Stack:
             x = self.work.augment(x, keys.reshape(-1))
         if moment.lengths is not None:
             mask = torch.arange(width, device=self._device) < moment.lengths.unsqueeze(1)
-        own = Own(*(part if dim is None else tree_map(partial(_first, active), part) for part, dim in self._parts()))
+        own = Own(*(part if dim is None else tree_map(partial(of_first, active), part) for part, dim in self._parts()))
         own = own._replace(
             x=x.view(active, width, *x.shape[1:]),
             y=self._targets.index_select(0, rows).view(active, width),
@@ -360,6 +369,11 @@ class _StackObjective:
         return self._valued(objective, *outputs, own), outputs, buffers, integers
 
 
+def _beside_vectors(named: Named) -> Named:
+    """Return stacked tensors as they go with one vector for each client: of a number for each, a column."""
+    return {name: one.unsqueeze(1) if one.dim() == 1 else one for name, one in named.items()}
+
+
 def _own(setups: Sequence[ClientSetup]) -> tuple[Own, Any]:
     """Return what steps read without batches, and what of it is stacked (0) or the same for all (None)."""
     first, rates = setups[0], [float(one.settings.lr) for one in setups]
@@ -405,5 +419,6 @@ def _split(model: ModelState, carried: Named, which: slice, copied: bool) -> lis
     ]
 
 
-def _first(clients: int, part: Tensor) -> Tensor:
-    return part[:clients]
+def of_first(clients: int, part: Any) -> Any:
+    """Return what is of the first clients of a stack."""
+    return part[:clients] if isinstance(part, Tensor) and part.dim() else part
