@@ -230,7 +230,7 @@ class Stack:
         if in_place is not None and dims.lr is None:
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             parameters = model.parameters
-        elif type(step).__module__.startswith("fedskew.local_steps."):  # of vectors, or of rows
+        elif type(step).__module__.startswith("fedskew.local_steps."):  # these take rows, too
             stepped = step.step(model.parameters, objective.gradients, carried, settings, **seen)
             parameters, carried = checked_step(step, stepped, model.parameters)
         else:
