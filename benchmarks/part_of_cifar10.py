@@ -10,6 +10,7 @@ import argparse
 import numpy as np
 
 from fedskew.data import load
+from fedskew.errors import FedskewError
 
 
 def main() -> None:
@@ -17,7 +18,10 @@ def main() -> None:
     parser.add_argument("file")
     parser.add_argument("--data", default=".data")
     arguments = parser.parse_args()
-    whole = load("cifar10", arguments.data)
+    try:
+        whole = load("cifar10", arguments.data)
+    except FedskewError as error:
+        parser.exit(1, f"{error}\n")
     np.savez_compressed(
         arguments.file,
         x=whole.inputs[:6_000].numpy(),

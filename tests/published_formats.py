@@ -10,9 +10,11 @@ import csv
 import gzip
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.io import savemat
 
 from common import save_image
 
@@ -42,14 +44,13 @@ def idx(path: Path, array: np.ndarray) -> None:
     path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes(), 1))
 
 
-def _idx_set(folder: str, stems: Sequence[str], classes: int) -> Callable[..., None]:
-    def write_set(root: Path, train: int, test: int, rng: np.random.Generator) -> None:
-        for stem, each in zip(stems, (train, test), strict=True):
-            labels = _labels(classes, each, rng)
-            idx(root / folder / f"{stem}-images-idx3-ubyte.gz", _pixels(rng, len(labels), 28, 28))
-            idx(root / folder / f"{stem}-labels-idx1-ubyte.gz", labels)
-
-    return write_set
+def _idx_set(
+    folder: str, stems: Sequence[str], classes: int, root: Path, train: int, test: int, rng: np.random.Generator
+) -> None:
+    for stem, each in zip(stems, (train, test), strict=True):
+        labels = _labels(classes, each, rng)
+        idx(root / folder / f"{stem}-images-idx3-ubyte.gz", _pixels(rng, len(labels), 28, 28))
+        idx(root / folder / f"{stem}-labels-idx1-ubyte.gz", labels)
 
 
 def _usps(root: Path, train: int, test: int, rng: np.random.Generator) -> None:
@@ -112,18 +113,15 @@ def _cifar100(root: Path, train: int, test: int, rng: np.random.Generator) -> No
     (folder / "meta").write_bytes(python2_pickle(names))
 
 
-def _mat_set(folder: str, stems: Sequence[str], zero: int) -> Callable[..., None]:
-    def write_set(root: Path, train: int, test: int, rng: np.random.Generator) -> None:
-        from scipy.io import savemat
-
-        (root / folder).mkdir(parents=True, exist_ok=True)
-        for stem, each in zip(stems, (train, test), strict=True):
-            labels = _labels(10, each, rng).astype(np.uint8)
-            labels[labels == 0] = zero
-            arrays = {"X": _pixels(rng, 32, 32, 3, len(labels)), "y": labels[:, None]}
-            savemat(root / folder / f"{stem}_32x32.mat", arrays, do_compression=True)
-
-    return write_set
+def _mat_set(
+    folder: str, stems: Sequence[str], zero: int, root: Path, train: int, test: int, rng: np.random.Generator
+) -> None:
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for stem, each in zip(stems, (train, test), strict=True):
+        labels = _labels(10, each, rng).astype(np.uint8)
+        labels[labels == 0] = zero
+        arrays = {"X": _pixels(rng, 32, 32, 3, len(labels)), "y": labels[:, None]}
+        savemat(root / folder / f"{stem}_32x32.mat", arrays, do_compression=True)
 
 
 def _digit_domains(root: Path, train: int, test: int, rng: np.random.Generator) -> None:
@@ -217,14 +215,14 @@ def _iwildcam(
 
 
 WRITERS: dict[str, Callable[..., None]] = {
-    "mnist": _idx_set("MNIST/raw", ("train", "t10k"), 10),
-    "fashion_mnist": _idx_set("FashionMNIST/raw", ("train", "t10k"), 10),
-    "emnist_balanced": _idx_set("EMNIST/raw", ("emnist-balanced-train", "emnist-balanced-test"), 47),
+    "mnist": partial(_idx_set, "MNIST/raw", ("train", "t10k"), 10),
+    "fashion_mnist": partial(_idx_set, "FashionMNIST/raw", ("train", "t10k"), 10),
+    "emnist_balanced": partial(_idx_set, "EMNIST/raw", ("emnist-balanced-train", "emnist-balanced-test"), 47),
     "usps": _usps,
     "cifar10": _cifar10,
     "cifar100": _cifar100,
-    "svhn": _mat_set("svhn", ("train", "test"), zero=10),
-    "syn_digits": _mat_set("syn", ("synth_train", "synth_test"), zero=0),
+    "svhn": partial(_mat_set, "svhn", ("train", "test"), 10),
+    "syn_digits": partial(_mat_set, "syn", ("synth_train", "synth_test"), 0),
     "digit_domains": _digit_domains,
     "cinic10": _cinic10,
     "tiny_imagenet": _tiny_imagenet,

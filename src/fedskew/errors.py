@@ -12,8 +12,9 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class FedskewError(Exception):
@@ -79,6 +80,14 @@ class ComponentError(RunError):
 
 class MissingPackageError(FedskewError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
+
+
+def optional(module: str, missing: str) -> Any:
+    """Import a module of an optional package; MissingPackageError, which begins with `missing`, where it fails."""
+    try:
+        return import_module(module)
+    except (ImportError, RuntimeError) as error:  # torchvision's of another build than torch
+        raise MissingPackageError(f"{missing} ({error})") from None
 
 
 class DataWarning(UserWarning):

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from fedskew.children import Child, Reply, hear_interrupts
-from fedskew.errors import MissingPackageError, RunError
+from fedskew.errors import RunError, optional
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -121,13 +121,10 @@ def executor(
 
 @contextmanager
 def _dask(address: str) -> Iterator[tuple[Executor, int]]:
-    try:
-        from distributed import Client
-    except ImportError:
-        raise MissingPackageError("--on: needs Dask: pip install 'fedskew[dask]'") from None
+    dask = optional("distributed", "--on: needs Dask: pip install 'fedskew[dask]'")
     start = f"dask worker {address} --nthreads 1"
     try:
-        client = Client(address, timeout=_SECONDS, set_as_default=False)
+        client = dask.Client(address, timeout=_SECONDS, set_as_default=False)
     except (OSError, ValueError, TimeoutError):
         raise RunError(
             f"--on {address}: no Dask scheduler answers there; start one with: dask scheduler, and on each machine: "

@@ -19,7 +19,6 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import is_dataclass
 from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -234,7 +233,9 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _may_be_named(value: Any) -> bool:
-    if isinstance(value, type) and (_is_network(value) or (is_dataclass(value) and _is_frozen(value))):
+    if isinstance(value, type) and (
+        _is_network(value) or getattr(vars(value).get("__dataclass_params__"), "frozen", False)
+    ):
         return origin_of(value.__module__) != "standard library"
     return origin_of(_definer(value)) == "own"
 
@@ -242,10 +243,6 @@ def _may_be_named(value: Any) -> bool:
 def _is_network(kind: type) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and issubclass(kind, torch.nn.Module)
-
-
-def _is_frozen(kind: type) -> bool:
-    return bool(vars(kind)["__dataclass_params__"].frozen) if "__dataclass_params__" in vars(kind) else False
 
 
 def _definer(value: Any) -> str:

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import shutil
+import time
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -222,6 +223,12 @@ class Federated:
         changes = {self.node(name): lie for name, lie in (lies or {}).items()}
         return LocalGrid(apps, {*map(self.node, away)}, changes)
 
+    def played(self) -> tuple[Federated, LocalGrid]:
+        """The federation after its whole run, and what its sites answered."""
+        grid = self.grid()
+        self.run(grid).run(resume=True)
+        return self, grid
+
     def ask(self, kind: str, content: Mapping[str, Any], name: str = "ash") -> Message:
         """What a site answers to a message by hand."""
         node = self.node(name)
@@ -382,3 +389,11 @@ def fedskew(*words: object) -> tuple[int, str]:
     if isinstance(result.exception, FedskewError):
         return result.exception.exit_code, str(result.exception)
     return result.exit_code, result.output
+
+
+def until(done: Callable[[], Any], seconds: float, log: Path | None = None) -> None:
+    """Wait; fails with the end of a log where it takes longer."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {log.read_text()[-3000:] if log else ''}"
+        time.sleep(0.2)

@@ -112,9 +112,7 @@ def test_features_that_a_site_keeps_change_nothing_but_the_time(tmp_path: Path, 
 def test_kept_features_are_of_this_body_and_these_samples(tmp_path: Path) -> None:
     config = tree("fedavg", rounds=1)
     config["model"] |= {"freeze": ["fc1"]}
-    federation = federate(tmp_path, config, label_counts="withheld")
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
+    federation, grid = federate(tmp_path, config, label_counts="withheld").played()
     question, home = grid.last("train"), federation.kept("ash") / "home"
     first = {one.name for one in home.glob("*-*")}
     values = home / next(one for one in first if one.startswith("training")) / "values.npy"

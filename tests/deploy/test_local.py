@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 import uvicorn
+from federated import until
 from flwr.supercore import sql_mixin
 from sqlalchemy import MetaData
 
@@ -144,7 +145,7 @@ def joined(federation: LocalFederation) -> int:
 def test_a_registered_site_is_accepted_again_and_again(server: LocalFederation) -> None:
     for times in (1, 2):
         server.start_site("north")
-        _until(lambda: joined(server) == times, 200)  # noqa: B023
+        until(lambda: joined(server) == times, 200)  # noqa: B023
         time.sleep(2)  # the server logs it before the site knows, and a site that does not know does not sign off
         server.end(["north"])
 
@@ -153,7 +154,7 @@ def test_a_registered_site_is_accepted_again_and_again(server: LocalFederation) 
 def test_a_revoked_site_is_out_and_says_why(server: LocalFederation) -> None:
     before = joined(server)
     process = server.start_site("south")
-    _until(lambda: joined(server) > before, 200)
+    until(lambda: joined(server) > before, 200)
     time.sleep(2)
     server.start("revoke", _script(server, "revoke", f"fedskew deploy revoke {server.folder} south")).wait(200)
     assert "south: revoked" in server.log("revoke").read_text()
@@ -243,7 +244,7 @@ def test_half_a_gigabyte_without_a_key_is_not_taken(server: LocalFederation) -> 
 def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=50) as process:
-        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 600)
+        until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 600)
         assert running(folder)
         process.send_signal(how)
         said, _ = process.communicate(timeout=200)
@@ -268,7 +269,7 @@ def test_a_run_that_stands_still_ends_it_with_status_4(tmp_path: Path) -> None:
 def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=50) as process:
-        _until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 600)
+        until(lambda: any(folder.glob("server/runs/*/rounds.jsonl")), 600)
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 words = " ".join(child.cmdline())
@@ -349,13 +350,6 @@ def test_from_elsewhere_only_supernodes_are_served(path: str, passes: bool) -> N
     assert [message.get("status") for message in through(elsewhere)] == ([] if passes else [403, None])
     closed = through({**elsewhere, "type": "websocket", "path": "/v1/control/x"})
     assert closed == [{"type": "websocket.close", "code": 1008}]
-
-
-def _until(done, seconds: float) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.2)
 
 
 def _own_address() -> str:

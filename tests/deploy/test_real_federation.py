@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import tomli_w
-from federated import NAMES, Federated, federate, fedskew, tree
+from federated import NAMES, Federated, federate, fedskew, tree, until
 from safetensors.numpy import load_file
 
 from fedskew.deploy import Address, LocalFederation, agree, write_federation
@@ -68,13 +68,6 @@ def rounds(local: LocalFederation) -> list[dict[str, Any]]:
     if folder is None or not (folder / "rounds.jsonl").exists():
         return []
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().split("\n")[:-1]]
-
-
-def until(done: Callable[[], Any], seconds: float, local: LocalFederation) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, local.log("run").read_text()[-3000:]
-        time.sleep(0.2)
 
 
 def assert_as_simulated(local: LocalFederation, federation: Federated, config: dict[str, Any]) -> None:
@@ -144,10 +137,10 @@ def test_a_site_killed_in_mid_round_costs_its_update_and_may_rejoin(tmp_path: Pa
     federation = federate(tmp_path, config_of("scaffold", rounds=40), start_timeout=120.0, round_timeout=120.0)
     with real(federation) as local:
         run = local.run()
-        until(lambda: len(rounds(local)) >= 2, PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         time.sleep(1.5)  # round 2 has been asked for
         kill(local, "birch", signal.SIGKILL)
-        until(lambda: 1 not in rounds(local)[-1]["answered"], PATIENCE, local)
+        until(lambda: 1 not in rounds(local)[-1]["answered"], PATIENCE, local.log("run"))
         lost = rounds(local)[-1]
         assert sorted(lost["answered"]) == [0, 2]
         deployment = lost["deployment"]
@@ -161,7 +154,7 @@ def test_a_site_killed_in_mid_round_costs_its_update_and_may_rejoin(tmp_path: Pa
             return 1 in rounds(local)[-1]["answered"]
 
         local.processes["birch"].wait(10)
-        until(again, PATIENCE, local)
+        until(again, PATIENCE, local.log("run"))
         assert run.poll() is None
 
 
@@ -170,16 +163,16 @@ def test_a_site_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) ->
     federation = federate(tmp_path, config_of("fedavg", rounds=40), start_timeout=300.0, round_timeout=40.0)
     with real(federation) as local:
         run = local.run()
-        until(lambda: len(rounds(local)) >= 2, PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         kill(local, "cedar", signal.SIGSTOP)
         try:
-            until(lambda: rounds(local)[-1]["deployment"]["silent"] == ["cedar"], PATIENCE, local)
+            until(lambda: rounds(local)[-1]["deployment"]["silent"] == ["cedar"], PATIENCE, local.log("run"))
             silent = next(record for record in rounds(local)[1:] if record["deployment"]["silent"] == ["cedar"])
             assert sorted(silent["answered"]) == [0, 1]
             assert 38 < silent["seconds"] < 80
         finally:
             kill(local, "cedar", signal.SIGCONT)
-        until(lambda: 2 in rounds(local)[-1]["answered"], PATIENCE, local)
+        until(lambda: 2 in rounds(local)[-1]["answered"], PATIENCE, local.log("run"))
         assert run.poll() is None
 
 
@@ -188,10 +181,10 @@ def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("fedavg", rounds=5), start_timeout=120.0, round_timeout=30.0)
     with real(federation) as local:
         run = local.run()
-        until(lambda: len(rounds(local)) >= 2, PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         local.end(list(NAMES))
         waits = "no site is connected; waiting after round"
-        until(lambda: waits in local.log("run").read_text(), PATIENCE, local)
+        until(lambda: waits in local.log("run").read_text(), PATIENCE, local.log("run"))
         played = len(rounds(local))
         time.sleep(6)
         assert len(rounds(local)) == played
@@ -207,7 +200,7 @@ def test_superlink_and_serverapp_killed_and_started_again_go_on_at_their_round(t
     federation = federate(tmp_path, config_of("scaffold", rounds=4), start_timeout=120.0, round_timeout=120.0)
     with real(federation) as local:
         first = local.run()
-        until(lambda: len(rounds(local)) >= 3, PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 3, PATIENCE, local.log("run"))
         local.end(["superlink"], signal.SIGKILL)
         assert first.wait(PATIENCE) == 3  # cut short
         local.end(["run"])
@@ -324,14 +317,14 @@ def test_an_app_is_run_only_while_its_site_agrees(tmp_path: Path) -> None:
         code, ran = local.folder / "app" / "federation" / "site.py", tmp_path / "ran"
         code.write_text(f"open({str(ran)!r}, 'w').close()\n{code.read_text()}")
         run = local.run()
-        until(lambda: "not agreed: app" in local.log("run").read_text(), PATIENCE, local)
+        until(lambda: "not agreed: app" in local.log("run").read_text(), PATIENCE, local.log("run"))
         assert "the server sent another app than this site agreed to; it is not run" in local.log("birch").read_text()
         offered = local.folder / "sites" / "birch" / "offered"
         assert (offered / "federation" / "site.py").read_text() == code.read_text()
         assert not ran.exists()
         for name in NAMES:
             agree(local.folder / "sites" / name / "data.toml", local.folder / "app")
-        until(lambda: len(rounds(local)) >= 2, PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         assert sorted(rounds(local)[1]["answered"]) == [0, 1, 2]
         assert ran.exists()
         assert not offered.exists()
@@ -339,10 +332,10 @@ def test_an_app_is_run_only_while_its_site_agrees(tmp_path: Path) -> None:
         agreed = local.folder / "sites" / "birch" / "agreed.toml"
         agreed.rename(tmp_path / "withdrawn.toml")  # in the midst of the run, whose app its SuperNode has
         said = {"birch": "not agreed: app; its own log says more"}  # by its SuperNode: fedskew's code says "nothing"
-        until(lambda: rounds(local)[-1]["deployment"]["failed"] == said, PATIENCE, local)
+        until(lambda: rounds(local)[-1]["deployment"]["failed"] == said, PATIENCE, local.log("run"))
         assert "this site has agreed to nothing yet" in local.log("birch").read_text()
         (tmp_path / "withdrawn.toml").rename(agreed)
-        until(lambda: 1 in rounds(local)[-1]["answered"], PATIENCE, local)
+        until(lambda: 1 in rounds(local)[-1]["answered"], PATIENCE, local.log("run"))
         assert run.poll() is None
 
 
@@ -352,7 +345,7 @@ def test_a_server_restored_from_its_backup_goes_on(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("scaffold", rounds=4), start_timeout=120.0, round_timeout=120.0)
     with real(federation) as local:
         first = local.run()
-        until(lambda: len(rounds(local)) >= 3, PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 3, PATIENCE, local.log("run"))
         local.end(["superlink"])
         first.wait(PATIENCE)
         local.end(["run"])

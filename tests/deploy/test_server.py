@@ -218,9 +218,7 @@ def test_two_nodes_of_one_name_are_not_used(tmp_path: Path) -> None:
 
 
 def test_withheld_counts_serve_methods_that_need_none(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg", rounds=1), label_counts="withheld")
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
+    federation, grid = federate(tmp_path, tree("fedavg", rounds=1), label_counts="withheld").played()
     record = federation.records()[1]
     sizes = {0: 150, 1: 90, 2: 210}
     np.testing.assert_allclose(record["weights"], [sizes[client] / 450 for client in record["answered"]])

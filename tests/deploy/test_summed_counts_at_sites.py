@@ -64,10 +64,7 @@ def model_of(folder: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
-    federation = summed(tmp_path_factory.mktemp("played"), config())
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
-    return federation, grid
+    return summed(tmp_path_factory.mktemp("played"), config()).played()
 
 
 def test_the_model_is_that_of_told_counts_and_of_the_simulation(

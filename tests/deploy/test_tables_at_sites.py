@@ -81,10 +81,7 @@ def pooled(names: tuple[str, ...]) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
-    federation = tables(tmp_path_factory.mktemp("played"))
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
-    return federation, grid
+    return tables(tmp_path_factory.mktemp("played")).played()
 
 
 def check_moments(names: tuple[str, ...], info: ModelInfo) -> None:

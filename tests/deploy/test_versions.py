@@ -15,9 +15,7 @@ VERSION = "fedskew-version"
 
 
 def test_every_question_tells_the_servers_version(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg", rounds=1))
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
+    _, grid = federate(tmp_path, tree("fedavg", rounds=1)).played()
     assert {message.metadata.message_type for message in grid.asked} >= {"query", "train", "evaluate"}
     assert {dict(message.content["config"])[VERSION] for message in grid.asked} == {__version__}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,19 +73,16 @@ def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: An
     readmitted = dict.fromkeys(names, 99)
     (federation.run_folder / "operator.json").write_text(json.dumps({"looked": 0, "readmitted": readmitted}))
 
-    def liar(client: int) -> Tamper:
-        def tell(question: Message, answer: Message) -> Message:
-            losses = rounds[question.content["config"].get("server-round", 0)]
-            metrics, loss = answer.content.get("metrics"), losses.get(client, 0.0)
-            if question.metadata.message_type == key == "evaluate":
-                metrics["eval-loss"], metrics["confusion"] = loss, [int(client in losses)] * 100
-            elif question.metadata.message_type == key:
-                metrics["train-loss"], metrics["fedskew-steps"] = loss, 1 if client in losses else -1
-            return answer
+    def lie(client: int, question: Message, answer: Message) -> Message:
+        losses = rounds[question.content["config"].get("server-round", 0)]
+        metrics, loss = answer.content.get("metrics"), losses.get(client, 0.0)
+        if question.metadata.message_type == key == "evaluate":
+            metrics["eval-loss"], metrics["confusion"] = loss, [int(client in losses)] * 100
+        elif question.metadata.message_type == key:
+            metrics["train-loss"], metrics["fedskew-steps"] = loss, 1 if client in losses else -1
+        return answer
 
-        return tell
-
-    return federation.play({name: liar(client) for client, name in enumerate(names)})
+    return federation.play({name: partial(lie, client) for client, name in enumerate(names)})
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ def test_a_step_of_one_s_own_that_ignores_a_setting_is_refused_in_a_line(options
 
 
 def test_one_that_says_so_is_refused_before_it_trains():
-    with pytest.raises(ConfigError, match="Refusing doesn't go with training.optimizer: it has no gradient"):
+    with pytest.raises(ConfigError, match="Refusing doesn't go with training.clip_norm: it has no gradient"):
         fedskew.simulate(task(3, rounds=1, clip_norm=5.0), method={"local_step": Refusing()})
 
 

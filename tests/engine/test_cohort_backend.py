@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -285,6 +285,32 @@ def test_steps_that_log_figures_are_not_held_and_say_why():
     updates = assert_alike(both, UNEVEN)
     assert graphs.failed == "figures are logged"
     assert updates[0].logged["ones"] == 1
+
+
+@dataclass(frozen=True)
+class Unit(SGD):
+    """Steps of one length."""
+
+    seen: ClassVar[list[int]] = []
+
+    def step(self, parameters, gradient, carried, settings):
+        slope = gradient(parameters)
+        self.seen.append(parameters.dim())
+        return parameters - settings.lr * slope / torch.linalg.vector_norm(slope, dim=-1, keepdim=True), carried
+
+
+@dataclass(frozen=True)
+class UnitOfRows(Unit):
+    takes_rows: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(("kind", "dims"), [(Unit, 1), (UnitOfRows, 2)])
+def test_a_step_of_one_s_own_gets_rows_where_it_says_so(kind, dims):
+    both = backends(replace(built(), local_step=kind()))
+    Unit.seen.clear()
+    ours = both.together.train(1, UNEVEN, both.sent)
+    assert set(Unit.seen) == {dims}
+    assert_close_updates(ours, both.alone.train(1, UNEVEN, both.sent))
 
 
 def test_training_leaves_the_global_generator_and_the_model_sent_alone():

@@ -62,14 +62,6 @@ def test_worked_out_by_hand(figure, expected) -> None:
     np.testing.assert_allclose(figure(), expected, rtol=1e-9, atol=1e-15)
 
 
-@pytest.mark.parametrize("delta", [0, 0.3, 1])
-def test_the_best_weights_of_the_fedpals_synthetic_task(delta: float) -> None:
-    # S1 = (.5, .5, 0), S2 = (.5, 0, .5), T = (1 - delta)(.5, .25, .25) + delta (0, .5, .5). Equal weights are best and
-    # leave delta (-.5, .25, .25), squared 0.375 delta^2.
-    target = (1 - delta) * np.array([0.5, 0.25, 0.25]) + delta * np.array([0, 0.5, 0.5])
-    assert mix_distance([0.5, 0.5], [[20, 20, 0], [9, 0, 9]], target) == pytest.approx(0.375 * delta**2)
-
-
 def test_drift_has_no_scale_and_a_least_value_and_leaves_the_updates_alone() -> None:
     for seed in range(20):
         updates = np.random.default_rng(seed).normal(size=(5, 3))

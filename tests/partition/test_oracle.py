@@ -13,19 +13,14 @@ from fedskew.errors import ArgumentError, ConfigError, PartitionError
 from fedskew.partition import DirichletByClient, oracle
 
 
-def test_sizes_stay_where_every_class_suffices():
-    # 10 samples of class 0 and 30 of class 1; the target's 1 : 3 is the pool's own mix.
+@pytest.mark.parametrize(("target", "counts"), [([1.0, 3.0], [[3, 9], [7, 21]]), ([0.5, 0.5], [[3, 3], [7, 7]])])
+def test_sizes_stay_where_every_class_suffices_and_shrink_by_one_factor_where_one_runs_short(target, counts):
+    # 10 samples of class 0 and 30 of class 1; 1 : 3 is the pool's own mix. Half and half of 40 samples would be 20 of
+    # class 0, and there are 10: everybody keeps half of its size.
     labels = np.repeat([0, 1], [10, 30])
-    dealt = oracle([12, 28], np.arange(40), labels, [1.0, 3.0], np.random.default_rng(0))
-    assert counts_of(dealt, labels, 2).tolist() == [[3, 9], [7, 21]]
-    assert sorted(np.concatenate(dealt).tolist()) == list(range(40))
-
-
-def test_all_sizes_shrink_by_one_factor_where_a_class_runs_short():
-    # Half and half of 40 samples would be 20 of class 0, and there are 10: everybody keeps half of its size.
-    labels = np.repeat([0, 1], [10, 30])
-    dealt = oracle([12, 28], np.arange(40), labels, [0.5, 0.5], np.random.default_rng(0))
-    assert counts_of(dealt, labels, 2).tolist() == [[3, 3], [7, 7]]
+    dealt = oracle([12, 28], np.arange(40), labels, target, np.random.default_rng(0))
+    assert counts_of(dealt, labels, 2).tolist() == counts
+    assert len(np.unique(np.concatenate(dealt))) == np.sum(counts)
 
 
 def test_where_rounding_asks_for_too_much_somebody_gets_one_less():

@@ -127,12 +127,6 @@ def _own_generators() -> Iterator[None]:
     np.random.set_state(before[1])  # noqa: NPY002
 
 
-def _seed_everything(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.manual_seed(seed)
-
-
 # ---- whole runs
 
 
@@ -143,7 +137,9 @@ _Run = Callable[..., _Trained]
 
 def _seeded(seed: int, run: _Run) -> _Trained:
     """Train once, with the global generators set to this seed."""
-    _seed_everything(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
     return run()
 
 
@@ -172,7 +168,10 @@ def _same(one: _Trained, other: _Trained, what: str, cure: str) -> None:
         raise ComponentError(f"{what} end with different models; {cure}")
 
 
-_STEPS = "write no Python branch on values, and let step_in_place(), where there is one, take step()'s step"
+_STEPS = (
+    "write no Python branch on values, let step_in_place(), where there is one, take step()'s step, and say takes_rows "
+    "only where step() takes a row for each client"
+)
 _CURES = {
     "objective": "leave out the rows that batch.mask does, and write no Python branch on values",
     "local_step": _STEPS,

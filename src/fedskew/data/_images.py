@@ -18,7 +18,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedskew.data._dataset import Arrays, Dataset, Inputs
-from fedskew.errors import ArgumentError, DataError, DataWarning, FedskewError, MissingPackageError, in_one_line
+from fedskew.errors import ArgumentError, DataError, DataWarning, FedskewError, in_one_line, optional
 from fedskew.tables import counted
 
 Picture = tuple[str, Callable[[], AbstractContextManager[Any]]]
@@ -68,7 +67,7 @@ def opened(path: Path, source: Any = None) -> Iterator[Image.Image]:
         reason = "the file is empty" if empty else "what it holds is in no format of images"
         raise BrokenFileError(f"{path}: {reason}") from None
     except Exception as error:  # a damaged file, or a bomb, can raise almost anything
-        reason = str(error) if isinstance(error, OSError | SyntaxError) else in_one_line(error)
+        reason = str(error) if isinstance(error, OSError | SyntaxError | AttributeError) else in_one_line(error)
         raise BrokenFileError(f"{path}: {reason}") from None
 
 
@@ -283,10 +282,8 @@ def is_dicom(path: Path) -> bool:
 
 def _read_dicom(path: Path) -> Image.Image:
     """Return the first image of a file: RGB, or floats with a `window` and whether it is `inverted` in its `info`."""
-    try:
-        pydicom, pixels = import_module("pydicom"), import_module("pydicom.pixels")
-    except ImportError:
-        raise MissingPackageError(f"{path}: is DICOM, which pydicom reads: pip install 'fedskew[dicom]'") from None
+    missing = f"{path}: is DICOM, which pydicom reads: pip install 'fedskew[dicom]'"
+    pydicom, pixels = optional("pydicom", missing), optional("pydicom.pixels", missing)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pydicom's, of entries that nobody needs here
         file = pydicom.dcmread(path)

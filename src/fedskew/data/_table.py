@@ -6,14 +6,13 @@ import glob
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.errors import ArgumentError, DataError, MissingPackageError, in_one_line
+from fedskew.errors import ArgumentError, DataError, in_one_line, optional
 from fedskew.sheets import Decimal, Sheet, number
 
 PARQUET = {".parquet", ".pq"}
@@ -168,10 +167,7 @@ def table_files(root: Path, leave_out: Path | None = None) -> list[Path]:
 
 
 def _of_parquet(path: Path) -> Table:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingPackageError(f"{path}: reading Parquet needs pyarrow: pip install 'fedskew[parquet]'") from None
+    parquet = optional("pyarrow.parquet", f"{path}: reading Parquet needs pyarrow: pip install 'fedskew[parquet]'")
     try:
         found = parquet.read_table(path)
     except OSError as error:
@@ -186,10 +182,7 @@ def _of_parquet(path: Path) -> Table:
 
 
 def datasets_package() -> Any:
-    try:
-        return import_module("datasets")
-    except ImportError:
-        raise MissingPackageError("tables of Hugging Face need datasets: pip install 'fedskew[hf]'") from None
+    return optional("datasets", "tables of Hugging Face need datasets: pip install 'fedskew[hf]'")
 
 
 def is_saved(path: Path) -> bool:

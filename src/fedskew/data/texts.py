@@ -21,7 +21,7 @@ from fedskew.data._images import BrokenFileError, Tray
 from fedskew.data._schema import ENCODERS, Encoder
 from fedskew.data._table import Table, is_saved
 from fedskew.data.published import Source
-from fedskew.errors import ArgumentError, DataError, DataWarning, MissingPackageError, in_one_line
+from fedskew.errors import ArgumentError, DataError, DataWarning, in_one_line, optional
 from fedskew.tables import counted
 
 TEXT = ".txt"
@@ -281,12 +281,9 @@ class Tokens(Texts):
 
     @cached_property
     def _made(self) -> Any:
+        package = optional("tokenizers", "a tokeniser needs tokenizers: pip install 'fedskew[transformers]'")
         try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise MissingPackageError("a tokeniser needs tokenizers: pip install 'fedskew[transformers]'") from None
-        try:
-            made = Tokenizer.from_str(self.tokenizer)
+            made = package.Tokenizer.from_str(self.tokenizer)
         except Exception as error:  # tokenizers raises bare ones
             raise DataError(f"tokenizer: can't be read ({in_one_line(error)})") from None
         made.no_padding()

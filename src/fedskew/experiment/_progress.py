@@ -12,7 +12,6 @@ network:
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -28,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedskew import torchrun
 from fedskew.engine import Evaluation, RoundRecord
-from fedskew.errors import MissingPackageError
+from fedskew.errors import optional
 from fedskew.experiment._config import Config
 from fedskew.experiment._summary import numbers
 from fedskew.files import write_text
@@ -272,12 +271,8 @@ TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "m
 
 
 def _import(tracker: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"tracker {tracker!r} needs a package that is not installed ({error}): pip install 'fedskew[tracking]'"
-        ) from error
+    why = f"tracker {tracker!r} needs a package that is not installed: pip install 'fedskew[tracking]'"
+    return optional(module, why)
 
 
 def _run_id(path: Path, create: Callable[[], str]) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedskew import report
 from fedskew.engine import RoundRecord
-from fedskew.errors import ArgumentError, MissingPackageError, nearest
+from fedskew.errors import ArgumentError, nearest, optional
 from fedskew.experiment._config import Config
 from fedskew.experiment._summary import EVALUATED, numbers, over_seeds
 from fedskew.report import SeedRun
@@ -265,8 +265,4 @@ def _evaluated(run: SeedRun, round: int | None) -> RoundRecord:
 
 
 def _pandas(method: str) -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise MissingPackageError(f"Result.{method} needs pandas: pip install 'fedskew[frames]'") from None
-    return pandas
+    return optional("pandas", f"Result.{method} needs pandas: pip install 'fedskew[frames]'")

@@ -42,6 +42,7 @@ class FedDyn(SGD, Hooks):
     """
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021"
+    takes_rows: ClassVar[bool] = True
     cost: ClassVar[Cost] = Cost(client_models=1)
     corrects_gradients: ClassVar[bool] = True
     is_dynamic: ClassVar[bool] = True

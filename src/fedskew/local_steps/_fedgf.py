@@ -42,6 +42,7 @@ class FedGF(SGD, Hooks):
     """
 
     paper: ClassVar[str] = "Lee & Yoon, ICML 2024"
+    takes_rows: ClassVar[bool] = True
     cost: ClassVar[Cost] = Cost(forward=1, backward=1, models_down=1)
 
     rho: NonNegative = 0.05

@@ -29,6 +29,7 @@ class FedProx(SGD):
     """
 
     paper: ClassVar[str] = "Li et al., MLSys 2020"
+    takes_rows: ClassVar[bool] = True
 
     mu: NonNegative = 0.01
 

@@ -38,6 +38,7 @@ class FedSAM(SGD):
     """
 
     paper: ClassVar[str] = "Qu et al., ICML 2022"
+    takes_rows: ClassVar[bool] = True
     cost: ClassVar[Cost] = Cost(forward=1, backward=1)
 
     rho: NonNegative = 0.1

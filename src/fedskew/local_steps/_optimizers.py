@@ -129,6 +129,7 @@ class SGD:
     """Steps along the gradient by the optimiser of the training settings, which is SGD unless they name another."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    takes_rows: ClassVar[bool] = True
 
     def init(self, settings: StepSettings) -> dict[str, Tensor]:
         """Return what the optimiser carries, zeros; nothing for SGD without momentum."""

@@ -1,7 +1,8 @@
 """The protocol of a local step, and the settings that it receives.
 
 Parameters travel as one flat vector, `(parameters,)`; a step is a pure function of it, so that it serves one client
-and, mapped, a whole cohort. Steps of this package also take one row for each client: norms are along the last axis.
+and, mapped, a whole cohort. One that says `takes_rows = True` is given one row for each client, which is faster: its
+norms are along the last axis.
 """
 
 from __future__ import annotations

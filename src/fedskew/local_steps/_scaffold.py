@@ -50,6 +50,7 @@ class Scaffold(SGD, Hooks):
     """
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    takes_rows: ClassVar[bool] = True
     cost: ClassVar[Cost] = Cost(models_up=1, models_down=1, client_models=1)
     corrects_gradients: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True

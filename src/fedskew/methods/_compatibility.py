@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from fedskew import components
@@ -46,12 +47,12 @@ def check(method: Method, training: Any = None) -> list[str]:
     """Return warnings of pairs whose goals conflict; raise CombinationError for components that can't be combined.
 
     The rules are those that components declare in `refuses` and `warns`; see `docs/combinations.md`. Rules about the
-    slot `training` are about the settings of local training (`engine.LocalTraining`), if they are given.
+    slot `training` are about the settings of local training (`engine.LocalTraining`), by `_SETTINGS`, if given.
     """
     _check_slots(method)
     _check_objective(method.objective)
     keyed = [(key_of(slot, component), component) for slot, component in method.components()]
-    keyed += [] if training is None else [("training.optimizer", training)]
+    keyed += [(key, SimpleNamespace(**{name: True})) for name, key in _SETTINGS.items() if has(training, name)]
     # A pipeline's refusals come first: they concern the whole method.
     for key, component in sorted(keyed, key=lambda pair: not pair[0].startswith("pipeline.")):
         for other, reason in rules_between("refuses", component, keyed):
@@ -62,6 +63,12 @@ def check(method: Method, training: Any = None) -> list[str]:
         for key, component in keyed
         for other, reason in rules_between("warns", component, keyed)
     ]
+
+
+_SETTINGS = {"adapts_rates": "training.optimizer", "clips_gradients": "training.clip_norm"} | dict.fromkeys(
+    ("has_rates", "has_decays"), "training.groups"
+)
+"""The properties of the settings of local training that rules are about, and the keys that they come from."""
 
 
 def for_findings(method: Method, summed: bool = False) -> Method:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedskew.errors import ArgumentError, MissingPackageError, in_one_line, nearest
+from fedskew.errors import ArgumentError, in_one_line, nearest, optional
 
 _ALSO = {"rank": "r", "targets": "target_modules"}
 """Names of arguments that mean the same as peft's own."""
@@ -85,8 +85,4 @@ def _adapted(network: nn.Module) -> list[tuple[nn.Module | None, str, Any]]:
 
 
 def _peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingPackageError(f"adapters need peft: pip install 'fedskew[peft]' ({error})") from None
-    return peft
+    return optional("peft", "adapters need peft: pip install 'fedskew[peft]'")

@@ -7,24 +7,20 @@ transformers:FOLDER  a text classifier of a local folder    extra `transformers`
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedskew.errors import ArgumentError, MissingPackageError, in_one_line, nearest
+from fedskew.errors import ArgumentError, in_one_line, nearest, optional
 
 
 def from_source(name: str, num_classes: int, in_shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
     """Make an untrained network of another package, by PyTorch's global generator; for transformers `options` has its
     `architecture`. ArgumentError where that can't be made, MissingPackageError without the package."""
     source, _, what = name.partition(":")
-    try:
-        package = importlib.import_module(source)
-    except (ImportError, RuntimeError) as error:  # torchvision's of another build than torch
-        raise MissingPackageError(f"{name} needs {source}: pip install 'fedskew[{source}]' ({error})") from None
+    package = optional(source, f"{name} needs {source}: pip install 'fedskew[{source}]'")
     known = [] if source == "transformers" else (package if source == "timm" else package.models).list_models()
     if known and what not in known:
         raise ArgumentError(f"name: {source} has no network {what!r}{_near(what, known)}")

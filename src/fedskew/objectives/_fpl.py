@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.components import Cost
-from fedskew.errors import MissingPackageError
+from fedskew.errors import optional
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
 from fedskew.models import unit_rows
 from fedskew.objectives._protocol import Context, Term
@@ -113,12 +113,9 @@ class FPL(Term, Hooks):
 
 def finch() -> Callable[..., Any]:
     """Return FINCH's clustering function; raise MissingPackageError if its package is not installed."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # it misses packages for millions of points
-            from finch import FINCH
-    except ImportError:
-        raise MissingPackageError("FPL clusters prototypes by finch-clust: pip install 'fedskew[fpl]'") from None
-    function: Callable[..., Any] = FINCH
+    with warnings.catch_warnings(action="ignore"):  # it misses packages for millions of points
+        package = optional("finch", "FPL clusters prototypes by finch-clust: pip install 'fedskew[fpl]'")
+    function: Callable[..., Any] = package.FINCH
     return function
 
 

@@ -8,14 +8,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError, DataError, MissingPackageError, placed
+from fedskew.errors import ArgumentError, DataError, optional, placed
 from fedskew.files import replacing
 from fedskew.partition._rule import IntArray
 
@@ -81,10 +80,7 @@ class Partition:
             labels: Class ids, shape `(samples,)`, integers in [0, num_classes); the partitioner knows them as "label".
             columns: What else the partitioner divides by: values of each sample, by name.
         """
-        try:
-            package = import_module("datasets")
-        except ImportError:
-            raise MissingPackageError("a partitioner of Flower needs datasets: pip install 'fedskew[hf]'") from None
+        package = optional("datasets", "a partitioner of Flower needs datasets: pip install 'fedskew[hf]'")
         table = {name: np.asarray(values) for name, values in {"label": labels, **(columns or {})}.items()}
         rows = np.arange(len(table["label"]))
         kind = type(partitioner).__name__
@@ -104,13 +100,8 @@ class Partition:
         The data set's labels, in the column `label`, must be those that the partition was made of, in the same order,
         which is checked when the first partition is loaded. MissingPackageError is raised where the package is missing.
         """
-        try:
-            base: Any = import_module("flwr_datasets.partitioner").Partitioner
-        except ImportError:
-            raise MissingPackageError(
-                "a partitioner of Flower needs flwr-datasets: pip install flwr-datasets"
-            ) from None
-        return _as_partitioner(base, self, label)
+        missing = "a partitioner of Flower needs flwr-datasets: pip install flwr-datasets"
+        return _as_partitioner(optional("flwr_datasets.partitioner", missing).Partitioner, self, label)
 
     @property
     def num_classes(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError, MissingPackageError
+from fedskew.errors import ArgumentError, optional
 from fedskew.sums.fixed_point import UPDATES
 
 LEAST_SHARE = 10.0
@@ -122,12 +122,8 @@ def _discrete_gaussian(size: int, scale: float) -> NDArray[np.int64]:
 
 def secure_noise() -> Any:
     """Import opendp's mechanisms, which draw the noise of real sites; MissingPackageError without them."""
-    try:
-        import opendp.prelude as dp
-    except ImportError:
-        raise MissingPackageError(
-            "opendp is not installed; pip install 'fedskew[dp]', or pass a seeded rng (for simulation only)"
-        ) from None
+    why = "opendp is not installed; pip install 'fedskew[dp]', or pass a seeded rng (for simulation only)"
+    dp = optional("opendp.prelude", why)
     dp.enable_features("contrib")
     return dp
 
@@ -193,11 +189,7 @@ def noise_for(budget: float, rounds: int, delta: float) -> float:
 
 
 def _dp_accounting() -> Any:
-    try:
-        import dp_accounting
-    except ImportError:
-        raise MissingPackageError("dp-accounting is not installed; pip install 'fedskew[dp]'") from None
-    return dp_accounting
+    return optional("dp_accounting", "dp-accounting is not installed; pip install 'fedskew[dp]'")
 
 
 COVERED = (

@@ -17,13 +17,12 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedskew.errors import ArgumentError, MissingPackageError, SumsError, placed
+from fedskew.errors import ArgumentError, SumsError, optional, placed
 from fedskew.sums.fixed_point import IntArray, unsigned
 
 if TYPE_CHECKING:
@@ -107,12 +106,9 @@ def stream(seed: bytes) -> Callable[[int], bytes]:
     return lambda size: encryptor.update(bytes(size))
 
 
-def _x25519() -> ModuleType:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import x25519
-    except ImportError:
-        raise MissingPackageError("cryptography is not installed; pip install 'fedskew[flower]'") from None
-    return x25519
+def _x25519() -> Any:
+    missing = "cryptography is not installed; pip install 'fedskew[flower]'"
+    return optional("cryptography.hazmat.primitives.asymmetric.x25519", missing)
 
 
 def _is_seed(name: str, value: object) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from fedskew.components import seen_by
+from fedskew.components import covers, has, seen_by
 from fedskew.data import Inputs
 from fedskew.engine._backend import LocalWork, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
@@ -230,7 +230,7 @@ class Stack:
         if in_place is not None and dims.lr is None:
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             parameters = model.parameters
-        elif type(step).__module__.startswith("fedskew.local_steps."):  # these take rows, too
+        elif covers(step, "takes_rows", "step") and has(step, "takes_rows"):
             stepped = step.step(model.parameters, objective.gradients, carried, settings, **seen)
             parameters, carried = checked_step(step, stepped, model.parameters)
         else:
