@@ -213,7 +213,8 @@ class Scores:
             label: [own[one].difference if one in own else math.nan for one in rows] for label, own in found.items()
         }
         intervals = [(row.low, row.high) for row in rows.values()]
-        said = [f"dot: mean of {counted(max(row.trainings for row in order), 'training')}"]
+        least, most = (end(row.trainings for row in order) for end in (min, max))
+        said = [f"dot: mean of {'' if least == most else f'{least} to '}{counted(most, 'training')}"]
         few = f"too few {self.blocks or 'training'}s for an interval"
         said += ["bar: its interval of 95 %" if np.isfinite(intervals).any() else few]
         said += [f"small: each {axis} alone"] if parts else []
