@@ -100,4 +100,4 @@ for clients in (8, 40):
 """
     said = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     few, many = map(int, said.split())
-    assert many - few < 20_000  # 32 more updates are 250 MB
+    assert many - few < 125_000  # 32 more updates are 250 MB; of the first run up to 70 may wait to be collected
