@@ -7,7 +7,8 @@ RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, ev
 `docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of `arena-heads` and `arena-networks`.
 Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
 tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
-Run it again, in the repository's folder, whenever there are more runs.
+The page's table of methods (`compared_methods.py`) is made anew. Run it again, in the repository's folder, whenever
+there are more runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import csv
 import shutil
 import sys
 from pathlib import Path
+
+import compared_methods
 
 from fedskew.arena import Arena, ArenaState, Scores, write_comparison
 from fedskew.files import write_text
@@ -86,3 +89,4 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]))
     for published in BLOCKS:
         draw(published)
+    compared_methods.main()
