@@ -29,7 +29,7 @@ COLUMNS: dict[str, tuple[str, str | None, Callable[[Line], bool]]] = {
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": ("networks", None, lambda line: True),
 }
 """By heading: the arena, the axis whose labels are blocks, and which of its runs."""
-PRESETS = {"fedentopt, target": "fedentopt_target"}
+PRESETS = {"fedentopt, target": "fedentopt_target", "fedlc, no mask": "fedlc"}
 BOUNDS = {"pooled": "all samples in one place", "alone": "no federation: each client's own model"}
 
 

@@ -36,6 +36,7 @@ DEFAULTS = {  # of the parameter that a method tunes, where a run's `own` is emp
     "feddisco": 0.5,
     "fedrs": 0.5,
     "fedlc": 1.0,
+    "fedlc, no mask": 1.0,
     "fedvls": 1e-9,
     "fedrod": 0.0,
     "fedetf": 1.0,
@@ -52,6 +53,7 @@ DEFAULTS = {  # of the parameter that a method tunes, where a run's `own` is emp
 }
 LARGEST = {  # of a parameter's values; beyond 0 there is none either
     "objective.alpha": 1.0,
+    "objective.floor": 1.0,
     "weighting.ess": 1.0,
     "selection.buffer": 0.999,
     "server_update.momentum": 0.999,

@@ -113,6 +113,7 @@ OWN_ROWS = [[5.0, log(7)], [log(3), -2.0]]
         ("fedrs", ([[0.0, log(9)]], [0], [5.0, 0.0]), {}, log(4)),
         # Margins 16^-1/4 = 1/2 and 1^-1/4 = 1, class 2 missing: logits 0.5 and 1 become equal.
         ("fedlc", ([[0.5, 1.0, 9.0]], [0], [16.0, 1.0, 0.0]), {}, log(2)),
+        ("fedlc", ([[0.5, 1.0, 2.0]], [0], [16.0, 1.0, 0.0]), {"floor": 1 / 16}, log(3)),  # the margins: 1/2, 1, 2
         ("fedlc", ([[1e4, 0.0]], [0], [1.0, 1.0]), {"exclude_target": True}, -1e4),  # no lower bound
         # Shares 3 : 1 : 1, a missing class counting as one sample; 3 : 0 : 1 without it; 3 : 2 : 2.
         ("fedrod", ([[0.0, 0, 0]], [0], [3.0, 0, 1]), {"least": 1}, log(5 / 3)),

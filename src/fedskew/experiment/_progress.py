@@ -271,8 +271,7 @@ TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "m
 
 
 def _import(tracker: str, module: str) -> Any:
-    why = f"tracker {tracker!r} needs a package that is not installed: pip install 'fedskew[tracking]'"
-    return optional(module, why)
+    return optional(module, f"tracker {tracker!r} needs a package that is missing: pip install 'fedskew[tracking]'")
 
 
 def _run_id(path: Path, create: Callable[[], str]) -> str:

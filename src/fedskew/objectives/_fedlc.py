@@ -6,7 +6,7 @@ Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibr
 
 The paper's formula leaves the true class out of the denominator, which makes the loss unbounded below; public
 implementations keep it in, as is done here (`exclude_target` gives the printed formula, for study). A class that the
-client lacks has an infinite margin: it is taken out of the softmax, so no gradient reaches its logit.
+client lacks has an infinite margin: no gradient reaches its logit. With a `floor`, an addition, it has a finite one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Classification, Context
 from fedskew.objectives._tensors import cross_entropy_over, logsumexp_over, not_true, real_rows, row_mean
-from fedskew.parameters import NonNegative, component
+from fedskew.parameters import NonNegative, Share, component
 
 
 @component
@@ -28,12 +28,13 @@ class FedLC(Classification):
 
     Attributes:
         tau: Strength of the margin; 1 in the FedEntOpt paper, 0.5 in FedVLS's.
-        exclude_target: Leave the true class out of the denominator, as the paper prints it; 0 where the client has no
-            other class.
+        exclude_target: Leave the true class out of the denominator, as printed; 0 where the client has no other.
+        floor: What a class without samples counts as, in samples, up to 1; 0: it is masked.
     """
 
     tau: NonNegative = 1.0
     exclude_target: bool = False
+    floor: Share = 0.0
 
     needs_colocation: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
@@ -41,8 +42,8 @@ class FedLC(Classification):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        observed = context.counts > 0
-        calibrated = batch.logits - self.tau * torch.where(observed, context.counts, 1).pow(-0.25)
+        observed = (counts := context.counts.clamp(min=self.floor)) > 0
+        calibrated = batch.logits - self.tau * torch.where(observed, counts, 1).pow(-0.25)
         if not self.exclude_target:
             return cross_entropy_over(calibrated, batch.targets, observed, batch.mask)
         calibrated, targets = real_rows(calibrated, batch.mask), real_rows(batch.targets, batch.mask)
