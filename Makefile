@@ -15,13 +15,14 @@ TEST = $(BIN)/python -m compileall -q src && OMP_NUM_THREADS=1 $(TMP) $(BIN)/pyt
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
-# Style, imports (which package may know which), types, and how large the house is.
+# Style, imports (which package may know which), types, how large the house is, and whether the list of mutants fits it.
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python tools/size.py
+	$(BIN)/python tools/mutants.py check
 
 # For the edit loop. Types are checked while the tests run.
 check: data

@@ -1,13 +1,16 @@
 """Change one line of src/ at a time, and see which test notices: how much the tests can, as a number.
 
     python tools/mutants.py draw                # 200 changes, by seed, into tools/mutants.json
+    python tools/mutants.py check               # of make lint: whether their lines and tests are still there
+    python tools/mutants.py run --of labels     # in files whose path begins so: does the test still notice?
     pytest --cov=fedskew --cov-context=test     # which test runs which line: .coverage (pip install pytest-cov)
     python tools/mutants.py run --processes 2   # of each, the test that fails; the last line counts them
 
-A change is an arithmetic or comparison operator, a constant, or a line that is taken out. It is kept as the line before
-and after, so that it is found again where the line has moved; a line that is no longer there is said to be gone. First
-the test runs that noticed it last time, then the tests that run the line, those of its own package first. Of each
-change the source is copied; nothing here is touched.
+A change is an arithmetic or comparison operator, a constant, or a line that is taken out, and is kept as the line
+before and after. Who rewrites such a line writes the same change to it down in the list; who deletes it, another of
+that kind in what came in its place. First the test runs that noticed it last time, then, where there is a `.coverage`,
+the tests that run the line, those of its own package first. Of each change the source is copied; nothing here is
+touched.
 """
 
 from __future__ import annotations
@@ -102,14 +105,25 @@ def draw(seed: int) -> list[dict[str, str]]:
     ]
 
 
-def place(change: dict[str, str]) -> tuple[Path, int] | None:
-    """Return the file and line number where a change's line stands now; None if it is gone."""
-    files = [SOURCE / change["file"], *sorted(SOURCE.rglob("*.py"))]
-    for file in filter(Path.exists, files):
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip() == change["before"].strip():
-                return file, number
-    return None
+def place(change: dict[str, str]) -> int | None:
+    """Return the number of a change's line in its file; None where it does not stand there once."""
+    file = SOURCE / change["file"]
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return lines.index(change["before"]) + 1 if lines.count(change["before"]) == 1 else None
+
+
+def is_there(test: str) -> bool:
+    """Return whether the file of a test has a function of its name."""
+    file, _, name = test.partition("::")
+    defined = f"def {name.partition('[')[0]}("
+    return (ROOT / file).is_file() and defined in (ROOT / file).read_text(encoding="utf-8")
+
+
+def outdated(known: list[dict[str, str]]) -> list[str]:
+    """Say of which changes the line is gone, or the test."""
+    lines = [f"{change['file']}: {change['before'].strip()}" for change in known if place(change) is None]
+    tests = [change["noticed"] for change in known if "::" in (change.get("noticed") or "")]
+    return [*lines, *(test for test in tests if not is_there(test))]
 
 
 def tests_of(measured: Any, file: Path, number: int) -> list[str]:
@@ -137,61 +151,63 @@ def failing(source: Path, tests: list[str]) -> str | None:
         )
     except subprocess.TimeoutExpired:
         return "it does not end"
-    if ended.returncode == 0:
+    if ended.returncode in (0, 5):  # 5: -m leaves none of them
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", ended.stdout, re.MULTILINE)
     return failed[1] if failed else "it can't be imported"
 
 
 def noticed(change: dict[str, str], measured: Any) -> str | None:
-    """Return which test notices a change, or 'gone'; None if no test does."""
-    where = place(change)
-    if where is None:
-        return "gone"
-    file, number = where
-    tests = tests_of(measured, file, number)
-    last = change.get("noticed") or ""
-    if last in tests:
-        tests.insert(0, tests.pop(tests.index(last)))
+    """Return which test notices a change; None if no test does."""
+    file, number, last = SOURCE / change["file"], place(change), change.get("noticed") or ""
+    assert number is not None, "checked before"
+    tests = tests_of(measured, file, number) if measured else []
+    if "::" in last and (last in tests or not measured):
+        tests = [last, *(test for test in tests if test != last)]
     if not tests:
-        return None
+        return None if measured else last or None
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "src"
         shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
         for beside in ("recipes", "docs", "examples"):  # found from the package's place
             (Path(folder) / beside).symlink_to(ROOT / beside)
-        path = copy / "fedskew" / file.relative_to(SOURCE)
-        lines = path.read_text(encoding="utf-8").splitlines()
-        indent = lines[number - 1][: len(lines[number - 1]) - len(lines[number - 1].lstrip())]
-        lines[number - 1] = indent + change["after"].strip()
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines = file.read_text(encoding="utf-8").splitlines()
+        lines[number - 1] = change["after"]
+        (copy / "fedskew" / change["file"]).write_text("\n".join(lines) + "\n", encoding="utf-8")
         return failing(copy, tests)
 
 
 def main() -> int:
-    """Draw or run; return 1 if a change survives that a test noticed the last time."""
+    """Draw, check or run; return 1 if the list is out of date, or what a test noticed the last time survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["draw", "run"])
+    parser.add_argument("what", choices=["draw", "check", "run"])
     parser.add_argument("--processes", type=int, default=1, help="changes tested at once")
+    parser.add_argument("--of", default="", help="how the paths of the files begin whose changes run")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     options = parser.parse_args()
     if options.what == "draw":
         LIST.write_text(json.dumps(draw(options.seed), indent=1) + "\n", encoding="utf-8")
         return 0
-    import coverage  # comes with pytest-cov; `draw` does without it
-
     known = json.loads(LIST.read_text(encoding="utf-8"))
-    measured = coverage.CoverageData(str(ROOT / ".coverage"))
-    measured.read()
-    lost = []
+    if gone := outdated(known):
+        print(*gone, "no longer there: write down in tools/mutants.json where they are, or another change", sep="\n")
+        return 1
+    if options.what == "check":
+        return 0
+    measured, lost = None, []
+    if (ROOT / ".coverage").exists():
+        import coverage  # comes with pytest-cov; the rest does without it
+
+        measured = coverage.CoverageData(str(ROOT / ".coverage"))
+        measured.read()
+    chosen = [change for change in known if change["file"].startswith(options.of)]
     with ThreadPoolExecutor(options.processes) as pool:
-        tests = pool.map(lambda change: noticed(change, measured), known)
-        for number, (change, by) in enumerate(zip(known, tests, strict=True), 1):
+        tests = pool.map(lambda change: noticed(change, measured), chosen)
+        for number, (change, by) in enumerate(zip(chosen, tests, strict=True), 1):
             if by is None and change.get("noticed"):
                 lost.append(change)
-            change["noticed"] = change.get("noticed") if by == "gone" else by
-            change["now"] = "gone" if by == "gone" else "noticed" if by else "survived"
-            print(f"{number}/{len(known)} {change['file']}: {by or 'NO TEST FAILED'}", flush=True)
+            change["noticed"], change["now"] = by, "noticed" if by else "survived"
+            print(f"{number}/{len(chosen)} {change['file']}: {by or 'NO TEST FAILED'}", flush=True)
     LIST.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     counts = Counter(change["now"] for change in known)
     print(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
