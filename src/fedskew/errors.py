@@ -12,8 +12,8 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 
@@ -82,12 +82,12 @@ class MissingPackageError(FedskewError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
 
 
-def optional(module: str, missing: str) -> Any:
-    """Import a module of an optional package; MissingPackageError, which begins with `missing`, where it fails."""
+def optional(path: str, missing: str) -> Any:
+    """Import `module` or `module:name` of an optional package; where it fails, MissingPackageError begins so."""
     try:
-        return import_module(module)
-    except (ImportError, RuntimeError) as error:  # torchvision's of another build than torch
-        raise MissingPackageError(f"{missing} ({error})") from None
+        return resolve_name(path if ":" in path else f"{path}:")
+    except (ImportError, RuntimeError, AttributeError) as error:  # torchvision's of another build than torch
+        raise MissingPackageError(f"{missing} ({' '.join(str(error).split())})") from None
 
 
 class DataWarning(UserWarning):

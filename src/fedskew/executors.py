@@ -121,10 +121,10 @@ def executor(
 
 @contextmanager
 def _dask(address: str) -> Iterator[tuple[Executor, int]]:
-    dask = optional("distributed", "--on: needs Dask: pip install 'fedskew[dask]'")
+    connect = optional("distributed:Client", "--on: needs Dask: pip install 'fedskew[dask]'")
     start = f"dask worker {address} --nthreads 1"
     try:
-        client = dask.Client(address, timeout=_SECONDS, set_as_default=False)
+        client = connect(address, timeout=_SECONDS, set_as_default=False)
     except (OSError, ValueError, TimeoutError):
         raise RunError(
             f"--on {address}: no Dask scheduler answers there; start one with: dask scheduler, and on each machine: "

@@ -293,7 +293,8 @@ def test_a_scan_of_several_frames_a_damaged_one_and_colours(tmp_path):
     assert (255 * shown(made, test=True)[0, :, 0, 0]).round().tolist() == [10, 20, 30]
     path.write_bytes(path.read_bytes()[:400])
     (path.parent / "1.dcm").write_bytes(bytes(128) + b"DICM")
-    with pytest.raises(DataError, match=r"2 of 3 pictures can't be read: .*0.dcm: .*1.dcm: Unable to decode"):
+    (path.parent / "2.dcm").write_text("not a scan")
+    with pytest.raises(DataError, match=r"3 of 4 pictures can't be read: .*0.dcm: .*1.dcm: Unable to.*2.dcm: "):
         read(tmp_path)
 
 

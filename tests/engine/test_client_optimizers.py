@@ -190,7 +190,7 @@ class InPlace(Doubled):
 
 @dataclass(frozen=True)
 class Refusing(Plainly):
-    refuses: ClassVar[dict[str, str]] = {"training.clips_gradients": "it has no gradient; leave it out"}
+    refuses: ClassVar = {f"training.{rule}": "leave it out" for rule in ("clips_gradients", "not adapts_rates")}
 
 
 HEAD = {"match": "fc2.*"}
@@ -216,8 +216,9 @@ def test_a_step_of_one_s_own_that_ignores_a_setting_is_refused_in_a_line(options
 
 
 def test_one_that_says_so_is_refused_before_it_trains():
-    with pytest.raises(ConfigError, match="Refusing doesn't go with training.clip_norm: it has no gradient"):
-        fedskew.simulate(task(3, rounds=1, clip_norm=5.0), method={"local_step": Refusing()})
+    for key, value in (("clip_norm", 5.0), ("optimizer", "sgd")):
+        with pytest.raises(ConfigError, match=f"Refusing doesn't go with training.{key}: leave it out"):
+            fedskew.simulate(TASK, method={"local_step": Refusing()}, training=TASK["training"] | {key: value})
 
 
 @component

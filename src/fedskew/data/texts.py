@@ -281,9 +281,9 @@ class Tokens(Texts):
 
     @cached_property
     def _made(self) -> Any:
-        package = optional("tokenizers", "a tokeniser needs tokenizers: pip install 'fedskew[transformers]'")
+        kind = optional("tokenizers:Tokenizer", "a tokeniser needs tokenizers: pip install 'fedskew[transformers]'")
         try:
-            made = package.Tokenizer.from_str(self.tokenizer)
+            made = kind.from_str(self.tokenizer)
         except Exception as error:  # tokenizers raises bare ones
             raise DataError(f"tokenizer: can't be read ({in_one_line(error)})") from None
         made.no_padding()

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from fedskew import components
@@ -47,12 +46,12 @@ def check(method: Method, training: Any = None) -> list[str]:
     """Return warnings of pairs whose goals conflict; raise CombinationError for components that can't be combined.
 
     The rules are those that components declare in `refuses` and `warns`; see `docs/combinations.md`. Rules about the
-    slot `training` are about the settings of local training (`engine.LocalTraining`), by `_SETTINGS`, if given.
+    slot `training` are about the settings of local training (`engine.LocalTraining`), if they are given.
     """
     _check_slots(method)
     _check_objective(method.objective)
     keyed = [(key_of(slot, component), component) for slot, component in method.components()]
-    keyed += [(key, SimpleNamespace(**{name: True})) for name, key in _SETTINGS.items() if has(training, name)]
+    keyed += [] if training is None else [("training.optimizer", training)]
     # A pipeline's refusals come first: they concern the whole method.
     for key, component in sorted(keyed, key=lambda pair: not pair[0].startswith("pipeline.")):
         for other, reason in rules_between("refuses", component, keyed):
@@ -65,10 +64,10 @@ def check(method: Method, training: Any = None) -> list[str]:
     ]
 
 
-_SETTINGS = {"adapts_rates": "training.optimizer", "clips_gradients": "training.clip_norm"} | dict.fromkeys(
-    ("has_rates", "has_decays"), "training.groups"
+_SETTINGS = {"training.clips_gradients": "training.clip_norm"} | dict.fromkeys(
+    ("training.has_rates", "training.has_decays"), "training.groups"
 )
-"""The properties of the settings of local training that rules are about, and the keys that they come from."""
+"""The rules about settings of local training that have another key than the optimiser's."""
 
 
 def for_findings(method: Method, summed: bool = False) -> Method:
@@ -124,7 +123,8 @@ def exceptions(verdict: Verdict) -> dict[tuple[str, str], str]:
 def rules_between(verdict: Verdict, component: Any, others: list[tuple[str, Any]]) -> list[tuple[str, str]]:
     """Return which of `others`, pairs of key and component, a component refuses or warns of: key and reason."""
     rules: Mapping[str, str] = getattr(component, verdict, {})
-    return [(key, reason) for rule, reason in rules.items() for key, other in others if _applies(rule, key, other)]
+    applied = [(rule, key, why) for rule, why in rules.items() for key, other in others if _applies(rule, key, other)]
+    return [(_SETTINGS.get(rule.replace("not ", ""), key), why) for rule, key, why in applied]
 
 
 def _applies(rule: str, key: str, component: Any) -> bool:

@@ -29,7 +29,7 @@ class FedLC(Classification):
     Attributes:
         tau: Strength of the margin; 1 in the FedEntOpt paper, 0.5 in FedVLS's.
         exclude_target: Leave the true class out of the denominator, as printed; 0 where the client has no other.
-        floor: What a class without samples counts as, in samples, up to 1; 0: it is masked.
+        floor: The least that a class counts as, in samples, up to 1; 0: one without samples is masked.
     """
 
     tau: NonNegative = 1.0

@@ -114,8 +114,7 @@ class FPL(Term, Hooks):
 def finch() -> Callable[..., Any]:
     """Return FINCH's clustering function; raise MissingPackageError if its package is not installed."""
     with warnings.catch_warnings(action="ignore"):  # it misses packages for millions of points
-        package = optional("finch", "FPL clusters prototypes by finch-clust: pip install 'fedskew[fpl]'")
-    function: Callable[..., Any] = package.FINCH
+        function: Callable[..., Any] = optional("finch:FINCH", "FPL needs finch-clust: pip install 'fedskew[fpl]'")
     return function
 
 

@@ -101,7 +101,7 @@ class Partition:
         which is checked when the first partition is loaded. MissingPackageError is raised where the package is missing.
         """
         missing = "a partitioner of Flower needs flwr-datasets: pip install flwr-datasets"
-        return _as_partitioner(optional("flwr_datasets.partitioner", missing).Partitioner, self, label)
+        return _as_partitioner(optional("flwr_datasets.partitioner:Partitioner", missing), self, label)
 
     @property
     def num_classes(self) -> int:

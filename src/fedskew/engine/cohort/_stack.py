@@ -230,7 +230,7 @@ class Stack:
         if in_place is not None and dims.lr is None:
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             parameters = model.parameters
-        elif covers(step, "takes_rows", "step") and has(step, "takes_rows"):
+        elif covers(step, "takes_rows", "step") and has(step, "takes_rows") and "log" not in seen:
             stepped = step.step(model.parameters, objective.gradients, carried, settings, **seen)
             parameters, carried = checked_step(step, stepped, model.parameters)
         else:
