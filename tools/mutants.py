@@ -138,7 +138,10 @@ def tests_of(measured: Any, file: Path, number: int) -> list[str]:
 def failing(source: Path, tests: list[str]) -> str | None:
     """Return the first test that fails with the package in a folder; None if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-rfE", "-p", "no:cacheprovider", "-p", "no:cov", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    own = source.parent / "tmp"  # tests forget modules that lie where temporary files do
+    own.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "TMPDIR": str(own)}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     try:
         ended = subprocess.run(
             command,
