@@ -369,13 +369,13 @@ def paired(options: Options, numbers: Any, choice: tuple[str, str], neighbour: f
 
 
 def costs(scores: dict[str, list[tuple[Run, float, float]]]) -> list[str]:
-    """What finishes send, and how many clients they ask, in the mean."""
+    """What finishes send, from the task with the least to that with the most, and how many clients they ask."""
     found = []
     for method, rows in scores.items():
         sent = [float(run["finish_megabytes"]) for run, *_ in rows if run["finish_megabytes"]]
         asked = [int(run["finish_clients"] or 0) for run, *_ in rows if run["finish_megabytes"]]
         if sent:
-            found.append(f"{method} {fmean(sent):.3g} MB of {fmean(asked):.0f} clients")
+            found.append(f"{method} {min(sent):.3g} to {max(sent):.3g} MB of {fmean(asked):.0f} clients")
     return found
 
 
