@@ -63,6 +63,9 @@ def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
 
     120,000 and 20,000 grey images of 28 x 28. Normalised by mean and deviation of all training pixels, computed from
     the files.
+
+    Args:
+        verify: As in `mnist`.
     """
     fashion = Source.of("fashion_mnist", root, verify)
     digits, garments = mnist_arrays(root, verify), _idx(fashion)
@@ -116,6 +119,7 @@ def fedvls_mnist(
             "held-out", the quarter that no client has.
         smallest: Images that every client must hold: 64 / 0.25 in the code.
         seed: Seed of the draws: 1 in the code.
+        verify: As in `mnist`.
     """
     if not beta > 0:
         raise ArgumentError(f"beta: must be above 0, got {beta}")

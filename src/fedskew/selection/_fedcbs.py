@@ -89,11 +89,7 @@ class FedCBS(Checked):
 
 
 class _Pool:
-    """A cohort's pooled labels, and how uneven they would be with each client's.
-
-    Attributes:
-        empty: Mask of the clients without samples, shape `(clients,)`.
-    """
+    """A cohort's pooled labels, and how uneven they would be with each client's; `empty`: a mask of who has none."""
 
     def __init__(self, counts: FloatArray) -> None:
         self._counts, self._sizes = counts, counts.sum(axis=1)
