@@ -317,9 +317,9 @@ def _mean(line: Line, last: int, share: float = 1.0) -> float | None:
 
 
 def _by_blocks(blocks: Sequence[FloatArray]) -> tuple[float, float, float]:
-    """Return the interval of the mean over blocks of their means, by bootstrap, which draws blocks and trainings of each;
-    and a two-sided p-value that the mean is 0: the share of all signs of the blocks' means with which it is as far
-    from 0, of three blocks a quarter at least."""
+    """Return the interval of the mean over blocks of their means, by bootstrap (blocks are drawn, then trainings of
+    each), and a two-sided p-value that the mean is 0: the share of all signs of the blocks' means with which it is as
+    far from 0, of three blocks a quarter at least."""
     size = len(blocks)
     if size < _FEWEST:
         return math.nan, math.nan, math.nan
