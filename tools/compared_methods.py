@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from fedskew import methods
@@ -31,13 +32,20 @@ PRESETS = {"fedentopt, target": "fedentopt_target", "fedlc, no mask": "fedlc"}
 BOUNDS = {"pooled": "all samples in one place", "alone": "no federation: each client's own model"}
 
 
+@cache
+def published(arena: str) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the axes of an arena, and the lines of its published runs, refusals left out."""
+    with (DOCS / "measured" / f"{arena}-runs.csv").open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    axes = list(lines[0])[: list(lines[0]).index("method")]
+    return axes, [line for line in lines if not line["failure"]]
+
+
 def differences(arena: str, fits: Callable[[Line], bool], target: str) -> dict[str, str]:
     """Return each method's cell."""
-    with (DOCS / "measured" / f"{arena}-runs.csv").open(newline="", encoding="utf-8") as file:
-        every = list(csv.DictReader(file))
-    axes = list(every[0])[: list(every[0]).index("method")]
-    lines = [one for one in every if one["stage"] == "run" and not one["failure"] and one["target"] == target]
-    rows = Scores.of([line for line in lines if fits(line)], axes, "fedavg", last=3).standings("fedavg")
+    axes, every = published(arena)
+    lines = [line for line in every if line["stage"] == "run" and line["target"] == target and fits(line)]
+    rows = Scores.of(lines, axes, "fedavg", last=3).standings("fedavg")
     return {row.method: _cell(row.difference, round(row.ahead * row.trainings), row.trainings) for row in rows}
 
 

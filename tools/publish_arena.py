@@ -7,8 +7,8 @@ RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, ev
 `docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of `arena-heads` and `arena-networks`.
 Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
 tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
-The page's table of methods (`compared_methods.py`) is made anew. Run it again, in the repository's folder, whenever
-there are more runs.
+The two tables at the top of `docs/compare.md` are made anew (`compared_methods.py`). Run it again, in the repository's
+folder, whenever there are more runs.
 """
 
 from __future__ import annotations
@@ -61,10 +61,8 @@ def publish_page(name: str, state: ArenaState, runs: Path) -> None:
 
 def draw(name: str) -> None:
     """Draw the figure of the published runs of an arena, as what differs in the target alone is one training."""
-    with (MEASURED / f"{name}-runs.csv").open(newline="", encoding="utf-8") as file:
-        every = list(csv.DictReader(file))
-    lines = [line for line in every if line["stage"] != "tune" and not line["failure"]]
-    axes = list(every[0])[: list(every[0]).index("method")]
+    axes, every = compared_methods.published(name)
+    lines = [line for line in every if line["stage"] != "tune"]
     fixed = [axis for axis in axes if axis != "target"]
     trainings = {tuple(line[axis] for axis in axes): tuple(line[axis] for axis in fixed) for line in lines}
     scores = Scores.of(lines, axes, "fedavg", last=3, trainings=trainings, blocks=BLOCKS[name])

@@ -45,6 +45,10 @@ POOL, SEEN = RNG.integers(0, 9, (5, 4)), RNG.integers(1, 20, (6, 6))
         # Marginals (1, 0) and (.25, .75), weights .4 and .6: (.55, .45), from (.5, .5): 2 * .05**2.
         (lambda: mix_distance([0.4, 0.6], [[10, 0], [1, 3]], [2, 2]), 0.005),
         (lambda: mix_distance(POOL.sum(axis=1) / POOL.sum(), POOL, POOL.sum(axis=0)), 0),
+        # FedPALS's synthetic task, (.5, .5, 0) and (.5, 0, .5): equal weights leave d (-.5, .25, .25), squared 3/8 d^2.
+        (lambda: mix_distance([0.5, 0.5], [[20, 20, 0], [9, 0, 9]], [0.5, 0.25, 0.25]), 0),
+        (lambda: mix_distance([0.5, 0.5], [[20, 20, 0], [9, 0, 9]], [0.35, 0.325, 0.325]), 0.375 * 0.3**2),
+        (lambda: mix_distance([0.5, 0.5], [[20, 20, 0], [9, 0, 9]], [0, 0.5, 0.5]), 0.375),
         (lambda: mix_distance([0.5, 0.5], [[0, 0], [3, 0]], [1, 0]), 0.25),  # an empty client has no marginals
         # Squared norms 25 and 1 over the squared norm of the sum (3, 5).
         (lambda: drift_diversity([[3.0, 4.0], [0.0, 1.0]]), 26 / 34),
