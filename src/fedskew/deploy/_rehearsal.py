@@ -187,7 +187,7 @@ def _why_still(plan: Plan, federation: Federation, state: ServerState, cohort: C
         weighed = number >= plan.fewest and plan.agreement.label_counts != "summed"  # else each site weighs itself
         weights = [0.0] * number
         if weighed:
-            weights = federation.codec.weigh(federation, state, cohort.take(there)).values.tolist()
+            weights = federation.codec.weigh(federation, state, cohort.only(cohort.ids[there].tolist())).values.tolist()
         return wire.why_no_sum(weights, plan.fewest, federation.weight_limit if weighed else None, len(cohort.ids))
     if not number:
         return "nobody else takes part in them"

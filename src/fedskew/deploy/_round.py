@@ -58,7 +58,7 @@ class SiteSums(FixedPoint):
         own = self.announced is not None  # each site weighs itself, and the server sees the sum of the weights
 
         def weights_of(clients: Collection[int]) -> tuple[Cohort, Weights]:
-            members = cohort.take(np.isin(cohort.ids, list(clients)))
+            members = cohort.only(clients)
             return members, Weights() if own else self.weigh(federation, state, members)
 
         def weigh(clients: Sequence[int]) -> list[float]:

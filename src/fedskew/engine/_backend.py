@@ -7,7 +7,8 @@ import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -255,18 +256,15 @@ class LocalWork:
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
     private: Private | None = None
 
-    def trains_like(self, other: LocalWork) -> bool:
-        """Return whether other work on the same data set is the same but for samples, seed and learning rate.
-
-        Pickles are compared, so that no parameter of a component is left out; what has none is different.
-        """
-        training = replace(other.training, lr=self.training.lr, lr_decay=self.training.lr_decay)
-        ours = (self.objective, self.local_step, self.training, self.hooks, self.private)
-        theirs = (other.objective, other.local_step, training, other.hooks, other.private)
+    @cached_property
+    def kind(self) -> bytes | None:
+        """The same for work on a data set that differs in no more than samples, seed and learning rate: a pickle, so
+        that no parameter of a component is left out; None where there is none."""
+        training = {name: value for name, value in vars(self.training).items() if name not in ("lr", "lr_decay")}
         try:
-            return pickle.dumps(ours) == pickle.dumps(theirs)
+            return pickle.dumps((self.objective, self.local_step, training, self.hooks, self.private))
         except Exception:  # such as a class that stands in a function
-            return False
+            return None
 
     def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
         """Make the settings that all local steps of a client share."""

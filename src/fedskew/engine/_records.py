@@ -7,7 +7,7 @@ from the round itself. It then appears in the run folder, in `Result.rounds` and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, NamedTuple, Protocol, get_type_hints
@@ -72,8 +72,10 @@ class Cohort(NamedTuple):
         sizes: FloatArray = self.counts.sum(axis=1) if self.samples is None else self.samples
         return sizes
 
-    def take(self, members: NDArray[np.bool_]) -> Cohort:
-        """Return the sub-cohort that a mask selects."""
+    def only(self, clients: Collection[int]) -> Cohort:
+        """Return the sub-cohort of some clients."""
+        known = frozenset(clients)
+        members = np.array([client in known for client in self.ids.tolist()], dtype=np.bool_)
         samples = None if self.samples is None else self.samples[members]
         return Cohort(self.ids[members], self.lost[members], self.counts[members], self.quotas, self.notes, samples)
 

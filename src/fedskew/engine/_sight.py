@@ -27,12 +27,11 @@ class Sight(NamedTuple):
 
     def call(self, slot: str, component: Any, function: str, *arguments: Any, **more: Any) -> Any:
         """Call a component's function, with what it takes by name; `more` is what it alone may see."""
-        where = f"round {self.state.round}: "
-        with calling(slot, component, function, where):
-            seen = self._seen(f"{where}{name_in(slot, component)}", component, function, more)
+        with calling(slot, component, function, f"round {self.state.round}: "):
+            seen = self._seen(slot, component, function, more)
             return getattr(component, function)(*arguments, **seen)
 
-    def _seen(self, name: str, component: Any, function: str, more: dict[str, Any]) -> dict[str, Any]:
+    def _seen(self, slot: str, component: Any, function: str, more: dict[str, Any]) -> dict[str, Any]:
         network = self.network
         seen = seen_by(getattr(component, function), dict.fromkeys(SEEN.get(function, ())))
         if not seen:
@@ -48,7 +47,8 @@ class Sight(NamedTuple):
         seen = {key: known.get(key) for key in seen}
         for key, value in seen.items():
             if value is None and key != "target":
-                raise ComponentError(f"{name}: {function}() takes {key}: {_MISSING[key]}")
+                where = f"round {self.state.round}: {name_in(slot, component)}"
+                raise ComponentError(f"{where}: {function}() takes {key}: {_MISSING[key]}")
         if network is not None and "network" in seen:
             network.write_state(self.state.model)
         return seen

@@ -86,9 +86,9 @@ class FedConcatRunner:
         cohort, state = self.head.select(state)
         outcomes = []
         for cluster in range(self.pipeline.clusters):
-            members = self.cluster_of[cohort.ids] == cluster
-            if members.any():
-                own, outcome = self.encoders.train(self.encoder(state, cluster), cohort.take(members))
+            members = cohort.only(np.flatnonzero(self.cluster_of == cluster).tolist())
+            if len(members.ids):
+                own, outcome = self.encoders.train(self.encoder(state, cluster), members)
                 state = state.having(f"encoder{cluster}", own.tensors)
                 outcomes.append(outcome)
         if state.round == self.encoder_rounds and self.pipeline.head == "clusters":
@@ -122,7 +122,7 @@ class FedConcatRunner:
 def _merged(cohort: Cohort, parts: Sequence[Collected]) -> Collected:
     """Return what is recorded of all clusters together, in the order of the cohort; each counts by its samples."""
     ids = [client for part in parts for client in part.members.ids.tolist()]
-    members, order = cohort.take(np.isin(cohort.ids, ids)), np.argsort([cohort.ids.tolist().index(one) for one in ids])
+    members, order = cohort.only(ids), np.argsort([cohort.ids.tolist().index(one) for one in ids])
 
     def in_order(lists: Sequence[Sequence[Any]]) -> list[Any]:
         joined = [value for values in lists for value in values]

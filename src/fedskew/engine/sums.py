@@ -94,7 +94,7 @@ class Floats:
         """Add up the updates of all or some of the cohort's clients, in any order."""
         arrived, updates = _in_order(cohort, replies)
         updates = finite(updates)
-        members = cohort.take(np.isin(cohort.ids, [update.client for update in updates]))
+        members = cohort.only({update.client for update in updates})
         weights = self.weigh(federation, state, members, updates)
         unmoved = total = None
         if 0 < len(weights.values) < federation.method.aggregation.least:
@@ -166,7 +166,7 @@ class FixedPoint(Floats):
         arrived, updates = _in_order(cohort, replies)
         states = {update.client: update.state for update in finite(updates)}
         updates = finite(updates) if self.protection is None else [stilled(update) for update in updates]
-        members = cohort.take(np.isin(cohort.ids, [update.client for update in updates]))
+        members = cohort.only({update.client for update in updates})
         weights = self.weigh(federation, state, members)
         noise = None if self.protection is None else self.protection.noise
         closed, totals = self._why_closed(weights.values, len(updates), federation.weight_limit), {}

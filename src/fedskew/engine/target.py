@@ -118,7 +118,8 @@ class Estimation:
         self, known: EstimatedMix, round: int, tables: Mapping[int, FloatArray | IntArray], cells: FloatArray | IntArray
     ) -> tuple[EstimatedMix, dict[str, Any]]:
         """Estimate the mix after a round, and decide whether it is used."""
-        pooled = sum((np.asarray(table, dtype=np.float64) for table in tables.values()), np.zeros(self._shape))
+        nothing = np.zeros((self.classes, self.classes * self.bins))
+        pooled = sum((np.asarray(table, dtype=np.float64) for table in tables.values()), nothing)
         try:
             found = labels.estimate_mix(pooled, cells, self.estimator)
         except ArgumentError as error:
@@ -155,10 +156,6 @@ class Estimation:
                 f"target.on_misfit: {known.unused}; go on without a target by target.on_misfit = 'fedavg', or use the "
                 "estimate in spite of that by 'warn'"
             )
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return self.classes, self.classes * self.bins
 
     def _judged(self, known: EstimatedMix, round: int, found: labels.MixEstimate) -> EstimatedMix:
         """Return the server's state after an estimate was made."""

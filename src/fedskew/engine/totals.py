@@ -123,9 +123,8 @@ class Collected(NamedTuple):
 
     def without_members(self) -> Collected:
         """Return the same if all clients count as diverged."""
-        nobody = self.members.take(np.zeros(len(self.members.ids), dtype=np.bool_))
         nothing = self._replace(weights=self.weights._replace(values=np.zeros(0)), total=None, drift=None)
-        return nothing._replace(members=nobody, steps=(), losses=(), observed=(), logged=())
+        return nothing._replace(members=self.members.only(()), steps=(), losses=(), observed=(), logged=())
 
     def record(self, seed: int, round: int, cohort: Cohort, target: FloatArray | None) -> RoundRecord:
         """Make the record of the round, without evaluations and duration."""
@@ -258,7 +257,7 @@ def collect_each(
     """Add up updates as they come. Where some are not finite, the others are trained again, as all weights change."""
     replies, bytes_up = dict[int, Update](), 0
     while True:
-        members = cohort.take(np.isin(cohort.ids, [task.client for task in tasks]))
+        members = cohort.only({task.client for task in tasks})
         weights, total = codec.weigh(federation, state, members), RunningTotal(federation.method, state)
         values = weights.values if len(weights.values) else np.zeros(len(tasks))
         diverged = set()

@@ -67,11 +67,13 @@ def weighted_sum(updates: Tensor, weights: FloatArray, total: Tensor | None = No
         raise ArgumentError(f"weights: expected shape ({updates.shape[0]},), one for each update, got {weights.shape}")
     if total is None:
         total = torch.zeros(updates.shape[1], dtype=torch.float64, device=updates.device)
-    # Parts that stay in the cache: 1.6 times as fast for large models, the same bits.
-    part = PART if updates.device.type == "cpu" else max(1, updates.shape[1])
-    for share, rows in zip(torch.split(total, part), torch.split(updates, part, dim=1), strict=True):
-        for row, weight in zip(rows, weights.tolist(), strict=True):
-            share += row.to(torch.float64, copy=True).mul_(weight)
+    factors = torch.tensor(weights, dtype=torch.float64, device=updates.device).unsqueeze(1)
+    # Parts that stay in the cache, or that a GPU has room for; the same bits.
+    part = max(1, (PART if updates.device.type == "cpu" else 1 << 24) // max(1, len(updates)))
+    for at in range(0, updates.shape[1], part):
+        share = total[at : at + part]
+        for row in updates[:, at : at + part].to(torch.float64, copy=True).mul_(factors):
+            share += row
     return total
 
 

@@ -112,7 +112,7 @@ class CohortBackend(Backend):
         """Return whether another backend's clients can be stacked: their training and untrained values are the same."""
         if self is other:
             return True
-        if not self.work.trains_like(other.work):
+        if self.work.kind is None or self.work.kind != other.work.kind:
             return False
         return all(torch.equal(one, two) for one, two in zip(self.untrained, other.untrained, strict=True))
 

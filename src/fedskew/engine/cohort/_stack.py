@@ -253,7 +253,8 @@ class Stack:
             x = self.work.augment(x, keys.reshape(-1))
         if moment.lengths is not None:
             mask = torch.arange(width, device=self._device) < moment.lengths.unsqueeze(1)
-        own = Own(*(part if dim is None else tree_map(partial(of_first, active), part) for part, dim in self._parts()))
+        parts = zip(self.own[:5], self.dims[:5], strict=True)
+        own = Own(*(part if dim is None else tree_map(partial(of_first, active), part) for part, dim in parts))
         own = own._replace(
             x=x.view(active, width, *x.shape[1:]),
             y=self._targets.index_select(0, rows).view(active, width),
@@ -270,9 +271,6 @@ class Stack:
                 )
             )
         return own, Own(*self.dims[:5], *(None if part is None else 0 for part in own[5:]))
-
-    def _parts(self) -> list[tuple[Any, Any]]:
-        return list(zip(self.own[:5], self.dims[:5], strict=True))
 
     def _teach(self, network: MappedNetwork, own: Own, smallest: int) -> Outputs:
         """Compute the teacher's outputs on each client's batch."""
