@@ -253,7 +253,7 @@ class Stack:
             x = self.work.augment(x, keys.reshape(-1))
         if moment.lengths is not None:
             mask = torch.arange(width, device=self._device) < moment.lengths.unsqueeze(1)
-        parts = zip(self.own[:5], self.dims[:5], strict=True)
+        parts: Any = zip(self.own[:5], self.dims[:5], strict=True)
         own = Own(*(part if dim is None else tree_map(partial(of_first, active), part) for part, dim in parts))
         own = own._replace(
             x=x.view(active, width, *x.shape[1:]),
