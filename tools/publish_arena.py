@@ -71,6 +71,8 @@ def draw(name: str) -> None:
 
 def main(runs: Path) -> None:
     """Publish the arenas that there are."""
+    if not [*runs.glob("arena-*/runs.csv")]:
+        sys.exit(f"{runs}: holds no arena's runs (arena-NAME/runs.csv); give the folder of fedskew arena --out")
     if (runs / "arena-advice" / "runs.csv").exists():
         publish_page("advice", state_of("advice", runs), runs)
         shutil.copy(runs / "arena-advice" / "evidence.csv.gz", EVIDENCE)

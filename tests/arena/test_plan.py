@@ -339,19 +339,12 @@ def test_choices_say_what_is_cut_off_and_how_clearly_as_does_the_script(tmp_path
     # By place and method: values with their validation scores on two tuning runs, the one that was chosen first.
     mu, alpha = "local_step.mu = ", "objective.alpha = "
     tried = {
-        ("few", "fedavg"): {
-            (1.0, ""): (0.5, 0.52),
-            (0.1, ""): (0.4, 0.4),
-        },  # ahead by 11 points, one standard error is 1
+        ("few", "fedavg"): {(1.0, ""): (0.5, 0.52), (0.1, ""): (0.4, 0.4)},  # by 11 points, one standard error is 1
         ("few", "fedprox"): {(0.1, f"{mu}2.0"): (0.5, 0.5), (0.1, f"{mu}0.5"): (0.48, 0.52), (0.1, ""): (0.1, 0.1)},
         ("few", "fedrs"): {(0.1, f"{alpha}1.0"): (0.5, 0.5), (0.1, f"{alpha}0.2"): (0.4, 0.4), (1.0, ""): (0.1, 0.1)},
-        ("all", "fedprox"): {
-            (0.1, ""): (0.5, 0.5),
-            (1.0, ""): (0.4, 0.4),
-            (0.01, ""): (0.4, 0.4),
-            (0.1, f"{mu}0.5"): (0, 0),
-        },
+        ("all", "fedprox"): {(0.1, ""): (0.5, 0.5), **{(rate, ""): (0.4, 0.4) for rate in (1.0, 0.01)}},
     }
+    tried["all", "fedprox"][0.1, f"{mu}0.5"] = 0, 0
     runs = []
     for (place, method), options in tried.items():
         for at, ((rate, own), scores) in enumerate(options.items()):

@@ -352,6 +352,12 @@ def test_what_is_published_is_what_another_program_makes_of_the_runs(name, block
             assert (row.low, row.high) == pytest.approx(interval, nan_ok=True, abs=near)
 
 
+@pytest.mark.slow
+def test_the_page_s_tables_are_those_of_the_published_runs() -> None:
+    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    assert runpy.run_path(str(ROOT / "tools" / "compared_methods.py"))["with_tables"](page) == page
+
+
 def test_targets_are_views_of_one_training(tmp_path) -> None:
     mix = [0.02] * 5 + [0.18] * 5
     targets = f'target = [{{label = "none"}}, {{label = "9:1", mix = {mix}}}]'
