@@ -52,7 +52,9 @@ def estimates(rule: str, seed: int) -> list[tuple[str, float, int]]:
     def estimate(record: Any) -> None:
         if not rules.is_due(record["round"]):
             return
-        loop.model.write_state(loop.runner.evaluated_model(loop.server))
+        model = loop.runner.evaluated_model(loop.server)
+        assert model is not None
+        loop.model.write_state(model)
         said = rules.outcomes(logits_of(loop.model.network, unlabelled))
         cells = np.bincount(said, minlength=CLASSES * rules.bins)
         some = np.random.default_rng([seed, record["round"]]).permutation(CLIENTS)[:DRAWN]
