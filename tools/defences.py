@@ -3,9 +3,9 @@
 tools/defences.toml has them: a file, the text that defends, what stands in its place once it is removed, and tests. Of
 each the source is copied, changed and tested; nothing here is touched.
 
-    python tools/defences.py                    # all: some minutes
-    python tools/defences.py --only sum-twice   # one, by name
-    python tools/defences.py --check            # of make lint: whether their texts and tests are still there
+    python tools/defences.py                              # all: some minutes
+    python tools/defences.py --only "noise is paid for"   # one, by name
+    python tools/defences.py --check                      # of make lint: whether their texts and tests are still there
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def passes(package: Path, tests: list[str]) -> bool:
 
 def main() -> int:
     """Remove each defence; return 1 if the tests of one still pass."""
+    defences = tomllib.loads(LIST.read_text(encoding="utf-8"))["defence"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="name of one defence")
+    parser.add_argument("--only", choices=[one["name"] for one in defences], metavar="NAME", help="one defence")
     parser.add_argument("--check", action="store_true", help="only say which are out of date")
     options = parser.parse_args()
-    defences = tomllib.loads(LIST.read_text(encoding="utf-8"))["defence"]
     if gone := outdated(defences):
         print(*gone, "not there, or not once: write down in tools/defences.toml where they are", sep="\n")
         return 1
