@@ -8,7 +8,7 @@ conditions.count_epsilon and `deploy` with noisy counts do), means over the draw
 are from those of exact counts (L1 distance, 0 to 2), and the squared distance of the label mix that FedPALS's weights
 give from the target mix. FedPALS has an effective sample size of half of all samples (ess = 0.5), and one draw in five
 is of another split and, where the recipe has no target, another target mix from Dir(0.5). Sizes are the noisy counts'
-sums. Only labels are read.
+sums. Only labels are read, of MNIST and Fashion-MNIST in $FEDSKEW_DATA.
 """
 
 from __future__ import annotations
