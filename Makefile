@@ -15,7 +15,8 @@ TEST = $(BIN)/python -m compileall -q src && OMP_NUM_THREADS=1 $(TMP) $(BIN)/pyt
 demo: .venv/ready
 	$(BIN)/fedskew demo
 
-# Style, imports (which package may know which), types, how large the house is, and whether the list of mutants fits it.
+# Style, imports (which package may know which), types, how large the house is, and whether the lists of mutants and of
+# defences fit it.
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -23,6 +24,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/python tools/size.py
 	$(BIN)/python tools/mutants.py check
+	$(BIN)/python tools/defences.py --check
 
 # For the edit loop. Types are checked while the tests run.
 check: data

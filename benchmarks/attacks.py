@@ -37,7 +37,7 @@ from fedskew.deploy._arrays import ModelLayout
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._rehearsal import with_defences
 from fedskew.deploy._validator import ReplyValidator
-from fedskew.engine import Assignment, Backend, Sent, Update, cohort_size
+from fedskew.engine import Assignment, Backend, Federation, Sent, Update, cohort_size
 from fedskew.engine.contracts import hooked
 from fedskew.experiment import Config, make_task, make_training_loop, resolve
 
@@ -83,7 +83,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg with batch norm": {"model": {"name": "attacks:Normed"}},
 }
 
-LIES: dict[str, dict[str, float]] = {
+LIES: dict[str, dict[str, Any]] = {
     "-1 x": {"scale": -1},
     "-3 x": {"scale": -3},
     "-8 x": {"scale": -8},
@@ -137,14 +137,17 @@ class CheckedSites(Backend):
         drawn = torch.randn(update.buffers.shape, generator=torch.Generator().manual_seed(round))
         buffers = self._buffers * drawn.abs() if self._buffers else update.buffers
         training = self._validator.training
+        assert training is not None
         steps = update.steps if self._told is None else training.steps(task.epochs, task.samples)
         return update._replace(change=change, norm=torch.linalg.vector_norm(change), buffers=buffers, steps=steps)
 
 
-def accuracy(config: Config, seed: int, task: Any, lie: dict[str, float], directions: bool) -> float:
+def accuracy(config: Config, seed: int, task: Any, lie: dict[str, Any], directions: bool) -> float:
     """Test accuracy after the last round."""
     loop = make_training_loop(config, seed, task=task)
-    federation, told = loop.runner, loop.runner.counts.copy()
+    federation = loop.runner
+    assert isinstance(federation, Federation)
+    told = federation.counts.copy()
     if "told" in lie:
         told[BAD] = lie["told"]
     plan = Plan.of(config, AGREEMENT)
@@ -162,7 +165,9 @@ def accuracy(config: Config, seed: int, task: Any, lie: dict[str, float], direct
     validator.start(loop.untrained)
     sites = CheckedSites(federation.backend, federation.counts.sum(axis=1), validator, **lie)
     loop.runner = dataclasses.replace(federation, backend=sites, counts=told)
-    return float(loop.run().rounds[-1].evaluation.accuracy)
+    evaluation = loop.run().rounds[-1].evaluation
+    assert evaluation is not None
+    return float(evaluation.accuracy)
 
 
 def row(method: str, tasks: Sequence[Any], lies: Sequence[str]) -> str:

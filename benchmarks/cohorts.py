@@ -53,7 +53,7 @@ def main() -> None:
                 spent = 1000 * (time.process_time() - began)
                 pooled = counts.counts[cohort].sum(axis=0)
                 seen |= set(cohort.tolist())
-                rows.append((entropy(pooled), ((pooled / pooled.sum() - 0.1) ** 2).sum(), spent))
+                rows.append((float(entropy(pooled)), ((pooled / pooled.sum() - 0.1) ** 2).sum(), spent))
             bits, apart, spent = np.mean(rows[1:], axis=0)
             share = f"{100 * len(seen) / clients:.3g} %"
             print(f"| {clients:,} | {size} | {name} | {bits:.3f} | {apart:.4f} | {spent:.2f} | {share} |")

@@ -90,7 +90,7 @@ def mix_of(bias: np.ndarray, seen: np.ndarray) -> np.ndarray:
     heavy = 10.0
     rows, aims = np.vstack([np.eye(CLASSES) - seen.T, np.full(CLASSES, heavy)]), np.append(bias, heavy)
     found, _ = nnls(rows, aims)
-    return found / found.sum()
+    return np.asarray(found / found.sum())
 
 
 def over_rounds(shares: np.ndarray, pooled: np.ndarray, guess: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ def over_rounds(shares: np.ndarray, pooled: np.ndarray, guess: np.ndarray) -> np
     ridge = 0.05
     found = np.linalg.solve(shares.T @ shares + ridge * np.eye(CLIENTS), shares.T @ (pooled - guess)) + guess
     found = np.maximum(found, 0)
-    return found / found.sum(axis=1, keepdims=True)
+    return np.asarray(found / found.sum(axis=1, keepdims=True))
 
 
 def played(seed: int, rounds: int, private: bool) -> dict[str, float]:
@@ -114,9 +114,10 @@ def played(seed: int, rounds: int, private: bool) -> dict[str, float]:
     federation = dataclasses.replace(federation, backend=ear)
     truth, sizes = task.counts / task.counts.sum(axis=1, keepdims=True), task.counts.sum(axis=1)
     inputs, targets = task.dataset.test_inputs, task.dataset.test_targets
+    assert isinstance(inputs, torch.Tensor)
     steps = np.ceil(sizes / BATCH)
     pooled = task.counts.sum(axis=0) / task.counts.sum()
-    state, shares, sums = federation.start(loop.untrained), [], []
+    state, shares, sums = federation.start(loop.untrained), list[np.ndarray](), list[np.ndarray]()
     errors: dict[str, list[float]] = {"last layer": [], "last layer, masked": []}
     rng = np.random.default_rng(seed)
     for _ in range(rounds):
@@ -155,7 +156,7 @@ def of_each(there: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Each client's number, from who was there in each round and the sums over those; in doubt all alike."""
     middle = np.full(CLIENTS, totals.sum() / there.sum())
     found = middle + np.linalg.solve(there.T @ there + 1e-9 * np.eye(CLIENTS), there.T @ (totals - there @ middle))
-    return np.maximum(found, 1e-9)
+    return np.asarray(np.maximum(found, 1e-9))
 
 
 def alone_without_weight(weighting: BySums, counts: np.ndarray) -> list[np.ndarray]:
@@ -200,6 +201,7 @@ def summed(seed: int, rounds: int, name: str) -> dict[str, float]:
     truth, pooled = task.counts / sizes[:, None], task.counts.sum(axis=0) / sizes.sum()
     own = np.array([weighting.own_weight(counts, announced) for counts in task.counts.astype(np.float64)])
     inputs, targets = task.dataset.test_inputs, task.dataset.test_targets
+    assert isinstance(inputs, torch.Tensor)
     state, there, moved = federation.start(loop.untrained), np.zeros((0, CLIENTS)), []
     for _ in range(rounds):
         sent = state.model.parameters.clone()

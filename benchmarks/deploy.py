@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -225,4 +224,4 @@ def real(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

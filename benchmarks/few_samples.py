@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri, softmax
 
-from fedskew.labels import MixEstimate, calibrate, estimate_mix, outcome_cells, outcome_table
+from fedskew.labels import MixEstimate, MixMethod, calibrate, estimate_mix, outcome_cells, outcome_table
 
 BINS = 4
 SAMPLES = (8, 20, 50, 100, 300)
@@ -29,10 +30,10 @@ def probabilities(rng: np.random.Generator, labels: np.ndarray, classes: int, ap
     """Calibrated probabilities, for a uniform mix, of a model whose scores of true and other classes are some apart."""
     scores = rng.normal(size=(len(labels), classes))
     scores[np.arange(len(labels)), labels] += apart
-    return softmax(apart * scores, axis=1)
+    return np.asarray(softmax(apart * scores, axis=1))
 
 
-def estimate(held: np.ndarray, held_labels: np.ndarray, new: np.ndarray, method: str) -> MixEstimate:
+def estimate(held: np.ndarray, held_labels: np.ndarray, new: np.ndarray, method: MixMethod) -> MixEstimate:
     classes = held.shape[1]
     tables = outcome_table(held_labels, outcome_cells(held), classes, BINS)
     if method == "em":
@@ -56,7 +57,7 @@ def drawn(
         yield probabilities(rng, labels, classes, apart), labels, probabilities(rng, new, classes, apart), theirs
 
 
-def figures(draws: int, method: str, *setting: object) -> tuple[float, float]:
+def figures(draws: int, method: MixMethod, *setting: Any) -> tuple[float, float]:
     """Coverage and mean width of 95 % intervals."""
     inside, widths = [], []
     for _, (held, labels, new, mix) in zip(range(draws), drawn(*setting), strict=False):

@@ -25,6 +25,7 @@ import os
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,8 @@ def prepare(body: Path, model: str, rounds: int, root: str, folder: Path) -> Non
     inputs = data.inputs.index_select(0, torch.arange(len(targets)))
     np.save(folder / "inputs.npy", inputs.numpy())
     np.save(folder / "targets.npy", targets)
-    np.savez(folder / "clients.npz", **{str(client): held for client, held in enumerate(rows)})
+    held: dict[str, Any] = {str(client): own for client, own in enumerate(rows)}
+    np.savez(folder / "clients.npz", **held)
     Partition.of(rows, targets, 50).save(folder / "partition.npz")
     (folder / "settings.json").write_text(json.dumps({"seed": SEED, **dataclasses.asdict(workload)}))
     (folder / "cohorts.json").write_text(json.dumps(cohorts))

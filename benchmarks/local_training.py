@@ -100,7 +100,7 @@ def by_hand(
     held = inputs.contiguous(memory_format=layout)
 
     def loop() -> torch.Tensor:
-        model = copy.deepcopy(module).to(memory_format=layout).train()
+        model = copy.deepcopy(module).to(memory_format=layout).train()  # type: ignore[call-overload]
         optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=tuned)
         for order in orders():
             for rows in order.split(batch):
@@ -118,7 +118,7 @@ def ours(
     model = FlatModel(copy.deepcopy(module))
     counts = np.bincount(targets.numpy(), minlength=10)[None].astype(float)
     data = PartitionedData(inputs, targets, [np.arange(IMAGES)], counts)
-    training = LocalTraining(batch, LR, 1.0, MOMENTUM, DECAY)
+    training = LocalTraining(batch, LR, momentum=MOMENTUM, weight_decay=DECAY)
     backend = SequentialBackend(model, LocalWork(data, Objective(CrossEntropy()), SGD(), training, seed=0))
     sent = Sent(model.read_state())
 

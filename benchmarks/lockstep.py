@@ -49,9 +49,8 @@ def measured(
     targets = torch.randint(10, (samples * clients,), generator=drawn)
     rows = np.split(np.arange(samples * clients), clients)
     data = PartitionedData(inputs, targets, rows, np.full((clients, 10), samples / 10))
-    work = LocalWork(
-        data, Objective(INDEX["cross_entropy"]()), SGD(), LocalTraining(batch, 0.01, 1.0, 0.9, 5e-4), seed=0
-    )
+    training = LocalTraining(batch, 0.01, momentum=0.9, weight_decay=5e-4)
+    work = LocalWork(data, Objective(INDEX["cross_entropy"]()), SGD(), training, seed=0)
     module = build(name, 10, shape, generator=drawn)
     tasks = [Assignment(client, EPOCHS, samples=samples) for client in range(clients)]
     steps = EPOCHS * -(-samples // batch) * clients

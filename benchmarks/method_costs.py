@@ -53,6 +53,7 @@ def measure(method: str, rounds: int) -> dict[str, float]:
     tree = {**TASK, "method": method, "training": {**TASK["training"], "rounds": rounds}}
     with tempfile.TemporaryDirectory() as folder:
         result = fedskew.simulate(tree, out=folder, progress=lambda record: clock.append(time.process_time()))
+        assert result.folder is not None
         checkpoint = result.folder / "checkpoint"
         model = sum(value.numel() for value in result.model.state_dict().values())
         clients = [numbers(path) for path in (checkpoint / "clients").glob("*.safetensors")]

@@ -45,6 +45,7 @@ from fedskew.engine import Assignment, Backend, ClientSamples, Federation, Local
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.contracts import hooked
 from fedskew.experiment import RunFolder
+from fedskew.experiment._folder import RunState
 from fedskew.labels import LabelCounts, describe, privatize
 from fedskew.models import FlatModel
 from fedskew.randomness import Purpose, generator
@@ -115,17 +116,18 @@ def run_round(counts: NDArray[np.float64], cohort: int, preset: str) -> dict[str
     backend = Timed(CohortBackend(model, work, chunk=200))
     runner = Federation(method, backend, counts, target, participation=cohort / len(counts), seed=0)
     state, _ = runner.run_round(runner.start(model.read_state()))
-    first = time.perf_counter() - began
+    first, nobody = time.perf_counter() - began, np.zeros((0, 2), dtype=np.int64)
     with tempfile.TemporaryDirectory() as folder:
         began, busy = time.perf_counter(), time.process_time()
         chosen, state = runner.select(state)
         select = time.perf_counter() - began
         state, outcome = runner.train(state, chosen)
-        record = json.dumps(runner.record(state.round, chosen, outcome).to_dict())
+        run, record = RunFolder(Path(folder)), runner.record(state.round, chosen, outcome)
+        run.append(record)
         trained = time.perf_counter() - began
-        RunFolder(Path(folder)).save_checkpoint(state)
+        run.save_checkpoint(RunState(state, state.model, -1.0, -1, 0, nobody, nobody))
         seconds = time.perf_counter() - began
-    assert len(json.loads(record)["answered"]) == cohort
+    assert len(record.answered) == cohort
     return {
         "seconds": seconds,
         "cpu": time.process_time() - busy,

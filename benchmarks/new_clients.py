@@ -51,6 +51,7 @@ def partition(name: str, beta: float, samples: int, data: str, seed: int, folder
     tree["data"]["rows"] = 12_000
     rule = {"rule": "dirichlet_by_class", "beta": beta, "clients": ALL}
     made = fedskew.simulate(tree, partition=rule, method="fedavg", training={"rounds": 0}, out=folder)
+    assert made.folder is not None
     whole = Partition.load(made.folder / "partition.npz")
     rng = np.random.default_rng(seed)
     indices = [*whole.indices[:OLD], *(np.sort(rng.permutation(rows)[:samples]) for rows in whole.indices[OLD:])]

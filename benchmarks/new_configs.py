@@ -64,7 +64,7 @@ def accuracy(config: dict[str, Any], seeds: list[int]) -> float:
     """Return the final model's accuracy in percent, mean over the seeds."""
     seen = {"every": config["training"]["rounds"]}
     found = [fedskew.simulate(config | {"seeds": [seed], "evaluation": seen}).summary["final"] for seed in seeds]
-    return 100 * statistics.mean(summary["accuracy"] for summary in found)
+    return float(100 * statistics.mean(summary["accuracy"] for summary in found))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+import torch
 
 from fedskew.data import load
 from fedskew.errors import FedskewError
@@ -24,9 +25,9 @@ def main() -> None:
         parser.exit(1, f"{error}\n")
     np.savez_compressed(
         arguments.file,
-        x=whole.inputs[:6_000].numpy(),
+        x=whole.inputs.index_select(0, torch.arange(6_000)).numpy(),
         y=whole.targets[:6_000].numpy(),
-        x_test=whole.test_inputs[:2_000].numpy(),
+        x_test=whole.test_inputs.index_select(0, torch.arange(2_000)).numpy(),
         y_test=whole.test_targets[:2_000].numpy(),
     )
 

@@ -96,7 +96,7 @@ def theirs(method: str, seed: int, dataset: Dataset, partition: Partition) -> li
     }  # fmt: skip
 
     def samples(rows: Any) -> Any:
-        chosen = dataset.inputs[rows], dataset.targets[rows]
+        chosen = dataset.inputs.index_select(0, torch.from_numpy(rows)), dataset.targets[rows]
         return loader(*chosen, num_labels=10, batch_size=32, shuffle=True, skip_singleton=False)
 
     class Given:
@@ -118,7 +118,7 @@ def theirs(method: str, seed: int, dataset: Dataset, partition: Partition) -> li
         if not len(rows):
             continue
         with torch.no_grad():
-            outputs = client.local_model.eval()(dataset.inputs[rows])
+            outputs = client.local_model.eval()(dataset.inputs.index_select(0, torch.from_numpy(rows)))
         accuracies.append(float((outputs.argmax(1) == dataset.targets[rows]).double().mean()))
     return accuracies
 

@@ -59,7 +59,8 @@ class Body(nn.Module):
         self.head = nn.Linear(WIDTHS[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(x).flatten(1))
+        outputs: Tensor = self.head(self.blocks(x).flatten(1))
+        return outputs
 
 
 def half(classes: Sequence[int], root: str) -> Dataset:
@@ -67,7 +68,7 @@ def half(classes: Sequence[int], root: str) -> Dataset:
     whole = load("cifar100", root)
     number = torch.full((len(whole.classes),), -1)
     number[list(classes)] = torch.arange(len(classes))
-    parts = {}
+    parts: dict[str, Any] = {}
     for part in ("", "test_"):
         targets = number[getattr(whole, f"{part}targets")]
         rows = torch.nonzero(targets >= 0).flatten()
@@ -147,14 +148,14 @@ def federate(way: str, lr: float, seed: int, validation: float, body: Path, root
     return {"accuracy": final["accuracy"], "validation": judged, "mb_up": sent / 1e6, "seconds": round(seconds, 1)}
 
 
-def featured(dataset: Dataset, body: nn.Module) -> dict[str, np.ndarray]:
+def featured(dataset: Dataset, body: nn.Module) -> dict[str, Any]:
     """Return what the body makes of some of a data set's samples, and their labels, as an .npz file has them."""
-    rng, made = np.random.default_rng(0), dict[str, np.ndarray]()
+    rng, made = np.random.default_rng(0), dict[str, Any]()
     for part, number in (("", 12_000), ("_test", 5_000)):
         prefix = "test_" if part else ""
         targets = getattr(dataset, f"{prefix}targets")
         rows = torch.from_numpy(rng.permutation(len(targets))[:number])
-        inputs = take(getattr(dataset, f"{prefix}inputs"), rows)
+        inputs = getattr(dataset, f"{prefix}inputs").index_select(0, rows)
         margin = (32 - inputs.shape[-1]) // 2
         whole = nn.functional.pad(inputs, [margin] * 4).expand(-1, 3, -1, -1)
         with torch.no_grad():
@@ -163,11 +164,12 @@ def featured(dataset: Dataset, body: nn.Module) -> dict[str, np.ndarray]:
     return made
 
 
-def featured_texts(root: str) -> dict[str, np.ndarray]:
+def featured_texts(root: str) -> dict[str, Any]:
     """Return the features of AG News, and its labels."""
     news, rng = load("ag_news", root, subset=True), np.random.default_rng(0)
     order, test = rng.permutation(len(news.targets)), rng.permutation(len(news.test_targets))[:5_000]
-    texts, other = (np.array(news.encoder.decode(part)) for part in (news.inputs, news.test_inputs))
+    encoder: Any = news.encoder
+    texts, other = (np.array(encoder.decode(part)) for part in (news.inputs, news.test_inputs))
     analysis = make_pipeline(TfidfVectorizer(sublinear_tf=True), TruncatedSVD(128, random_state=0), StandardScaler())
     analysis.fit(texts[order[4_000:]])
     rows = order[:4_000]
@@ -179,7 +181,7 @@ def featured_texts(root: str) -> dict[str, np.ndarray]:
     }
 
 
-def featured_table(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+def featured_table(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     """Return a table's standardised columns, and its labels."""
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, stratify=y, random_state=0)
     scaled = StandardScaler().fit(x)

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from fedskew import methods
-from fedskew.engine import Assignment, Federation, Sent, Update
+from fedskew.engine import Assignment, Backend, Federation, Sent, Update
 from fedskew.models import ModelState
 
 CLIENTS, COHORT, CLASSES, PARAMETERS = 100, 10, 10, 62_006
 
 
-class Idle:
+class Idle(Backend):
     """A backend whose clients send a small update that is already there."""
 
     def __init__(self) -> None:

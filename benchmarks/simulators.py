@@ -237,7 +237,8 @@ def prepare(workload: Workload, rounds: int, root: str | None, folder: Path) -> 
     settings = {"seed": SEED, **dataclasses.asdict(workload)}
     np.save(folder / "inputs.npy", inputs)
     np.save(folder / "targets.npy", targets)
-    np.savez(folder / "clients.npz", **{str(client): held for client, held in enumerate(rows)})
+    held: dict[str, Any] = {str(client): own for client, own in enumerate(rows)}
+    np.savez(folder / "clients.npz", **held)
     Partition.of(rows, targets, 10).save(folder / "partition.npz")
     (folder / "settings.json").write_text(json.dumps(settings))
     (folder / "cohorts.json").write_text(json.dumps(cohorts))
@@ -253,7 +254,8 @@ def images(samples: int, root: str | None) -> tuple[NDArray[np.float32], NDArray
         if root == "random":
             raise FileNotFoundError
         held = data.load("cifar10", root or os.environ.get("FEDSKEW_DATA", HERE.parent / ".data"))
-        return held.inputs[:samples].numpy(), held.targets[:samples].numpy(), "CIFAR-10"
+        inputs = held.inputs.index_select(0, torch.arange(samples)).numpy()
+        return inputs, held.targets[:samples].numpy(), "CIFAR-10"
     except (FedskewError, FileNotFoundError):
         rng = np.random.default_rng(SEED)
         inputs = rng.standard_normal((samples, 3, 32, 32), dtype=np.float32)

@@ -99,7 +99,7 @@ def cell(row: RecipeRow, arguments: argparse.Namespace) -> dict[str, Any]:
     spent: dict[int, float] = {}
     last = time.perf_counter()
 
-    def after(record: fedskew.Round) -> None:
+    def after(record: dict[str, Any]) -> None:
         """Time since the record before it, to its round: seeds that ride together report at once."""
         nonlocal last
         now = time.perf_counter()

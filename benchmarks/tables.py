@@ -20,6 +20,7 @@ import argparse
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
@@ -47,7 +48,7 @@ SHAPES = {
 """Hidden layers, their units, and the dropouts that are tried with them."""
 
 
-def written(name: str, folder: Path) -> dict[str, object]:
+def written(name: str, folder: Path) -> dict[str, Any]:
     """Write a table as CSV; return the section `data` that reads it."""
     x, y = TABLES[name](return_X_y=True)
     labels = (y > np.median(y)).astype(int) if name.startswith("diabetes") else y.astype(int)
@@ -64,7 +65,9 @@ def written(name: str, folder: Path) -> dict[str, object]:
     return {"name": "csv", "root": str(path), "schema": {"columns": columns | {"label": classes}}}
 
 
-def task(data: dict[str, object], seed: int, network: dict[str, object], partition: dict[str, object], rounds: int, lr):
+def task(
+    data: dict[str, Any], seed: int, network: dict[str, Any], partition: dict[str, Any], rounds: int, lr: float
+) -> dict[str, Any]:
     return {
         "seeds": [seed],
         "data": data,
@@ -75,18 +78,18 @@ def task(data: dict[str, object], seed: int, network: dict[str, object], partiti
     }
 
 
-def trained(tree: dict[str, object]) -> float:
+def trained(tree: dict[str, Any]) -> float:
     """Return the balanced accuracy of the final model on the test part."""
-    return 100 * fedskew.simulate(tree).summary["final"]["balanced_accuracy"]
+    return float(100 * fedskew.simulate(tree).summary["final"]["balanced_accuracy"])
 
 
-def validated(tree: dict[str, object]) -> float:
+def validated(tree: dict[str, Any]) -> float:
     """Return the balanced accuracy of the final model on the validation part."""
     tree["data"] = tree["data"] | {"validation": 0.2}
-    return 100 * fedskew.simulate(tree).rounds[-1]["validation"]["balanced_accuracy"]
+    return float(100 * fedskew.simulate(tree).rounds[-1]["validation"]["balanced_accuracy"])
 
 
-def choose(networks: dict[str, dict[str, object]], options: argparse.Namespace, split: dict[str, object]) -> None:
+def choose(networks: dict[str, dict[str, Any]], options: argparse.Namespace, split: dict[str, Any]) -> None:
     """Print what each network reaches on validation samples, by table and in the mean over them."""
     print("| network | " + " | ".join([*options.tables, "mean", "beside the first: mean, standard error"]) + " |")
     print("|" + "---|" * (len(options.tables) + 3))
@@ -114,9 +117,9 @@ def choose(networks: dict[str, dict[str, object]], options: argparse.Namespace, 
             )
 
 
-def of_scikit_learn(tree: dict[str, object]) -> list[float]:
+def of_scikit_learn(tree: dict[str, Any]) -> list[float]:
     data = load_dataset(resolve(tree), tree["seeds"][0])
-    parts = [part.numpy() for part in (data.inputs, data.targets, data.test_inputs, data.test_targets)]
+    parts = [np.asarray(part) for part in (data.inputs, data.targets, data.test_inputs, data.test_targets)]
     found = []
     for model in (LogisticRegression(max_iter=2000), HistGradientBoostingClassifier(random_state=tree["seeds"][0])):
         predicted = model.fit(parts[0], parts[1]).predict(parts[2])

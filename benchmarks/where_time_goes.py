@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import local_training
 import torch
 from local_training import BATCH, DECAY, EPOCHS, IMAGES, LR, MOMENTUM, by_hand, ours
+from task import LeNet5
 from torch.nn.functional import cross_entropy
 
 from fedskew.local_steps import SGD, StepSettings
@@ -65,7 +65,7 @@ def main() -> None:
     inputs = torch.randn(IMAGES, 3, 32, 32, generator=drawn)
     targets = torch.randint(10, (IMAGES,), generator=drawn)
     network = build("lenet5", 10, (3, 32, 32), generator=drawn)
-    plain = local_training.LeNet5()
+    plain = LeNet5()
     plain.load_state_dict(network.state_dict())
     loops: dict[str, Callable[[], Any]] = {
         "plain": by_hand(plain, inputs, targets, tuned=False),

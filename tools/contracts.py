@@ -6,9 +6,7 @@ everybody else uses what the folder's `__init__` exports.
 
 from __future__ import annotations
 
-from typing import Any
-
-from grimp import ImportGraph
+from grimp import DetailedImport, ImportGraph
 from importlinter import Contract, ContractCheck, fields, output
 
 
@@ -20,7 +18,7 @@ class PrivateContract(Contract):
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Find every import of a private file from outside the folder that holds it."""
         root = str(self.root)
-        crossings: list[dict[str, Any]] = []
+        crossings: list[DetailedImport] = []
         for imported in sorted(graph.modules):
             owner = _owner(imported)
             if not imported.startswith(root) or owner is None:

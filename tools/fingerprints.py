@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ QUANTITY = {"rule": "quantity", "clients": 12, "labels_per_client": 3}
 TRAINING = {"rounds": 4, "participation": 0.5, "epochs": 2, "batch_size": 16, "lr": 0.05}
 DIGITS = {"data": "digits", "partition": DIRICHLET, "model": "mlp3", "training": TRAINING}
 COHORT = {"backend": "cohort"}
-PICTURES = {
+PICTURES: dict[str, Any] = {
     "data": {"name": "fingerprints:pictures"},
     "partition": QUANTITY | {"clients": 5},
     "training": TRAINING | {"rounds": 2, "participation": 1.0, "epochs": 1, "momentum": 0.9, "weight_decay": 1e-4},
@@ -142,9 +143,7 @@ def main() -> int:
     only = given.only.split(",") if given.only else None
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        runs: dict[str, Callable[[Path], None]] = {
-            name: lambda out, tree=tree: run(tree, out) for name, tree in RUNS.items()
-        }
+        runs: dict[str, Callable[[Path], None]] = {name: partial(run, tree) for name, tree in RUNS.items()}
         runs |= {"resumed": killed_and_resumed, "sweep": sweep}
         for name, write in runs.items():
             if only is None or name in only:

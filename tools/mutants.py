@@ -75,7 +75,9 @@ def changes(text: str) -> Iterator[tuple[str, str, str]]:
             found = next((one for one in COMPARISONS if one in between_them), None)
             if found:
                 kind, after = "comparison", between(line, node.left, node.comparators[0], found, COMPARISONS[found])
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
+        ):
             kind = "constant"
             after = f"{line[: node.col_offset]}{node.value + 1}{line[node.end_col_offset :]}"
         elif isinstance(node, ast.AugAssign | ast.Raise) or (

@@ -48,7 +48,7 @@ def publish_page(name: str, state: ArenaState, runs: Path) -> None:
     Of its CSV those that its plan asks for: a training also has lines in views whose plan chose another value.
     """
     folder = runs / f"arena-{name}"
-    write_text(MEASURED / f"{name}-runs.csv", csv_text([[*state.runs[0]], *(line.values() for line in state.runs)]))
+    write_text(MEASURED / f"{name}-runs.csv", csv_text([[*state.runs[0]], *([*line.values()] for line in state.runs)]))
     page = (folder / "table.md").read_text(encoding="utf-8").split("\n", 1)[1]
     lines = [
         f"# Measured: {name}",

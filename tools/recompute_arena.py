@@ -19,7 +19,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -100,7 +100,7 @@ class Table:
                     found.setdefault(method, []).append((run, score, ours - theirs))
         return found
 
-    def nested(self, rows: list[tuple[Run, float, float]], column: int) -> dict[tuple[str, ...], float]:
+    def nested(self, rows: list[tuple[Run, float, float]], column: Literal[1, 2]) -> dict[tuple[str, ...], float]:
         """Means over targets, then seeds, then partitions: a number for each training."""
         cells: dict[tuple[Any, ...], list[float]] = defaultdict(list)
         for row in rows:
@@ -234,7 +234,7 @@ def agrees(said: str, value: Any) -> bool:
     if said in ("-", "< 0.001"):
         return math.isnan(value) if said == "-" else value < 0.001
     digits = len(said.rstrip("%").partition(".")[2])
-    return abs(float(said.rstrip("%")) - value) <= 0.5 * 10.0**-digits + 1e-6
+    return bool(abs(float(said.rstrip("%")) - value) <= 0.5 * 10.0**-digits + 1e-6)
 
 
 def check(table: Table, page: str) -> tuple[int, list[str]]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections import OrderedDict
+from typing import Any
 
 from task import Task, Turns
 from torch import nn
@@ -35,8 +36,8 @@ def dataset() -> Dataset:
 def own_network(task: Task) -> nn.Sequential:
     """The task's untrained network as a user writes it; names of parameters are the task's."""
     if task.settings["model"] in ("head", "whole"):
-        held = task.network()
-        return nn.Sequential(OrderedDict([("blocks", held.blocks), ("flat", nn.Flatten()), ("head", held.head)]))
+        blocks, head = map(task.network().get_submodule, ("blocks", "head"))
+        return nn.Sequential(OrderedDict([("blocks", blocks), ("flat", nn.Flatten()), ("head", head)]))
     if task.settings["model"] == "lenet5":
         layers = [
             ("conv1", nn.Conv2d(3, 6, 5)), ("relu1", nn.ReLU()), ("pool1", nn.MaxPool2d(2)),
@@ -82,7 +83,7 @@ def main() -> None:
         engine["processes"] = arguments.processes
     turns.wait()
 
-    def after(record: fedskew.Round) -> None:
+    def after(record: dict[str, Any]) -> None:
         # Round 0 is the untrained model's record.
         if 0 < record["round"] < len(task.cohorts):
             turns.wait()

@@ -31,13 +31,14 @@ held: dict[str, Task] = {}
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    folder = str(message.content["config"]["folder"])
+    config = message.content.config_records["config"]
+    folder, client = str(config["folder"]), int(str(config["client"]))
     if folder not in held:
         held[folder] = Task.read(folder)
     task = held[folder]
     settings, network = task.settings, task.network()
-    network.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    rows = torch.from_numpy(task.clients[int(message.content["config"]["client"])])
+    network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    rows = torch.from_numpy(task.clients[client])
     optimiser = task.optimiser(network)
     network.train()
     for _ in range(settings["epochs"]):
@@ -45,8 +46,9 @@ def train(message: Message, context: Context) -> Message:
             optimiser.zero_grad()
             cross_entropy(network(task.inputs[batch]), task.targets[batch]).backward()
             optimiser.step()
-    reply = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": len(rows)})}
-    return Message(RecordDict(reply), reply_to=message)
+    metrics = MetricRecord({"num-examples": len(rows)})
+    reply = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
+    return Message(reply, reply_to=message)
 
 
 class Cohorts(FedAvg):
@@ -63,11 +65,9 @@ class Cohorts(FedAvg):
         sizes = [len(rows) for rows in self.task.clients]
         # The largest first, so that the actors end at about the same time.
         for node, client in zip(grid.get_node_ids(), sorted(cohort, key=lambda one: -sizes[one]), strict=False):
-            content = {
-                "arrays": arrays,
-                "config": ConfigRecord({"client": client, "folder": str(self.task.folder)}),
-            }
-            yield Message(content=RecordDict(content), message_type=MessageType.TRAIN, dst_node_id=node)
+            told = ConfigRecord({"client": client, "folder": str(self.task.folder)})
+            content = RecordDict({"arrays": arrays, "config": told})
+            yield Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node)
 
 
 @server_app.main()

@@ -22,7 +22,7 @@ class Loop:
     def __init__(self, folder: str, device: str, tuned: bool) -> None:
         self.task, self.tuned = Task.read(folder, device), tuned
         self.layout = torch.channels_last if tuned else torch.contiguous_format
-        self.network = self.task.network().to(memory_format=self.layout).train()
+        self.network = self.task.network().to(memory_format=self.layout).train()  # type: ignore[call-overload]
 
     def train(self, round: int, clients: list[int], sent: State) -> State:
         """The sum of the clients' models, each times its number of samples."""

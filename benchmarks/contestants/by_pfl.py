@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 MAIN = os.environ.get("RANK", "0") == "0"
 
 
-class Pause(HyperParam, TrainingProcessCallback):
+class Pause(HyperParam, TrainingProcessCallback):  # type: ignore[misc]  # pfl is not here when types are checked
     """Waits for the benchmark's turn after every round, as the first process alone does; and is the cohort's size."""
 
     def __init__(self, turns: Turns, sizes: list[int]) -> None:

@@ -32,7 +32,8 @@ class LeNet5(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = max_pool2d(relu(self.conv1(x)), 2)
         x = max_pool2d(relu(self.conv2(x)), 2)
-        return self.head(relu(self.fc2(relu(self.fc1(x.flatten(1))))))
+        outputs: Tensor = self.head(relu(self.fc2(relu(self.fc1(x.flatten(1))))))
+        return outputs
 
 
 class CNNW2(nn.Module):
@@ -46,7 +47,8 @@ class CNNW2(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = max_pool2d(relu(self.conv2(relu(self.conv1(x)))), 2)
-        return self.head(self.drop2(relu(self.fc1(self.drop1(x).flatten(1)))))
+        outputs: Tensor = self.head(self.drop2(relu(self.fc1(self.drop1(x).flatten(1)))))
+        return outputs
 
 
 class Head(nn.Module):
@@ -69,7 +71,8 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             features = self.blocks(x).flatten(1)
-        return self.head(features)
+        outputs: Tensor = self.head(features)
+        return outputs
 
 
 class Whole(Head):
@@ -84,7 +87,8 @@ class Whole(Head):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(x).flatten(1))
+        outputs: Tensor = self.head(self.blocks(x).flatten(1))
+        return outputs
 
 
 NETWORKS: dict[str, type[nn.Module]] = {"lenet5": LeNet5, "cnn_w2": CNNW2, "head": Head, "whole": Whole}

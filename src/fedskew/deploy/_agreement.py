@@ -133,7 +133,7 @@ class Agreement(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    schema_: Literal[1] = Field(1, alias="schema")
+    schema_: Literal[1] = Field(default=1, alias="schema")
     sites: Annotated[list[Annotated[str, Field(min_length=1, max_length=100)]], Field(min_length=1)]
     classes: Annotated[list[str], Field(min_length=1)]
     shape: Annotated[list[Count], Field(min_length=1)]

@@ -267,7 +267,7 @@ class Terms(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    schema_: Literal[1] = Field(1, alias="schema")
+    schema_: Literal[1] = Field(default=1, alias="schema")
     agreed: str
     app: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     fedskew: str

@@ -101,7 +101,7 @@ class ProcessBackend(Backend):
         try:
             self.open()
             with _sendable():
-                changes = torch.empty(min(at_once, len(cohort)), sent.model.parameters.numel()).share_memory_()  # type: ignore[no-untyped-call]
+                changes = torch.empty(min(at_once, len(cohort)), sent.model.parameters.numel()).share_memory_()
             for start in range(0, len(cohort), max(1, at_once)):
                 yield from self._train_some(round, cohort[start : start + at_once], sent, changes)
         except BaseException:  # some processes may still be training
@@ -113,8 +113,8 @@ class ProcessBackend(Backend):
         if not isinstance(inputs, Tensor) or len(targets) <= BATCH:
             return None
         with _sendable():
-            inputs.share_memory_()  # type: ignore[no-untyped-call]
-            targets.share_memory_()  # type: ignore[no-untyped-call]
+            inputs.share_memory_()
+            targets.share_memory_()
         here = SequentialBackend(self.model, self.work)
         jobs = [_Prediction(model, x, y, num_classes) for x, y in batches(inputs, targets)]
         parts: dict[int, Predictions] = {}

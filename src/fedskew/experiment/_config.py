@@ -65,7 +65,7 @@ class Origin:
 class Config(sections.Section):
     """The config of a run: everything that determines its result."""
 
-    schema_: Literal[1] = Field(1, alias="schema")
+    schema_: Literal[1] = Field(default=1, alias="schema")
     """Version of this format."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)] = "run"
     """The run's name; its folder is `<name>-<hash>`."""

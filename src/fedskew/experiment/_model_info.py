@@ -253,7 +253,7 @@ def _write_onnx(model: _Classifier, samples: Tensor, about: dict[str, str], path
 def _write_torchscript(model: _Classifier, samples: Tensor, about: dict[str, str], path: Path) -> None:
     with torch.no_grad():
         inputs = model.encode(samples).to(samples.dtype)
-        model.network = torch.jit.trace(model.network, inputs)  # type: ignore[no-untyped-call]
+        model.network = torch.jit.trace(model.network, inputs)
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(model), buffer, _extra_files=about)
     path.write_bytes(buffer.getvalue())

@@ -128,9 +128,9 @@ class CCVR(ClassSums):
             optimiser.zero_grad()
             each = cross_entropy(inputs @ weight.T + bias, labels, reduction="none").reshape(classes, samples)
             value = shares @ each.mean(1) + self.ridge / 2 * weight.square().sum()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             return value
 
-        optimiser.step(loss)  # type: ignore[no-untyped-call]
+        optimiser.step(loss)
         scaled = weight.detach() / spread
         return Head(scaled, bias.detach() - scaled @ centre)

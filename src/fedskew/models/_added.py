@@ -84,5 +84,5 @@ def copied(module: _Module) -> _Module:
     made = copy.deepcopy(module, memo)
     for parameter, own in zip(module.parameters(), made.parameters(), strict=True):
         for hook in parameter_hooks(parameter):
-            own.register_hook(copy.deepcopy(hook, memo))  # type: ignore[no-untyped-call]
+            own.register_hook(copy.deepcopy(hook, memo))
     return made

@@ -171,7 +171,7 @@ class FlatModel:
         """Register the hooks of the parameters."""
         for parameter, own in zip(self._parameters, hooks, strict=True):
             for hook in own:
-                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+                parameter.register_hook(hook)
 
     def copy(self, device: torch.device | None = None) -> FlatModel:
         """Return a model of a copy of the network, with the same layout; None: on the same device."""

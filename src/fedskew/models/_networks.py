@@ -112,7 +112,7 @@ class FastText(Network):
                 raise ArgumentError(f"{name}: must be at least {least}, got {value}")
         # Values are drawn later; to draw none here, nn.Embedding(vocabulary, dim) imports PyTorch's compiler for 2 s.
         values = torch.empty(vocabulary, dim)
-        self.embedding = nn.Embedding.from_pretrained(values, freeze=False)  # type: ignore[no-untyped-call]
+        self.embedding = nn.Embedding.from_pretrained(values, freeze=False)
         self.fc1 = nn.Linear(dim, dim)
         self.head = nn.Linear(dim, num_classes)
 

@@ -118,7 +118,7 @@ class HeldStack:
         if self._pool is None:
             function()
             return function
-        own, current = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+        own, current = torch.cuda.Stream(), torch.cuda.current_stream()
         own.wait_stream(current)
         with torch.cuda.stream(own):
             for _ in range(_WARM_UPS):
