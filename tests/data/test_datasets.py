@@ -81,8 +81,7 @@ def test_clients_hold_exactly_the_papers_shares():
 
 
 @pytest.mark.parametrize(
-    ("delta", "target"),
-    [(0.0, (0.5, 0.25, 0.25)), (0.5, (0.25, 0.375, 0.375)), (1.0, (0.0, 0.5, 0.5))],
+    ("delta", "target"), [(0.0, (0.5, 0.25, 0.25)), (0.5, (0.25, 0.375, 0.375)), (1.0, (0.0, 0.5, 0.5))]
 )
 def test_the_target_moves_away_from_the_clients_and_the_test_part_follows_it(delta, target):
     task = draw(delta)

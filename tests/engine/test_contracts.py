@@ -170,14 +170,8 @@ def of(value) -> dict[str, Any]:
         (of(lambda batch, _: batch.logit), "AttributeError: 'Batch' object has no attribute 'logit' (test_contracts"),
         ({"end_local": lambda end: ({"own": end.parameters / 0}, {})}, "terms[0] OWN returns NaN or infinity as 'own'"),
         ({"end_local": lambda end: {}["no"]}, "terms[0] OWN: end_local() failed: KeyError: 'no' (test_contracts.py"),
-        (
-            {"step": lambda after, at: (after / (at - at).norm(), None)},
-            "OWN returns parameters that are NaN or inf",
-        ),
-        (
-            {"step": lambda after, _: after},
-            "OWN: step() must return (next parameters, what it carries by name",
-        ),
+        ({"step": lambda after, at: (after / (at - at).norm(), None)}, "OWN returns parameters that are NaN or inf"),
+        ({"step": lambda after, _: after}, "OWN: step() must return (next parameters, what it carries by name"),
         ({"step": lambda after, _: (after[:5], None)}, "of shape (650,), not (a tensor of shape (5,), None)"),
     ],
 )

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedskew.models import Dropout, Faster, FlatModel, Outputs, build, with_features
+from fedskew.models._kernels import weigh_of
 
 X = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(40) % 5
@@ -365,10 +366,7 @@ def test_a_network_that_is_no_chain_is_computed_as_it_was_written(network):
             [nn.Conv2d(3, 4, 3), nn.Flatten(2), nn.Linear(196, 4), *head(16)],
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (3x784 and 196x4)",
         ),
-        (
-            [nn.Linear(16, 4), *head(192)],
-            "RuntimeError: mat1 must be a matrix, got 4-D tensor",
-        ),
+        ([nn.Linear(16, 4), *head(192)], "RuntimeError: mat1 must be a matrix, got 4-D tensor"),
         ([nn.Flatten(), nn.Linear(768, 5), nn.ReLU()], "its logits are not the outputs of a linear layer"),
     ],
 )
@@ -466,6 +464,13 @@ def test_nan_of_one_value_of_a_window_reaches_the_logits(at):
     with torch.no_grad():
         assert network.chain(x) is not None
         assert network(x).isnan().any(1).nonzero().tolist() == [[7]]
+
+
+@pytest.mark.parametrize("sums", [10, 30])  # for processors with 16 registers, and with 32
+def test_weights_have_their_gradients_whatever_the_number_of_registers(monkeypatch, sums):
+    monkeypatch.setattr("fedskew.models._kernels._SUMS_AT_ONCE", sums)
+    monkeypatch.setattr("fedskew.models._convolutions.weigh_of", weigh_of.__wrapped__)
+    assert_same(nn.Sequential(nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), *head(6 * 36)))
 
 
 def test_inputs_with_a_gradient_and_another_default_type_are_computed():

@@ -61,25 +61,20 @@ class NarrowConvolution:
 
     def __init__(self, layer: nn.Conv2d, x: Images, pooled: bool, relu: bool, first: bool) -> None:
         self.layer, self.x, self.pooled, self.relu, self.first = layer, x, pooled, relu, first
-        rows, taps = layer.kernel_size
         channels, height, width = x.shape
-        down, across = x.padding
-        outs = layer.out_channels
+        outs, (rows, taps), (down, across) = layer.out_channels, layer.kernel_size, x.padding
         self.height, self.width = height + 2 * down - rows + 1, width + 2 * across - taps + 1
         self.form = channels, rows, outs, self.height, self.width
         around = (0, 0) if first else (rows - 1 - down, taps - 1 - across)
         self.dy = Images(outs, self.height, self.width, around)
         self.out_shape = outs, self.height // (1 + pooled), self.width // (1 + pooled)
-        self.y = Images(*self.out_shape)
-        self.dx = Images(channels, height, width)
+        self.y, self.dx = Images(*self.out_shape), Images(channels, height, width)
         self.choice = np.zeros(0, np.uint8)
         self.weight = np.zeros((outs, channels, rows, taps), np.float32)
         self.turned = np.zeros((channels, outs, rows, taps), np.float32)
-        self.dw = np.zeros_like(self.weight)
-        self.db = np.zeros(outs, np.float32)
+        self.dw, self.db = np.zeros_like(self.weight), np.zeros(outs, np.float32)
         self.no_bias = np.zeros(max(outs, channels), np.float32)
-        self.sums = np.zeros(8 * SCRATCH, np.float32)
-        self.lower = np.zeros(SCRATCH, np.uint8)
+        self.sums, self.lower = np.zeros(8 * SCRATCH, np.float32), np.zeros(SCRATCH, np.int32)
         self.convolve, self.weigh = convolve_of(taps, outs), weigh_of(taps, outs)
         self.convolve_back = None if first else convolve_of(taps, channels)
 
@@ -96,7 +91,7 @@ class NarrowConvolution:
         bias = self.no_bias if self.layer.bias is None else self.layer.bias.detach().numpy()
         self.convolve(
             x.values, self.weight, bias, y.values, self.choice, self.sums, self.lower, x.groups, x.strides,
-            y.at, y.strides, self.form, x.step, int(self.pooled), self.relu,
+            y.at, y.strides, (*self.form, x.padding[0], x.shape[1]), x.step, int(self.pooled), self.relu,
         )  # fmt: skip
 
     def backward(self, gradient: Images) -> None:
@@ -119,7 +114,7 @@ class NarrowConvolution:
         if self.convolve_back is None:
             return
         np.copyto(self.turned, self.weight.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1])
-        form = self.layer.out_channels, self.form[1], *x.shape
+        form = self.layer.out_channels, self.form[1], *x.shape, dy.padding[0], self.height
         self.convolve_back(
             dy.values, self.turned, self.no_bias, self.dx.values, self.choice, self.sums, self.lower, x.groups,
             dy.strides, self.dx.at, self.dx.strides, form, x.step, 0, False,

@@ -10,10 +10,12 @@ that can't be written to, in the user's folder for caches.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit
 from numpy.typing import NDArray
 
@@ -21,15 +23,18 @@ Numbers = NDArray[np.float32]
 LONGEST_ROW = 4096
 """Numbers in a row of outputs, at most."""
 _AT_ONCE = 12  # products that a step of the innermost loop adds up
+# Of the gradient of weights, as many as have a vector register each: AVX2 has 16 of them, AVX-512 and Neon have 32.
+_FEW = torch.backends.cpu.get_cpu_capability() == "AVX2" or "-avx512f" in os.environ.get("NUMBA_CPU_FEATURES", "")
+_SUMS_AT_ONCE = 10 if _FEW else 30
 SCRATCH = LONGEST_ROW + 80  # no power of two: rows would share the lines of a cache
 _MATHS = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity stay what they are
 
 _CONVOLVE = """
 @njit(cache=True, fastmath=MATHS)
-def add_row_{name}(sums, first, x, w, at, channel, row, length, step, channels, rows, out):
+def add_row_{name}(sums, first, x, w, at, strides, length, step, channels, low, high, out):
     for c in range(channels):
-        for r in range(rows):
-            p = at + c * channel + r * row
+        for r in range(low, high):
+            p = at + c * strides[1] + r * strides[2]
             {offsets}
             {weights}
             for j in range(np.uintp(length)):
@@ -40,7 +45,8 @@ def add_row_{name}(sums, first, x, w, at, channel, row, length, step, channels, 
 @njit(cache=True, fastmath=MATHS)
 def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_strides, shape, step, pooled, relu):
     # Convolution, bias and, if wanted, 2 x 2 max-pooling and ReLU; `choice`: which of four was the largest, 4: none.
-    channels, rows, outs, height, width = shape
+    # What is compared is as wide as what is chosen by it, and nothing branches: a compiler takes whole vectors then.
+    channels, rows, outs, height, width, padded, real = shape  # `real` rows of inputs, below `padded` rows of zeros
     length = (width * step + 15) // 16 * 16
     below = np.uintp({block} * {scratch})
     zero = np.float32(0)
@@ -53,7 +59,8 @@ def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at,
                         for j in range(np.uintp(length)):
                             sums[np.uintp(first + b * {scratch}) + j] = bias[out + b]
                     at = g * x_strides[0] + (h + line) * x_strides[2]
-                    add_row_{name}(sums, first, x, w, at, x_strides[1], x_strides[2], length, step, channels, rows, out)
+                    low, high = max(0, padded - h - line), min(rows, padded + real - h - line)
+                    add_row_{name}(sums, first, x, w, at, x_strides, length, step, channels, low, high, out)
                 for b in range({block}):
                     top = b * {scratch}
                     to = y_at + g * y_strides[0] + (out + b) * y_strides[1] + h // (1 + pooled) * y_strides[2]
@@ -65,9 +72,9 @@ def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at,
                     for j in range(np.uintp(length)):
                         v = sums[np.uintp(top) + j]
                         u = sums[np.uintp(top) + below + j]
-                        above = u <= v or v != v
+                        above = (u <= v) | (v != v)
                         sums[np.uintp(top) + j] = v if above else u
-                        lower[j] = np.uint8(0) if above else np.uint8(1)
+                        lower[j] = np.int32(0) if above else np.int32(1)
                     half = width // 2
                     chosen = ((g * outs + out + b) * (height // 2) + h // 2) * half * step
                     for i in range(half):
@@ -78,11 +85,10 @@ def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at,
                             v = v if u <= v or v != v else u
                             y[np.uintp(to + i * step) + s] = zero if relu and v <= zero else v
                         for s in range(np.uintp(step)):
-                            v, u = sums[p + s], sums[q + s]
-                            is_left = u < v or (u == v and lower[left + s] <= lower[right + s])
-                            which = 2 * lower[left + s] if is_left else 2 * lower[right + s] + 1
-                            none = relu and v <= zero and u <= zero
-                            choice[np.uintp(chosen + i * step) + s] = np.uint8(4) if none else np.uint8(which)
+                            v, u, a, b = sums[p + s], sums[q + s], lower[left + s], lower[right + s]
+                            which = 2 * a if (u < v) | ((u == v) & (a <= b)) else 2 * b + 1
+                            none = relu & (v <= zero) & (u <= zero)
+                            choice[np.uintp(chosen + i * step) + s] = np.uint8(4 if none else which)
 """
 
 _WEIGH = """
@@ -141,7 +147,7 @@ def convolve_of(taps: int, outs: int) -> Callable[..., None]:
 @functools.cache
 def weigh_of(taps: int, outs: int) -> Callable[..., None]:
     """Return the kernel of the gradient of a convolution's weights, for windows `taps` wide and this many outputs."""
-    block = next(block for block in (4, 6, 5, 3, 2, 1) if outs % block == 0)
+    block = next((one for one in (4, 6, 5, 3, 2) if outs % one == 0 and one * taps <= _SUMS_AT_ONCE), 1)
     k, b, name = range(taps), range(block), f"{taps}_{block}"
     each = [(i, t) for i in b for t in k]
     source = _filled(
