@@ -12,6 +12,7 @@ from fedskew.arena import Arena, ArenaJob, ArenaState, Plan
 from fedskew.arena._plan import further
 from fedskew.arena._tables import choice_lines
 from fedskew.errors import ConfigError, FedskewError
+from fedskew.experiment import Config
 from fedskew.tables import flatten
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,13 @@ def noted(jobs: list[ArenaJob], scores: list[float]) -> dict[str, dict[str, str]
 
 def rates(jobs: list[ArenaJob]) -> list[float]:
     return [job.config.training.lr for job in jobs]
+
+
+def test_runs_are_told_apart_where_eight_digits_do_not(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(Config, "hash", "of 50,000 configs two have the same with a chance of a quarter")
+    arena = arena_of(tmp_path)
+    keys = [key for entry in arena.entries for job in Plan(arena, entry).missing({}) for key in job.keys.values()]
+    assert len(keys) == len(set(keys)) == 4 * 3
 
 
 def test_a_method_tries_rates_then_its_own_values_with_the_best_rate_then_all_partitions(tmp_path) -> None:

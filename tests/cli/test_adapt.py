@@ -152,11 +152,7 @@ def test_what_was_made_of_other_weights_is_refused(folders, command):
 
 @pytest.mark.parametrize(
     ("labels", "says"),
-    [
-        (np.arange(4), "y has the shape"),
-        (np.full(3, 77), "the model has no class 77"),
-        (None, "has no array 'y'"),
-    ],
+    [(np.arange(4), "y has the shape"), (np.full(3, 77), "the model has no class 77"), (None, "has no array 'y'")],
 )
 def test_labelled_samples_that_do_not_fit_are_refused(run, tmp_path, labels, says):
     arrays = {"x": DIGITS.test_inputs[:3].numpy()} | ({} if labels is None else {"y": labels})

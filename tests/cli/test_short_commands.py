@@ -205,10 +205,7 @@ def test_what_the_first_round_waited_for_is_not_taken_for_the_pace_of_the_others
     listen = bar.start(PROGRESS_CONFIG.with_value("training.rounds", 100))
     for round, clock[0] in ((1, 31.0), (2, 31.5), (3, 62.0)):
         listen({"round": round, "seed": 0, "evaluation": None, "seconds": 0.5})
-    assert progress_in(console) == [
-        "digits: 1 of 100 rounds, ... left",
-        "digits: 3 of 100 rounds, about 25 min left",
-    ]
+    assert progress_in(console) == ["digits: 1 of 100 rounds, ... left", "digits: 3 of 100 rounds, about 25 min left"]
 
 
 def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_left():
@@ -217,10 +214,7 @@ def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_lef
     listen = bar.start(PROGRESS_CONFIG)
     for round in (1, 2):
         listen({"round": round, "seed": 0, "evaluation": None, "seconds": 600.0})
-    assert progress_in(console) == [
-        "digits: 1 of 3 rounds, ... left",
-        "digits: 2 of 3 rounds, about 10 min left",
-    ]
+    assert progress_in(console) == ["digits: 1 of 3 rounds, ... left", "digits: 2 of 3 rounds, about 10 min left"]
 
 
 def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took():
@@ -231,7 +225,4 @@ def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took():
     for clock[0] in (640.0, 1280.0):
         bar.ended(call, 64)
     bar.stop()
-    assert console.file.getvalue().splitlines() == [
-        "64 of 256 runs, ... left",
-        "128 of 256 runs, about 21 min left",
-    ]
+    assert console.file.getvalue().splitlines() == ["64 of 256 runs, ... left", "128 of 256 runs, about 21 min left"]

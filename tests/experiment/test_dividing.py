@@ -202,10 +202,7 @@ def test_a_stored_partition_keeps_what_it_has_apart(tmp_path):
     ("tables", "message"),
     [
         ({"data": {"name": "digits", "client_test": 0.001}}, r"data\.client_test: 0\.001 of each client is not one"),
-        (
-            {"data": {"name": "digits", "client_test": 0.5, "held_out": 0.5}},
-            r"data\.client_test: .* smaller shares",
-        ),
+        ({"data": {"name": "digits", "client_test": 0.5, "held_out": 0.5}}, r"data\.client_test: .* smaller shares"),
         ({"evaluation": {"sites": True}}, r"evaluation\.sites: .* set data\.client_test = 0\.3"),
     ],
 )

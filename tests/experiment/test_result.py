@@ -45,11 +45,7 @@ def test_a_notebook_shows_a_small_table(result):
     page = result._repr_html_()
     words = re.sub(r"<[^>]+>", " ", page)
     assert headline(result) in words
-    for fact in (
-        "2 seeds, 3 rounds, 10 clients, 10 classes",
-        "the final model",
-        "± standard deviation",
-    ):
+    for fact in ("2 seeds, 3 rounds, 10 clients, 10 classes", "the final model", "± standard deviation"):
         assert fact in words
     assert len(page) < 1500
     assert page.count("<div") == page.count("</div>")

@@ -14,11 +14,7 @@ from scipy import stats
 from fedskew.report import ClientTable, SeedRun, write_report
 
 NAN = math.nan
-ROWS = {
-    "alone": [0.5, 0.9, 0.7, 0.6, NAN],
-    "common": [0.7, 0.8, 0.7, 0.9, 0.5],
-    "personal": [0.8, 0.95, 0.8, 0.9, 0.6],
-}
+ROWS = {"alone": [0.5, 0.9, 0.7, 0.6, NAN], "common": [0.7, 0.8, 0.7, 0.9, 0.5], "personal": [0.8, 0.95, 0.8, 0.9, 0.6]}
 
 
 def run_of(rows=ROWS, seed: int = 0, partition_seed: int | None = None) -> SeedRun:

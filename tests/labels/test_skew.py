@@ -40,11 +40,7 @@ def test_label_distribution_by_hand() -> None:
 def test_client_consistency_by_hand() -> None:
     found = describe(COUNTS).client_consistency
     # sorted mixes (3/4, 1/4, 0, 0), (1, 0, 0, 0), (1/4, 1/4, 1/4, 1/4)
-    hellinger = [
-        math.sqrt(1 - math.sqrt(0.75)),
-        math.sqrt(1 - (math.sqrt(0.75 * 0.25) + 0.25)),
-        math.sqrt(1 - 0.5),
-    ]
+    hellinger = [math.sqrt(1 - math.sqrt(0.75)), math.sqrt(1 - (math.sqrt(0.75 * 0.25) + 0.25)), math.sqrt(1 - 0.5)]
     assert found.hellinger == pytest.approx(np.mean(hellinger))
     # cumulated (.75, 1, 1, 1), (1, 1, 1, 1), (.25, .5, .75, 1): distances 0.25, 1.25, 1.5
     assert found.emd == pytest.approx(1.0)

@@ -152,8 +152,8 @@ class ArenaEntry:
 
     @cached_property
     def training(self) -> str:
-        """The hash of what it trains, the same in situations that are views of one training."""
-        return self.trained(self.config).hash
+        """The digest of what it trains, the same in situations that are views of one training."""
+        return self.trained(self.config).digest
 
     def label(self, axis: str) -> str | None:
         """Return its label on an axis or as `method`; None: there is no such axis."""
@@ -191,10 +191,8 @@ class Arena:
         found = {}
         for entry in self.entries:
             if entry.method == self.settings.reference:
-                config = entry.config
-                found[tuple(entry.situation.values())] = (
-                    config if config.target.is_estimated else without_target(config)
-                ).hash
+                config = entry.config if entry.config.target.is_estimated else without_target(entry.config)
+                found[tuple(entry.situation.values())] = config.digest
         return found
 
     def folder(self, out: Path) -> Path:

@@ -25,7 +25,7 @@ from fedskew.experiment import Config
 Line = Mapping[str, str]
 """A line of `runs.csv`: one run, its texts by column."""
 Runs = Mapping[str, Line]
-"""The finished runs, by their config's hash."""
+"""The finished runs, by their config's digest."""
 Stage = Literal["tune", "run", "traffic"]
 
 
@@ -44,8 +44,8 @@ class ArenaJob:
 
     @cached_property
     def keys(self) -> dict[int, str]:
-        """The config hash of each run, by seed; runs with the same hash have the same result."""
-        return {seed: self.config.for_seed(seed).hash for seed in self.config.seeds}
+        """The digest of each run's config, by seed; runs with the same have the same result."""
+        return {seed: self.config.for_seed(seed).digest for seed in self.config.seeds}
 
     @cached_property
     def trained(self) -> Config:
@@ -54,8 +54,8 @@ class ArenaJob:
 
     @cached_property
     def training(self) -> str:
-        """The hash of what trains."""
-        return self.trained.hash
+        """The digest of what trains."""
+        return self.trained.digest
 
     def views(self, entries: Sequence[ArenaEntry]) -> list[ArenaJob]:
         """Return this job, and the same one in what other entries are views of its training."""
@@ -65,7 +65,7 @@ class ArenaJob:
         return [self, *(replace(self, entry=entry, config=config) for entry, config in zip(others, seen, strict=True))]
 
     def is_done(self, known: Collection[str]) -> bool:
-        """Return whether all of its runs are among those with these hashes."""
+        """Return whether all of its runs are among those with these digests."""
         return all(key in known for key in self.keys.values())
 
     @property
@@ -129,7 +129,7 @@ class Plan:
         return [job for step in self.steps(runs) for job in step]
 
     def finished(self, runs: Runs) -> list[str]:
-        """Return the hashes of those of its runs that have ended."""
+        """Return the digests of those of its runs that have ended."""
         return [*dict.fromkeys(key for job in self.jobs(runs) for key in job.keys.values() if key in runs)]
 
     @property
@@ -198,7 +198,7 @@ class Plan:
         return [self._job("tune", config.model_copy(update={"seeds": [*tuning.seeds]}), values) for config in configs]
 
     def _job(self, stage: Stage, config: Config, values: _Values) -> ArenaJob:
-        return self._made.setdefault((stage, config.hash), ArenaJob(self.entry, stage, config, values.text))
+        return self._made.setdefault((stage, config.digest), ArenaJob(self.entry, stage, config, values.text))
 
     def _config(self, values: _Values, partition: int) -> Config:
         config = self.entry.config
@@ -213,7 +213,7 @@ class Plan:
         """Return the next calls for situations that share trainings; at most `arena.together` runs train at a time.
 
         No method goes on to its next step before all are done with this one, so that which runs train together depends
-        neither on the number of workers nor on where an arena was stopped. Runs with the hashes `failed` are not tried
+        neither on the number of workers nor on where an arena was stopped. Runs with the digests `failed` are not tried
         again. The jobs of a call are of different trainings.
         """
         known = {*runs, *failed}

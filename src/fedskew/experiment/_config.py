@@ -114,12 +114,16 @@ class Config(sections.Section):
 
     @property
     def hash(self) -> str:
-        """Eight hex digits that differ whenever the run's model or records can differ."""
+        """Eight digits of `digest`, for names of folders."""
+        return self.digest[:8]
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that differ whenever the run's model or records can differ."""
         tree = {key: value for key, value in self.tree().items() if key not in {"name", "output"}}
-        for key in ("summary", "intervals"):  # what is said of a run changes nothing in it
+        unused = ("measure",) if not self.data.validation or self.evaluation.measure == "auto" else ()
+        for key in ("summary", "intervals", *unused):  # what is said of a run changes nothing in it
             del tree["evaluation"][key]
-        if not self.data.validation or self.evaluation.measure == "auto":
-            del tree["evaluation"]["measure"]
         if not self.target.is_estimated:  # how an estimate would be made changes nothing
             tree["target"] = {key: tree["target"][key] for key in ("mix", "truth", "noise") if key in tree["target"]}
         training = tree["training"]
@@ -135,7 +139,7 @@ class Config(sections.Section):
         tree["engine"].pop("processes", None)
         if tree["engine"]["backend"] == "processes":  # the same bits as "sequential"
             tree["engine"]["backend"] = "sequential"
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:8]
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def with_value(self, key: str, value: Any) -> Config:
         """Return this config with one dotted key changed; ConfigError if it is not valid then."""

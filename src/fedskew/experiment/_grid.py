@@ -353,7 +353,7 @@ def _name(run: str, label: str) -> str:
 def _check_distinct(cells: list[Cell], path: Path) -> None:
     labels: dict[str, str] = {}
     for cell in cells:
-        other = labels.setdefault(cell.config.hash, cell.label)
+        other = labels.setdefault(cell.config.digest, cell.label)
         if other != cell.label:
             raise ConfigError(f"{path}: cells {other!r} and {cell.label!r} are one and the same run; drop one of them")
     label, times = Counter(cell.label for cell in cells).most_common(1)[0]
