@@ -22,7 +22,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 END = "<!-- end -->\n"
 Line = Mapping[str, str]
 COLUMNS: dict[str, tuple[str, Callable[[Line], bool]]] = {
-    "last layer, frozen body": ("heads", lambda line: True),
+    "last layer: images, texts, tables": ("heads", lambda line: True),
     "small networks: digits, MNIST, Fashion-MNIST": ("arena", lambda line: line["task"] != "CIFAR-10"),
     "LeNet-5, 3,000 of CIFAR-10, 40 rounds": ("arena", lambda line: line["task"] == "CIFAR-10"),
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": ("networks", lambda line: True),

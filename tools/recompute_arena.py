@@ -300,7 +300,7 @@ def levels(scores: dict[str, list[tuple[Run, float, float]]], axis: str, label: 
             own[method] = fmean(score for _, score in here)
         if here and all(float(run["steps"] or 0) == 0 for run, _ in here):
             without.add(method)
-    best = max(own.keys() - without, key=own.__getitem__)
+    best = max(own.keys() - without - {"pooled", "alone"}, key=own.__getitem__)  # these are no federation
     beside = ", ".join(f"{method} {own[method]:.1f}" for method in own if method in without)
     said = f"{reference} {own[reference]:.1f} %, the best that trains {best} {own[best]:.1f}"
     return f"{said}; without a round {beside or 'none'}"
