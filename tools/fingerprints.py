@@ -140,13 +140,15 @@ def main() -> int:
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--only", help="comma-separated names of runs")
     given = parser.parse_args()
-    only = given.only.split(",") if given.only else None
+    only = given.only.split(",") if given.only else [*RUNS, "resumed", "sweep"]
+    if unknown := {*only} - {*RUNS, "resumed", "sweep"}:
+        parser.error(f"--only: no run is called {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}, resumed, sweep")
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         runs: dict[str, Callable[[Path], None]] = {name: partial(run, tree) for name, tree in RUNS.items()}
         runs |= {"resumed": killed_and_resumed, "sweep": sweep}
         for name, write in runs.items():
-            if only is None or name in only:
+            if name in only:
                 out = Path(scratch) / name.replace("+", "-")
                 write(out)
                 found[name] = fingerprints(out)
