@@ -140,9 +140,10 @@ def main() -> int:
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--only", help="comma-separated names of runs")
     given = parser.parse_args()
-    only = given.only.split(",") if given.only else [*RUNS, "resumed", "sweep"]
-    if unknown := {*only} - {*RUNS, "resumed", "sweep"}:
-        parser.error(f"--only: no run is called {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}, resumed, sweep")
+    names = [*RUNS, "resumed", "sweep"]
+    only = given.only.split(",") if given.only else names
+    if unknown := sorted({*only} - {*names}):
+        parser.error(f"--only: no run is called {', '.join(unknown)}; there are {', '.join(names)}")
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         runs: dict[str, Callable[[Path], None]] = {name: partial(run, tree) for name, tree in RUNS.items()}
