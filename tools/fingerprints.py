@@ -140,14 +140,13 @@ def main() -> int:
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--only", help="comma-separated names of runs")
     given = parser.parse_args()
-    names = [*RUNS, "resumed", "sweep"]
-    only = given.only.split(",") if given.only else names
-    if unknown := sorted({*only} - {*names}):
-        parser.error(f"--only: no run is called {', '.join(unknown)}; there are {', '.join(names)}")
+    runs: dict[str, Callable[[Path], None]] = {name: partial(run, tree) for name, tree in RUNS.items()}
+    runs |= {"resumed": killed_and_resumed, "sweep": sweep}
+    only = given.only.split(",") if given.only else [*runs]
+    if unknown := sorted({*only} - runs.keys()):
+        parser.error(f"--only: no run is called {', '.join(unknown)}; there are {', '.join(runs)}")
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        runs: dict[str, Callable[[Path], None]] = {name: partial(run, tree) for name, tree in RUNS.items()}
-        runs |= {"resumed": killed_and_resumed, "sweep": sweep}
         for name, write in runs.items():
             if name in only:
                 out = Path(scratch) / name.replace("+", "-")

@@ -209,12 +209,12 @@ def reproduce(
     _check_data(recipe, planned)
     cells: dict[str, Cell] = {}
     for row, config in planned:
-        cells.setdefault(config.hash, Cell(row.name, _labels(recipe, row), config))
+        cells.setdefault(config.digest, Cell(row.name, _labels(recipe, row), config))
     command = command or shlex.join(["fedskew", "reproduce", recipe.name])
     result = run_sweep(
         Sweep(recipe.name, tuple(cells.values()), None, command, without), out, processes, progress, fresh
     )
-    finished = {row.name: _finished(recipe, cells[config.hash], Path(out)) for row, config in planned}
+    finished = {row.name: _finished(recipe, cells[config.digest], Path(out)) for row, config in planned}
     runs = [(row, finished.get(row.name, [])) for row in rows]
     single = list({id(run): run for _, found in runs for run in found}.values())
     lines = Reproduction.compare(recipe, runs)
