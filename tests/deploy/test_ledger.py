@@ -156,20 +156,6 @@ def test_a_damaged_book_releases_nothing(tmp_path: Path, length: int) -> None:
         asked(book)
 
 
-@pytest.mark.parametrize("name", ["label-counts.json", "updates.json", "opened.json"])
-def test_what_an_earlier_fedskew_wrote_down_is_not_passed_over(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("{}")
-    book = Book(tmp_path)
-    for question in (lambda: asked(book), lambda: book.noises, lambda: book.releases):
-        with pytest.raises(RunError, match=rf"{name}: an earlier fedskew wrote it"):
-            question()
-    (tmp_path / name).rename(tmp_path / "of-before")
-    asked(book)
-    (tmp_path / "of-before").rename(tmp_path / name)  # another federation of the earlier fedskew on the same folder
-    with pytest.raises(RunError, match="an earlier fedskew wrote it"):
-        asked(book)
-
-
 def test_a_book_that_has_no_room_is_one_line(tmp_path: Path) -> None:
     import resource
     import signal

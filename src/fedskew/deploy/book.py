@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 FILE = "book.db"
 FORMAT = 2
-BEFORE = ("label-counts.json", "updates.json", "opened.json")
-"""Files of an earlier fedskew in place of the book: releases, what updates with noise cost, and opened answers."""
-
 PATIENCE = 30.0
 """Seconds to wait for another process that writes."""
 
@@ -231,7 +228,6 @@ class Book:
     @contextmanager
     def _changed(self) -> Iterator[sqlite3.Connection]:
         """Give a transaction, which is written whole at the end of the block, or not at all if an error is raised."""
-        self._check_before()
         if not self.path.exists():
             self._make()
         with self._opened(is_there=True) as db:
@@ -239,18 +235,8 @@ class Book:
             yield db
             db.execute("COMMIT")
 
-    def _check_before(self) -> None:
-        """Refuse a state folder with what an earlier fedskew wrote down, which no book has."""
-        if name := next((name for name in BEFORE if (self._folder / name).exists()), ""):
-            raise RunError(
-                f"{self._folder / name}: an earlier fedskew wrote it, and this one does not read what was released, "
-                "spent or opened then, so nothing leaves this site; go on with that version, or move the file away to "
-                "have it forgotten"
-            )
-
     @contextmanager
     def _opened(self, is_there: bool = False) -> Iterator[sqlite3.Connection]:
-        self._check_before()
         is_there = is_there or self.path.exists()
         place = f"{self.path.absolute().as_uri()}?mode=rw" if is_there else ":memory:"
         try:
