@@ -69,8 +69,7 @@ class Cohort(NamedTuple):
     @property
     def sizes(self) -> FloatArray:
         """Samples that each client trains on, `(cohort,)`."""
-        sizes: FloatArray = self.counts.sum(axis=1) if self.samples is None else self.samples
-        return sizes
+        return self.counts.sum(axis=1) if self.samples is None else self.samples
 
     def only(self, clients: Collection[int]) -> Cohort:
         """Return the sub-cohort of some clients."""

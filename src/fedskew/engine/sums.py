@@ -145,8 +145,7 @@ class FixedPoint(Floats):
         """See `Floats.declines`: these have spent their privacy budget."""
         if self.protection is None:
             return super().declines(kept, ids)
-        spent: NDArray[np.bool_] = kept["rounds"].numpy()[ids] >= self.protection.most_rounds
-        return spent
+        return kept["rounds"].numpy()[ids] >= self.protection.most_rounds
 
     def weigh(
         self, federation: Federation, state: ServerState, members: Cohort, updates: Sequence[Update] = ()
@@ -362,5 +361,4 @@ def _in_order(cohort: Cohort, replies: Sequence[Update]) -> tuple[list[int], lis
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
+    return tensor.detach().cpu().numpy()

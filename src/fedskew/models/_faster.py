@@ -67,8 +67,7 @@ class Faster(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of a batch, `(batch, classes)`; without a gradient by the chain, if there is one."""
         chain = None if torch.is_grad_enabled() else self.chain(x)
-        logits: Tensor = self.module(x) if chain is None else chain.predictions(x)
-        return logits
+        return self.module(x) if chain is None else chain.predictions(x)
 
     def outputs(self, x: Tensor) -> Outputs:
         """Return features and logits of a batch, without a gradient if the network is a chain."""
@@ -77,8 +76,7 @@ class Faster(nn.Module):
                 computed: Outputs = self._featured[0](x)
             return Outputs(*(part.float() for part in computed))
         chain = self.chain(x)
-        outputs: Outputs = self._featured[0](x) if chain is None else chain.outputs(x)
-        return outputs
+        return self._featured[0](x) if chain is None else chain.outputs(x)
 
     def chain(self, x: Tensor) -> Chain | None:
         """Return the chain that computes such a batch; None where the network is computed as it was written."""

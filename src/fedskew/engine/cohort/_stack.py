@@ -283,10 +283,9 @@ class Stack:
         def teach(parameters: Named, buffers: Tensor, integers: Tensor, x: Tensor, mask: Tensor | None) -> Outputs:
             return network(parameters, buffers, integers, x, mask=mask, smallest=smallest)[0]
 
-        taught: Outputs = vmap(teach, in_dims=(dim, dim, dim, 0, None if own.mask is None else 0))(
+        return vmap(teach, in_dims=(dim, dim, dim, 0, None if own.mask is None else 0))(
             network.views(parameters), buffers, integers, own.x, own.mask
         )
-        return taught
 
 
 class _StackObjective:
