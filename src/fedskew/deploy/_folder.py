@@ -377,9 +377,10 @@ def _template(name: str) -> str:
 
 
 def _flower_app(name: str) -> dict[str, object]:
+    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
     return {
         "project": {
-            "name": _project_name(name),
+            "name": kept or "federation",
             "version": "1.0.0",
             "description": f"{name}, a federation by fedskew",
             "license": "Apache-2.0",
@@ -395,8 +396,3 @@ def _flower_app(name: str) -> dict[str, object]:
             }
         },
     }
-
-
-def _project_name(name: str) -> str:
-    kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
-    return kept or "federation"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -116,11 +116,9 @@ class Masks:
             "weight": torch.tensor(weight, dtype=torch.float64),
             **{f"{wire.REPLY}.{name}": values for name, values in update.reply.items()},
         }
-        odd = next(
-            (name for name, part in parts.items() if part.is_floating_point() and not part.isfinite().all()), None
-        )
-        if odd is not None:
-            raise RunError(f"the {odd} of this site's update is NaN or infinite, so it takes no part in the sum")
+        for name, part in parts.items():
+            if part.is_floating_point() and not part.isfinite().all():
+                raise RunError(f"the {name} of this site's update is NaN or infinite, so it takes no part in the sum")
         self._keep(wire.TRAIN, round, training, about, parts)
 
     def keep_evaluation(self, round: int, model: str, about: str, counts: NDArray[np.int64], loss: float) -> None:
@@ -166,7 +164,7 @@ class Masks:
         self._check_figures(asked.purpose)
         sum = MaskedSum(asked.purpose, asked.round, _name(asked))
         own = self.book.open(self.terms, sum, self._noise_of(asked.purpose), closes=asked.purpose not in wire.OVER_ALL)
-        return wire.opening_content(own)
+        return RecordDict({wire.OPENING: ConfigRecord({wire.OWN: own})})
 
     def _noise_of(self, purpose: str) -> Protection | None:
         """Return the noise of a sum, which is drawn anew and charged each time; None: the sum has none."""

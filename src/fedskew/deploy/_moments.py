@@ -169,19 +169,6 @@ def _sum(
     if agreement.updates == "masked":
         sums = MaskedSums(roster.members, roster.session, len(roster.names), 1.0)
         return sum_over_all(sums, purpose, 1, spec, patience)
-    return _plain_sum(agreement, roster, purpose, spec, patience, check)
-
-
-def _check(found: NDArray[Any], client: int) -> None:
-    size, first, second = FORM.decode(found)
-    if not ((size >= 0) & (size <= FORM.limit) & (abs(first) <= size) & (second >= 0) & (second <= size)).all():
-        raise RefusedError("its sums are of no numbers in the schema's ranges")
-
-
-def _plain_sum(
-    agreement: Agreement, roster: Roster, purpose: str, spec: ArraySpec, patience: float, check: Check
-) -> NDArray[Any]:
-    """Ask the sites until all have answered, or enough have when the start timeout has passed."""
     members, began = roster.members, time.monotonic()
     answers: dict[int, NDArray[Any]] = {}
     what = in_words(purpose)
@@ -207,3 +194,9 @@ def _plain_sum(
     if missing:
         LOG.warning("%s are those of all sites but %s", what, ", ".join(missing))
     return add(list(answers.values()))
+
+
+def _check(found: NDArray[Any], client: int) -> None:
+    size, first, second = FORM.decode(found)
+    if not ((size >= 0) & (size <= FORM.limit) & (abs(first) <= size) & (second >= 0) & (second <= size)).all():
+        raise RefusedError("its sums are of no numbers in the schema's ranges")

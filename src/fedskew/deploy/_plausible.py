@@ -111,11 +111,6 @@ class Measured(NamedTuple):
     floor: float
 
 
-def no_sizes(names: Iterable[str], sites: int) -> dict[str, FloatArray]:
-    """Return the sizes before the first round."""
-    return {name: np.full((sites, KEPT), np.nan) for name in names}
-
-
 def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None, round: int, classes: int) -> Measured:
     """Measure the length of an update; without `training` likely is what moves each parameter by 1."""
     likely = float(torch.linalg.vector_norm(sent))

@@ -157,7 +157,11 @@ class Site:
         """Train as a message instructs; return the reply's records, or those for a sum."""
         masks, asked = self.masks, self._sum(content, wire.TRAIN)
         instruction = self._instruction(content)
-        states = self._states(instruction)
+        config, evaluates = self.plan.config, self.plan.agreement.evaluates
+        earlier = (
+            (config.evaluation.every if evaluates else 1) + config.output.checkpoint_every - 1
+        )  # that a run goes back
+        states = SiteStates(self.state, instruction.run, earlier)
         trained = self.worker.train(content, instruction, states)
         update, state, samples = trained.update, trained.update.state, len(self.worker.data.targets)
         self.figures.update({"loss": update.loss, "steps": update.steps})
@@ -305,12 +309,6 @@ class Site:
         """Read which sum an answer is for, within the terms; None where answers are not masked."""
         asked = wire.SumAsked.parse(wire.config_of(content), purpose)
         return None if self.masks is None else self.masks.check(asked, purpose)
-
-    def _states(self, instruction: wire.TrainInstruction) -> SiteStates:
-        """Return the states of a run: as many earlier ones as its evaluations and checkpoints can make it go back."""
-        config = self.plan.config
-        evaluated = config.evaluation.every if self.plan.agreement.evaluates else 1
-        return SiteStates(self.state, instruction.run, evaluated + config.output.checkpoint_every - 1)
 
     def _instruction(self, content: RecordDict) -> wire.TrainInstruction:
         """Read a training's instruction, within the terms, of a server that has the site's label counts; count it."""

@@ -175,14 +175,10 @@ class _Models:
             self.plan.model, self.work, self.plan.some_samples, "alone", OwnTraining("rounds"), self.untrained
         )
         kept: dict[str, Tensor] = {}
-
-        def kept_of(_: int) -> dict[str, Tensor]:
-            return kept
-
         for round, client in self._rounds:
             task = self._assignment(client, self.config.training.most_epochs)
-            for _, trained in way.train(round, [task], self.untrained, kept_of):
-                kept |= trained
+            for _, trained in way.train(round, [task], self.untrained, lambda _: kept):
+                kept.update(trained)
             if self.config.is_evaluated(round):
                 self.earlier.append(self._record(round, self._model(way.model, way.of(self.common, kept)).logits))
         return self._model(way.model, way.of(self.common, kept))

@@ -143,9 +143,8 @@ class MaskedSums:
                 raise RefusedError(str(error)) from None
             return opening
 
-        openings = self._ask(
-            f"query.{wire.UNMASK}", dict.fromkeys(arrived, wire.unmask_content(asked)), read, asked, taken
-        )
+        request = RecordDict({wire.CONFIG: ConfigRecord(wire.entries_of(asked._replace(weights=())))})
+        openings = self._ask(f"query.{wire.UNMASK}", dict.fromkeys(arrived, request), read, asked, taken)
         if lost := sorted(arrived.keys() - openings.keys()):
             taken.replies.silent.update(lost)
             self.members.silent.update(lost)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
@@ -89,7 +90,7 @@ class ReplyValidator:
     def start(self, model: ModelState) -> dict[str, plausible.FloatArray]:
         """Return the sizes of accepted updates before the first round: none."""
         names = [plausible.UPDATE, plausible.STEPS, plausible.DIRECTION, *self.layout.statistics(model), *self.returned]
-        self.accepted = plausible.no_sizes(names, len(self.names))
+        self.accepted = {name: np.full((len(self.names), plausible.KEPT), np.nan) for name in names}
         return dict(self.accepted)
 
     def begin(self, cohort: Sequence[Assignment], sent: Sent) -> None:
@@ -199,8 +200,7 @@ class ReplyValidator:
             broadcast=self._sent.broadcast,
         )
         for component in self.hooks.values():
-            reason = component.refuse(update.reply, seen)
-            if reason is not None:
+            if (reason := component.refuse(update.reply, seen)) is not None:
                 raise RefusedError(reason)
 
     def in_line(self, round: int, updates: Sequence[Update]) -> list[Update]:

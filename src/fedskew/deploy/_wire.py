@@ -296,13 +296,3 @@ def masked_content(asked: SumAsked, masked: Masked, client: int | None = None) -
             METRICS: figures,
         }
     )
-
-
-def unmask_content(asked: SumAsked) -> RecordDict:
-    """Make the request to open the sum over all that were asked."""
-    return RecordDict({CONFIG: ConfigRecord(entries_of(asked._replace(weights=())))})
-
-
-def opening_content(own: bytes) -> RecordDict:
-    """Make the reply that opens a site's part."""
-    return RecordDict({OPENING: ConfigRecord({OWN: own})})

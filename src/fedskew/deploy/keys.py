@@ -120,10 +120,7 @@ def write_secret(path: Path, content: bytes) -> None:
 def write_mask_key(folder: Path, key: Key) -> None:
     """Write a site's private key, which only its owner may read; ConfigError where there is one already."""
     private = X25519PrivateKey.from_private_bytes(key.secret)
-    content = private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    write_secret(folder / MASK_KEY, content)
+    write_secret(folder / MASK_KEY, _private_pem(private, serialization.PrivateFormat.PKCS8))
 
 
 def read_mask_key(data: Path, keys: Mapping[str, str]) -> tuple[str, Key]:
@@ -351,5 +348,5 @@ def _host(host: str) -> x509.GeneralName:
         ) from None
 
 
-def _private_pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+def _private_pem(key: ec.EllipticCurvePrivateKey | X25519PrivateKey, form: serialization.PrivateFormat) -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

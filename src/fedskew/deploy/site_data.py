@@ -42,7 +42,7 @@ from fedskew.data import unlabelled as load_unlabelled
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
-from fedskew.errors import ArgumentError, ConfigError, DataError, nearest
+from fedskew.errors import ArgumentError, ConfigError, DataError, nearest, placed
 from fedskew.files import private_folder, replacing
 from fedskew.parameters import first_mistake
 from fedskew.randomness import Purpose, generator
@@ -149,13 +149,9 @@ class _SiteFile(BaseModel):
 
 def _read_unlabelled(data: Path, place: Path, agreement: Agreement, window: tuple[float, ...]) -> Tensor:
     info = agreement.info
-    try:
+    with placed(f"{data}: unlabelled: ", DataError, of=DataError), placed(f"{place}: ", DataError):
         found = load_unlabelled([place], info.in_shape, window or info.window, encoder=info.made_encoder())
         return info.normalise(torch.cat([some.inputs for some in found]))
-    except ArgumentError as error:
-        raise DataError(f"{data}: unlabelled: {place}: {error}") from None
-    except DataError as error:
-        raise DataError(f"{data}: unlabelled: {error}") from None
 
 
 def _no_samples(agreement: Agreement, state: Path) -> SiteData:
