@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 39_050, "docstrings": 9_576, "files": 315, "names": 334},
-    "tests": {"code": 33_652},
+    "src": {"code": 38_968, "docstrings": 9_569, "files": 315, "names": 334},
+    "tests": {"code": 33_640},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

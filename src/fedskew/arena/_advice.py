@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.errors import ArgumentError, DataError, nearest
+from fedskew.errors import ArgumentError, DataError, nearest, placed
 from fedskew.labels import CountsLike, describe
 from fedskew.tables import csv_text
 
@@ -155,10 +155,8 @@ def evidence_bytes(
 
 def _read(path: Path) -> tuple[list[str], FloatArray, dict[str, FloatArray]]:
     """Read a table: the federations in words, their figures, and gains by method, NaN where it did not train."""
-    try:
+    with placed(f"{path}: the table of evidence can't be read: ", DataError, (OSError, EOFError, UnicodeDecodeError)):
         text = gzip.decompress(path.read_bytes()).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: the table of evidence can't be read: {error}") from None
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
     try:
         values = np.array([[float(line[name]) for name in _NAMES] for line in lines]).reshape(-1, len(_NAMES))

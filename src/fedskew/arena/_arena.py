@@ -54,7 +54,7 @@ import pydantic
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fedskew import components, methods
-from fedskew.errors import ConfigError, FedskewError, nearest
+from fedskew.errors import ConfigError, FedskewError, nearest, placed
 from fedskew.experiment import Config, Sweep
 from fedskew.parameters import first_mistake
 from fedskew.tables import flatten
@@ -222,7 +222,7 @@ class Arena:
             raise ConfigError(
                 f"{path}: an arena needs a table [arena], and a table [sweep] with methods; see fedskew arena --help"
             )
-        try:
+        with placed(f"{path}: ", None, of=ConfigError):
             settings = _settings(section)
             own = _own(sweep)
             if settings.draw is not None:
@@ -230,8 +230,6 @@ class Arena:
                 if not isinstance(grid, dict) or "point" in grid:
                     raise ConfigError("sweep.grid.point: the points of [arena.draw] go there; leave it out")
                 grid["point"] = _points(settings.draw)
-        except ConfigError as error:
-            raise type(error)(f"{path}: {error}") from None
         if isinstance(evaluation := tree.setdefault("evaluation", {}), dict):
             evaluation.setdefault("intervals", False)  # nobody looks at a single run's
         whole = Sweep.of(tree, text, path, changes, quick, changed, "arena")
@@ -269,10 +267,8 @@ def _check(path: Path, settings: Settings, entries: list[ArenaEntry]) -> None:
     for entry in first.values():
         where = f"{path}: own values of {entry.method}"
         for key, value in entry.own:
-            try:
+            with placed(f"{where}: ", of=FedskewError):
                 entry.config.with_value(key, value)
-            except FedskewError as error:
-                raise ConfigError(f"{where}: {error}") from None
         if settings.rates and entry.config.data.validation == 0:
             raise ConfigError(f"{path}: data.validation: is 0, and rates are chosen on validation samples; set 0.2")
         if entry.config.tune is not None:

@@ -121,7 +121,17 @@ def prepared(
     if lost := sum(map(len, parts)) - sum(map(len, rows)):
         _warn(f"{where}: {counted(lost, 'sample')} without a label left out")
     kept = [[part[row] for row in own.tolist()] for part, own in zip(parts, rows, strict=True)]
-    _refuse_missing(where, kept, missing, numbered, places)
+    if absent := {label for label in set().union(*kept) if _is_missing(label) and label not in numbered}:
+        labelled = ((of, at, label) for of, part in enumerate(kept) for at, label in enumerate(part))
+        gone = [one for one in labelled if one[2] in absent]
+        of, at, label = gone[0]
+        several = any(isinstance(one, tuple) for part in kept for one in part)
+        advice = "write 0 where it has none" if several else "give what they are a name"
+        leave_out = "take them out" if missing is None else "leave them out (data.missing_labels = 'drop')"
+        raise DataError(
+            f"{where}: {counted(len(gone), 'sample')} without a label ({str(label)!r}, first in {places[of](at)}); "
+            f"{leave_out}, or {advice}"
+        )
     if isinstance(kept[0][0], tuple):
         if not numbered:  # cells that were split: another sign may stand between some
             _check_joined(where, {name for part in kept for label in part for name in label})
@@ -155,27 +165,6 @@ def as_classes(where: object, *parts: Sequence[str]) -> list[list[Label]]:
                 "these out if it says that nobody knows"
             )
     return [[names[label] for label in part] for part in parts]
-
-
-def _refuse_missing(
-    where: object,
-    parts: Sequence[Sequence[Label]],
-    missing: Missing | None,
-    known: Collection[str],
-    places: Sequence[Place],
-) -> None:
-    absent = {label for label in set().union(*parts) if _is_missing(label) and label not in known}
-    if absent:
-        labelled = ((of, at, label) for of, part in enumerate(parts) for at, label in enumerate(part))
-        gone = [one for one in labelled if one[2] in absent]
-        of, at, label = gone[0]
-        several = any(isinstance(one, tuple) for part in parts for one in part)
-        advice = "write 0 where it has none" if several else "give what they are a name"
-        leave_out = "take them out" if missing is None else "leave them out (data.missing_labels = 'drop')"
-        raise DataError(
-            f"{where}: {counted(len(gone), 'sample')} without a label ({str(label)!r}, first in {places[of](at)}); "
-            f"{leave_out}, or {advice}"
-        )
 
 
 def whole(label: str) -> str:

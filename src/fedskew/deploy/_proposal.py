@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -148,8 +149,8 @@ def _trained(plan: Plan) -> list[Disclosure]:
     ]
 
 
-def _evaluations(config: Config, agreement: Agreement, data: SiteData | None, trains: bool) -> list[Disclosure]:
-    classes, section, things = len(agreement.classes), config.target, list[Disclosure]()
+def _evaluations(config: Config, agreement: Agreement, data: SiteData | None, trains: bool) -> Iterator[Disclosure]:
+    classes, section = len(agreement.classes), config.target
     cells, masked = classes * section.bins, agreement.updates == "masked"
     due = f"after round {section.warmup}, and every {section.every} rounds from then on"
     if agreement.evaluates and trains:
@@ -162,32 +163,25 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None, tr
             table += (
                 f"; of each how many of its samples, and of the others, have scores in each of {Tally.BINS} bins{of}"
             )
-        things.append(
-            Disclosure(
-                f"{table}, and their {'loss' if masked else 'mean loss'}{_within(agreement)}",
-                f"before the first round, every {config.evaluation.every} rounds, and after the last",
-                8 * agreement.tally.size + 8 + (_seeds(agreement) if masked else 0),
-            )
+        yield Disclosure(
+            f"{table}, and their {'loss' if masked else 'mean loss'}{_within(agreement)}",
+            f"before the first round, every {config.evaluation.every} rounds, and after the last",
+            8 * agreement.tally.size + 8 + (_seeds(agreement) if masked else 0),
         )
     if section.is_estimated and trains:
-        things.append(
-            Disclosure(
-                "the confusion matrix with its columns divided by how sure the model is: how many test samples of each "
-                f"class are in each of {cells} cells",
-                f"{due}, in place of the confusion matrix",
-                8 * classes * cells + 8,
-            )
+        yield Disclosure(
+            "the confusion matrix with its columns divided by how sure the model is: how many test samples of each "
+            f"class are in each of {cells} cells",
+            f"{due}, in place of the confusion matrix",
+            8 * classes * cells + 8,
         )
     if section.is_estimated and data is not None and data.unlabelled is not None:
-        things.append(
-            Disclosure(
-                f"how many of its samples without labels are in each of {cells} cells (the class that the model takes "
-                "them for, and how sure it is)",
-                due,
-                8 * cells,
-            )
+        yield Disclosure(
+            f"how many of its samples without labels are in each of {cells} cells (the class that the model takes "
+            "them for, and how sure it is)",
+            due,
+            8 * cells,
         )
-    return things
 
 
 def _figures(agreement: Agreement) -> Disclosure:
@@ -203,9 +197,10 @@ def _figures(agreement: Agreement) -> Disclosure:
 def _finished(plan: Plan, data: SiteData | None, trains: bool) -> list[Disclosure]:
     sources = {"training", "held_out"} if trains else set()
     sources |= {"target"} if data is not None and data.unlabelled is not None else set()
+    finish = plan.config.method["finish"]["name"] if "finish" in plan.config.method else "a calibration"
     return [
         Disclosure(
-            f"sums over its {SAMPLES[question.source]}, for {_finish_name(plan)}: "
+            f"sums over its {SAMPLES[question.source]}, for {finish}: "
             + ", ".join(f"{key}, {spec}" for key, spec in question.arrays.items()),
             "after the last round, each time that the finish asks",
             sum(spec.bytes for spec in question.arrays.values()),
@@ -213,10 +208,6 @@ def _finished(plan: Plan, data: SiteData | None, trains: bool) -> list[Disclosur
         for question in plan.questions
         if question.source in sources
     ]
-
-
-def _finish_name(plan: Plan) -> str:
-    return str(plan.config.method["finish"]["name"]) if "finish" in plan.config.method else "a calibration"
 
 
 def _masked(plan: Plan) -> list[Disclosure]:

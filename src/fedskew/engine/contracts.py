@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import components
-from fedskew.errors import ArgumentError, ComponentError, FedskewError, in_one_line
+from fedskew.errors import ArgumentError, ComponentError, FedskewError, in_one_line, placed
 from fedskew.finish import Finished, Head
 from fedskew.hooks import Hooks
 from fedskew.methods import PLACES, Method
@@ -81,16 +81,12 @@ def fitting(federation: Any) -> Method:
             f"aggregation: {shortage(method.aggregation, federation.cohort_size)}; let more clients take part "
             "(training.participation), or take geometric_median, which any number will do for"
         )
-    try:
+    with placed("server_update.", ArgumentError):
         server_update = components.with_clients(method.server_update, len(federation.counts))
-    except ArgumentError as error:
-        raise ArgumentError(f"server_update.{error}") from None
     check = getattr(method.selection, "check", None)  # a user's own selection may have none
     if check is not None:
-        try:
+        with placed("method.selection.", ArgumentError):
             check(federation.counts_seen, federation.cohort_size)
-        except ArgumentError as error:
-            raise ArgumentError(f"method.selection.{error}") from None
     return replace(method, server_update=server_update)
 
 

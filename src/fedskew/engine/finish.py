@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedskew.engine._backend import ClientSamples, tensor_bytes
 from fedskew.engine.contracts import calling, checked_finished, checked_sums, name_in
-from fedskew.errors import ArgumentError, FinishError, RunError
+from fedskew.errors import ArgumentError, FinishError, RunError, placed
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState, last_layer, with_features
 
@@ -100,11 +100,9 @@ def finish_model(
             raise RunError(f"method.finish: {name}: there are no samples ({source}) to ask for; nobody answers")
         return checked_sums(component, chain([first], given))
 
-    try:
-        with calling("finish", component, "finish"):
-            finished = checked_finished(component, component.finish(head, ask, known), head)
-    except ArgumentError as error:
-        raise FinishError(f"method.finish: {type(component).__name__}: {error}") from None
+    named = f"method.finish: {type(component).__name__}: "
+    with placed(named, FinishError), calling("finish", component, "finish"):
+        finished = checked_finished(component, component.finish(head, ask, known), head)
     parameters = state.parameters.clone()
     views = model.views(parameters)
     with torch.no_grad():

@@ -28,11 +28,10 @@ from fedskew.experiment._trained import (
     PERSONAL,
     TrainedModel,
     check_one_class,
-    digest,
     mix_of_client,
     moved_model,
 )
-from fedskew.files import save_tensors
+from fedskew.files import file_hash, save_tensors
 from fedskew.finish import LEAST_SAMPLES
 from fedskew.labels import (
     EDGES,
@@ -133,7 +132,7 @@ class Adaptation:
         }
         if self.held_out_mix is not None:
             tensors["held_out_mix"] = torch.from_numpy(self.held_out_mix.copy())
-        save_tensors(path, tensors, {"model": file.name, "digest": digest(file), "seed": self.model.seed})
+        save_tensors(path, tensors, {"model": file.name, "digest": file_hash(file)[:16], "seed": self.model.seed})
         return path
 
     @staticmethod

@@ -53,7 +53,7 @@ class Task:
     validation: IntArray
     held_out: tuple[IntArray, ...]
     client_test: tuple[IntArray, ...]
-    unlabelled: Inputs | None
+    unlabelled: Inputs | None = None
 
     @property
     def dataset(self) -> Dataset:
@@ -100,12 +100,11 @@ def make_task(config: Config, seed: int) -> Task:
         raise ConfigError("partition.clients: no client that trains has a sample; set fewer clients")
     own_names = config.partition.rule == "natural" and training == len(dataset.client_names)
     names = dataset.client_names if own_names else tuple(map(str, range(training)))
-    unlabelled = None
+    task = Task(source, divided, counts, names, target, server_target, validation, held_out, client_test)
     if config.target.is_estimated:
         _check_held_out(config.data.held_out, held_out)
-        last = divided.indices[-1] if training < len(divided.indices) else None
-        unlabelled = _unlabelled(config, dataset, last, validation, target, generator(seed, Purpose.UNLABELLED))
-    return Task(source, divided, counts, names, target, server_target, validation, held_out, client_test, unlabelled)
+        task = replace(task, unlabelled=_unlabelled(config, task, seed))
+    return task
 
 
 def model_info(dataset: Dataset) -> ModelInfo:
@@ -325,22 +324,15 @@ def _check_held_out(share: float, held_out: Sequence[IntArray]) -> None:
         raise ConfigError(f"data.held_out: {share:g} of each client is not one sample; set a larger share")
 
 
-def _unlabelled(
-    config: Config,
-    dataset: Dataset,
-    target_client: IntArray | None,
-    validation: IntArray,
-    mix: FloatArray | None,
-    rng: np.random.Generator,
-) -> Inputs:
+def _unlabelled(config: Config, task: Task, seed: int) -> Inputs:
     """Return the samples of a target whose mix is estimated, as networks take them."""
-    given = config.target.unlabelled
+    given, dataset, rows = config.target.unlabelled, task.dataset, task.partition.indices[-1]
     if isinstance(given, str):
         return _own_samples(config.place(given), dataset)
-    rows = target_client
-    if rows is None:
-        assert mix is not None, "checked by `_targets`"
-        rows = _draw_target(dataset.targets.numpy(), validation, mix, given, rng)
+    if len(task.partition.indices) == len(task.counts):  # no target client
+        assert task.target is not None, "checked by `_targets`"
+        rng = generator(seed, Purpose.UNLABELLED)
+        rows = _draw_target(dataset.targets.numpy(), task.validation, task.target, given, rng)
     return take(dataset.inputs, torch.from_numpy(rows))
 
 

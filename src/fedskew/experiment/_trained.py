@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from fedskew.experiment._config import Config, read
 from fedskew.experiment._folder import FINISHED, INPUTS
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
-from fedskew.files import load_tensors
+from fedskew.files import file_hash, load_tensors
 from fedskew.own_code import of_run
 from fedskew.personal import HeldOut
 from fedskew.tables import counted
@@ -392,12 +391,8 @@ def _moved(run: str | Path, plain: TrainedModel, file: str) -> TrainedModel:
         raise RunError(f"{path}: {error}; make it: {command} {how}") from None
     name = notes["model"]
     model = load(run, seed=plain.seed, best=name == "best.safetensors", finished=name == FINISHED)
-    if notes["digest"] != digest(model.file):
+    if notes["digest"] != file_hash(model.file)[:16]:
         raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run {command} again")
     calibration = labels.Calibration(tensors["temperature"].item(), tensors["biases"].numpy())
     prior = tensors["held_out_mix"].numpy() if "held_out_mix" in tensors else None
     return moved_model(model, calibration, tensors["mix"].numpy(), prior)
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
