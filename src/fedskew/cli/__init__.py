@@ -53,19 +53,8 @@ def _add(group: typer.Typer, *commands: Callable[..., None], **settings: Any) ->
 _add(app, counts.counts, labels.describe, labels.weights, counts.advise, target.target, reference.methods)
 _add(app, reference.check)
 _add(app, reference.listing, name="list")
-_add(
-    app,
-    new.schema,
-    new.new,
-    run.run,
-    sweep.sweep,
-    sweep.arena,
-    papers.recipes,
-    papers.reproduce,
-    run.report,
-    sites.sites,
-)
-_add(app, predict.predict, target.adapt, target.personal, predict.watch, papers.demo)
+_add(app, new.schema, new.new, run.run, sweep.sweep, sweep.arena, papers.recipes, papers.reproduce, run.report)
+_add(app, sites.sites, predict.predict, target.adapt, target.personal, predict.watch, papers.demo)
 _add(federation, deploy.init, deploy.check, site.site, deploy.local)
 _add(federation, operate.superlink, site.supernode, **_FLOWER)
 _add(federation, operate.register, operate.revoke, deploy.renew)

@@ -174,9 +174,8 @@ def finish(
     console, (headings, rows, labels) = Console(), table
     if rows:
         headings = [f">{heading}" if at >= labels else heading for at, heading in enumerate(headings)]
-        cells = (
-            (Text(cell) if at >= labels else cell for at, cell in enumerate(row)) for row in rows
-        )  # numbers may take two lines
+        # numbers may take two lines
+        cells = ((Text(cell) if at >= labels else cell for at, cell in enumerate(row)) for row in rows)
         console.wide.print(table_of(headings, cells, title))
     for note in notes:
         console.wide.note(note)

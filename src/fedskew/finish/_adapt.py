@@ -16,7 +16,6 @@ clients send nothing about single samples: about eight exchanges, then one of co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,6 +37,7 @@ from fedskew.finish._protocol import (
     Source,
     not_counts,
 )
+from fedskew.hooks import Named
 from fedskew.labels import EDGES, NEVER, outcome_cells, outcome_table
 from fedskew.parameters import component
 
@@ -83,7 +83,7 @@ class Adapt(Finish):
             )
         return super().lacks(known)
 
-    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+    def statistics(self, question: Named, observed: Observed) -> dict[str, Tensor]:
         """Return, as asked, sizes, sums for a Newton step, or counts of outcome cells; see `Finish.statistics`."""
         logits = observed.logits.double().cpu().numpy()
         classes = logits.shape[1]
@@ -105,9 +105,7 @@ class Adapt(Finish):
             return {"cells": _tensor(np.bincount(cells, minlength=classes * BINS))}
         return {"tables": _tensor(outcome_table(true, cells, classes, BINS))}
 
-    def refuse(
-        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
-    ) -> str | None:
+    def refuse(self, question: Named, answer: Named, samples: FloatArray | None) -> str | None:
         """See `Finish.refuse`."""
         if "cells" in answer:
             reason = not_counts(answer["cells"], None)

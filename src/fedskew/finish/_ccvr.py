@@ -23,7 +23,6 @@ If a client has a single sample of a class, its sums for that class reveal that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -33,6 +32,7 @@ from torch.nn.functional import cross_entropy
 from fedskew.components import Cost
 from fedskew.finish._moments import ClassSums, class_shares, refuse_many, refused_products, sums_by_class
 from fedskew.finish._protocol import Ask, Finished, Head, Known, Observed
+from fedskew.hooks import Named
 from fedskew.labels import NEVER
 from fedskew.parameters import Count, NonNegative, Switch, component
 
@@ -59,13 +59,12 @@ class CCVR(ClassSums):
     paper: ClassVar[str] = "Luo et al., NeurIPS 2021"
     cost: ClassVar[Cost] = Cost(numbers=("C(1 + d + d^2) up once (d: features)",))
     most_questions: ClassVar[int] = 2
-    reveals_label_counts: ClassVar[bool] = True
 
     samples: Count = 200
     target: Switch = False
     ridge: NonNegative = 1e-3
 
-    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+    def statistics(self, question: Named, observed: Observed) -> dict[str, Tensor]:
         """Return numbers of samples, sums of features and of their products by class; see `Finish.statistics`."""
         features, found = observed.features.double(), sums_by_class(observed)
         classes, dim = found["sums"].shape
@@ -76,9 +75,7 @@ class CCVR(ClassSums):
             products[label] = own.T @ own
         return {**found, "products": products}
 
-    def refuse_products(
-        self, question: Mapping[str, Tensor], sizes: Tensor, means: Tensor, products: Tensor
-    ) -> str | None:
+    def refuse_products(self, question: Named, sizes: Tensor, means: Tensor, products: Tensor) -> str | None:
         """See `ClassSums.refuse_products`."""
         held = sizes > 0
         if products[~held].any():

@@ -16,7 +16,6 @@ A class that no client holds, or that the target has no share of, is never predi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -26,6 +25,7 @@ from torch.nn.functional import normalize
 from fedskew.components import Cost
 from fedskew.finish._moments import ClassSums, class_shares, refuse_many, sums_by_class
 from fedskew.finish._protocol import Ask, Finished, Head, Known, Observed
+from fedskew.hooks import Named
 from fedskew.labels import NEVER
 from fedskew.parameters import NonNegative, Switch, component
 
@@ -42,16 +42,15 @@ class FedCOF(ClassSums):
     paper: ClassVar[str] = "Goswami et al., NeurIPS 2025"
     cost: ClassVar[Cost] = Cost(numbers=("C(1 + d) up once (d: features)",))
     most_questions: ClassVar[int] = 2
-    reveals_label_counts: ClassVar[bool] = True
 
     shrinkage: NonNegative = 1.0
     target: Switch = False
 
-    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+    def statistics(self, question: Named, observed: Observed) -> dict[str, Tensor]:
         """Return numbers of samples and sums of features by class; see `Finish.statistics`."""
         return sums_by_class(observed)
 
-    def summand(self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def summand(self, question: Named, answer: Named) -> dict[str, Tensor]:
         """Add products of a client's means, and who holds a class; see `Finish.summand`."""
         sizes, sums = answer["sizes"].double(), answer["sums"].double()
         refuse_many("fedcof", *sums.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.finish._protocol import LARGEST, Finish, FloatArray, Known, Observed, not_counts
+from fedskew.hooks import Named
 from fedskew.parameters import Switch
 
 MOST_NUMBERS = 1 << 28
@@ -63,6 +63,8 @@ class ClassSums(Finish):
         target: Whether they do (needs `[target] mix`).
     """
 
+    reveals_label_counts: ClassVar[bool] = True
+
     target: Switch = False
 
     def lacks(self, known: Known) -> str | None:
@@ -77,9 +79,7 @@ class ClassSums(Finish):
         unsure = "no estimate is sure enough, so the target's label mix is not used"
         return mix, {"mix": unsure if mix is None else mix.tolist()} if self.target else {}
 
-    def refuse(
-        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
-    ) -> str | None:
+    def refuse(self, question: Named, answer: Named, samples: FloatArray | None) -> str | None:
         """See `Finish.refuse`."""
         sizes, sums, *products = (answer[name].double() for name in ("sizes", "sums", "products") if name in answer)
         if (reason := not_counts(sizes, samples)) is not None:
@@ -92,9 +92,7 @@ class ClassSums(Finish):
             self.refuse_products(question, sizes, sums / sizes.clamp(min=1)[:, None], *products) if products else None
         )
 
-    def refuse_products(
-        self, question: Mapping[str, Tensor], sizes: Tensor, means: Tensor, products: Tensor
-    ) -> str | None:
+    def refuse_products(self, question: Named, sizes: Tensor, means: Tensor, products: Tensor) -> str | None:
         """Return why samples of these sizes and means by class can't have such products; None if they can."""
         raise NotImplementedError
 
@@ -105,18 +103,15 @@ class PooledMoments(ClassSums):
 
     cost: ClassVar[Cost] = Cost(numbers=("C(1 + d) + d^2 up once (d: features)",))
     most_questions: ClassVar[int] = 3
-    reveals_label_counts: ClassVar[bool] = True
 
-    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+    def statistics(self, question: Named, observed: Observed) -> dict[str, Tensor]:
         """Return numbers of samples and sums of features by class, and products; see `Finish.statistics`."""
         found, features = sums_by_class(observed), observed.features.double()
         weights = question.get("weights", torch.ones(len(found["sizes"]), dtype=torch.float64)).double()
         scaled = features * weights.to(features.device)[observed.targets, None]
         return {**found, "products": features.T @ scaled}
 
-    def refuse_products(
-        self, question: Mapping[str, Tensor], sizes: Tensor, means: Tensor, products: Tensor
-    ) -> str | None:
+    def refuse_products(self, question: Named, sizes: Tensor, means: Tensor, products: Tensor) -> str | None:
         """See `ClassSums.refuse_products`."""
         weights = question.get("weights", torch.ones_like(sizes)).double()
         return refused_products(products, means, weights * sizes)

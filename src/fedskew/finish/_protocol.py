@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedskew.hooks import Named
+
 FloatArray = NDArray[np.float64]
 
 Source: TypeAlias = Literal["training", "held_out", "target"]
@@ -111,20 +113,18 @@ class Finish:
         """Return what this finish needs that the run lacks, and how to provide it; None if nothing is missing."""
         return next((_LACKS[source] for source in sorted(self.asks - known.sources)), None)
 
-    def statistics(self, question: Mapping[str, Tensor], observed: Observed) -> dict[str, Tensor]:
+    def statistics(self, question: Named, observed: Observed) -> dict[str, Tensor]:
         """Answer what the server asks at one holder of at least one sample; only the sum of `summand` is used.
 
         The shapes of the tensors must not depend on the samples.
         """
         raise NotImplementedError
 
-    def summand(self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def summand(self, question: Named, answer: Named) -> Named:
         """Return what of one holder's answer is added up, which the server computes: the answer itself, as a rule."""
         return answer
 
-    def refuse(
-        self, question: Mapping[str, Tensor], answer: Mapping[str, Tensor], samples: FloatArray | None
-    ) -> str | None:
+    def refuse(self, question: Named, answer: Named, samples: FloatArray | None) -> str | None:
         """Return why a real site's answer can't be true, in words that continue "refused: "; None if nothing is wrong.
 
         Shapes, dtypes and finiteness have been checked. `samples` are those of each class that the site reported,

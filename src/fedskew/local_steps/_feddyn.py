@@ -27,7 +27,7 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd
 from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import Positive, component
 
 DRIFT = "feddyn.drift"
@@ -57,9 +57,7 @@ class FedDyn(SGD, Hooks):
 
     alpha: Positive = 0.01
 
-    def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
-    ) -> tuple[Tensor, Named]:
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along the gradient plus FedDyn's two terms; no argument is written to."""
         away = settings.client[DRIFT] + (parameters - settings.start)
         return descend(parameters, torch.add(gradient(parameters), away, alpha=self.alpha), carried, settings)

@@ -24,7 +24,7 @@ from fedskew.components import Cost
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.local_steps._fedsam import ascend
 from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import Count, NonNegative, component
 
 PERTURBED, SHARE, WINDOW = "fedgf.perturbed", "fedgf.share", "fedgf.window"
@@ -50,9 +50,7 @@ class FedGF(SGD, Hooks):
     window: Count = 30
     threshold: NonNegative = 0.3
 
-    def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
-    ) -> tuple[Tensor, Named]:
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along the gradient at the interpolated point; no argument is written to."""
         ascended = ascend(parameters, gradient, self.rho)
         point = torch.lerp(ascended, settings.broadcast[PERTURBED], settings.broadcast[SHARE])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import NonNegative, component
 
 
@@ -33,9 +33,7 @@ class FedProx(SGD):
 
     mu: NonNegative = 0.01
 
-    def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
-    ) -> tuple[Tensor, Named]:
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along the gradient at `parameters` plus the proximal pull; no argument is written to."""
         pulled = torch.add(gradient(parameters), parameters - settings.start, alpha=self.mu)
         return descend(parameters, pulled, carried, settings)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import NonNegative, component
 
 
@@ -43,8 +43,6 @@ class FedSAM(SGD):
 
     rho: NonNegative = 0.1
 
-    def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
-    ) -> tuple[Tensor, Named]:
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along the gradient at the perturbed parameters; no argument is written to."""
         return descend(parameters, gradient(ascend(parameters, gradient, self.rho)), carried, settings)

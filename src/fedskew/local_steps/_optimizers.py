@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.local_steps._protocol import Adam, Gradient, Named, StepSettings
+from fedskew.local_steps._protocol import Adam, Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import component
 
 MEAN, SQUARE, STEPS = "adam.mean", "adam.square", "adam.steps"
@@ -36,7 +36,7 @@ def fresh(settings: StepSettings) -> dict[str, Tensor]:
     return {"momentum": torch.zeros_like(start)} if settings.momentum else {}
 
 
-def descend(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> tuple[Tensor, Named]:
+def descend(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> Stepped:
     """Return the parameters, and what the optimiser carries, after one step along a gradient, `(parameters,)`."""
     lr: float | Tensor = settings.lr
     decay: float | Tensor = settings.weight_decay
@@ -72,7 +72,7 @@ def _decayed(direction: Tensor, parameters: Tensor, decay: float | Tensor) -> Te
 
 def _by_adam(
     parameters: Tensor, direction: Tensor, carried: Named, adam: Adam, lr: float | Tensor, decay: float | Tensor
-) -> tuple[Tensor, Named]:
+) -> Stepped:
     first, second = adam.betas
     if not adam.decoupled:
         direction = _decayed(direction, parameters, decay)
@@ -135,9 +135,7 @@ class SGD:
         """Return what the optimiser carries, zeros; nothing for SGD without momentum."""
         return fresh(settings)
 
-    def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
-    ) -> tuple[Tensor, Named]:
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along the gradient at `parameters`; no argument is written to."""
         return descend(parameters, gradient(parameters), carried, settings)
 

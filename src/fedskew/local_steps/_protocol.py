@@ -21,6 +21,7 @@ Gradient = Callable[..., Tensor]
 With a second argument, that of a part of it, without its weight: "loss", the classification loss, or the number of a
 term, from 0. The next call may overwrite the returned vector; do not write to it.
 """
+Stepped = tuple[Tensor, Named]
 
 
 class Adam(NamedTuple):

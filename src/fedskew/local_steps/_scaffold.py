@@ -30,7 +30,7 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd, fednova_normaliser
 from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, StepSettings
+from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
@@ -71,9 +71,7 @@ class Scaffold(SGD, Hooks):
 
     option: Literal["one", "two"] = "two"
 
-    def step(
-        self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
-    ) -> tuple[Tensor, Named]:
+    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along the corrected gradient at `parameters`; no argument is written to."""
         corrected = gradient(parameters) - settings.client[CLIENT] + settings.broadcast[SERVER]
         return descend(parameters, corrected, carried, settings)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from numbers import Real
 from typing import Annotated, ClassVar
 
@@ -32,7 +31,7 @@ from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective
 from fedskew.mixing import Programme, Solution
 from fedskew.parameters import Share, component
 from fedskew.weighting import _from_sums
-from fedskew.weighting._protocol import Answered, Facts, FloatArray
+from fedskew.weighting._protocol import Answered, AskAll, Facts, FloatArray
 
 SMALLEST, LARGEST, SPREAD, MET = 1e-15, 1e18, 1e-9, 1e-13
 """The multipliers mu that are tried, the relative accuracy of the one that is found, and that of the constraint."""
@@ -136,9 +135,7 @@ class FedPALS:
             return "strength has to be above 0 and finite, as its limits take the counts themselves"
         return None
 
-    def announce(
-        self, ask: Callable[[Facts], FloatArray], target: FloatArray | None, clients: int
-    ) -> dict[str, FloatArray]:
+    def announce(self, ask: AskAll, target: FloatArray | None, clients: int) -> dict[str, FloatArray]:
         """Solve the programme of all clients, in 2 to `MOST_QUESTIONS` questions; see `BySums.announce`."""
         if target is None:
             raise ArgumentError("target: FedPALS weighs clients towards a target label mix, and none is given")

@@ -29,7 +29,6 @@ and never over a cohort, and is refused for fewer than ten; weights of a cohort 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -37,7 +36,7 @@ from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import as_target
-from fedskew.weighting._protocol import Facts, FloatArray
+from fedskew.weighting._protocol import AskAll, Facts, FloatArray
 
 LEAST_CLIENTS = 10
 """Fewest clients whose sums are asked for."""
@@ -63,9 +62,7 @@ class FromTotals:
         """See `BySums.why_no_sums`."""
         return None
 
-    def announce(
-        self, ask: Callable[[Facts], FloatArray], target: FloatArray | None, clients: int
-    ) -> dict[str, FloatArray]:
+    def announce(self, ask: AskAll, target: FloatArray | None, clients: int) -> dict[str, FloatArray]:
         """Ask for the sum of all label counts; see `BySums.announce`."""
         check_enough(clients, self.least_clients)
         totals = ask({})
@@ -101,7 +98,7 @@ def weight(counts: ArrayLike, question: Facts) -> float:
 
 
 def solve(
-    ask: Callable[[Facts], FloatArray], target: ArrayLike, strength: float, clients: int, tolerance: float = 1e-7
+    ask: AskAll, target: ArrayLike, strength: float, clients: int, tolerance: float = 1e-7
 ) -> dict[str, FloatArray]:
     """Solve FedPALS's programme from sums over clients: the question whose `weight` is each client's, until weights are
     wrong by the tolerance, as the sum of their differences."""

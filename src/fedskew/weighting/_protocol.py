@@ -48,6 +48,8 @@ class Weighting(Protocol):
 Facts = Mapping[str, FloatArray]
 """Named numbers that the server tells all clients alike: a question, or what was announced of its answers."""
 
+AskAll = Callable[[Facts], FloatArray]
+
 
 @runtime_checkable
 class BySums(Protocol):
@@ -71,9 +73,7 @@ class BySums(Protocol):
     def why_no_sums(self) -> str | None:
         """Say why these parameters need the counts themselves; None: they don't."""
 
-    def announce(
-        self, ask: Callable[[Facts], FloatArray], target: FloatArray | None, clients: int
-    ) -> dict[str, FloatArray]:
+    def announce(self, ask: AskAll, target: FloatArray | None, clients: int) -> dict[str, FloatArray]:
         """Ask the clients, and return the numbers that all of them get.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import component
-from fedskew.weighting._protocol import Answered, Facts, FloatArray
+from fedskew.weighting._protocol import Answered, AskAll, Facts, FloatArray
 
 
 def uniform(counts: CountsLike) -> FloatArray:
@@ -45,9 +44,7 @@ class Uniform:
         """See `BySums.why_no_sums`."""
         return None
 
-    def announce(
-        self, ask: Callable[[Facts], FloatArray], target: FloatArray | None, clients: int
-    ) -> dict[str, FloatArray]:
+    def announce(self, ask: AskAll, target: FloatArray | None, clients: int) -> dict[str, FloatArray]:
         """Ask for nothing; see `BySums.announce`."""
         return {"clients": np.array([float(clients)])}
 
