@@ -110,10 +110,8 @@ def _tried(test: str, run: Callable[[], Any]) -> Finding:
     try:
         with _own_generators():
             run()
-    except FedskewError as error:
-        return Finding(test, str(error))
     except Exception as error:  # a component can raise anything
-        return Finding(test, in_one_line(error))
+        return Finding(test, str(error) if isinstance(error, FedskewError) else in_one_line(error))
     return Finding(test, None)
 
 

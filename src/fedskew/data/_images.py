@@ -145,12 +145,8 @@ def read_pictures(
         for values in deep:
             values.mul_(_SIXTEEN / window[0])
     kept = [[row for row, *_ in part] for part in places]
-    return Pictures(
-        [inputs if len(rows) == len(inputs) else inputs[rows] for inputs, rows in zip(read, kept, strict=True)],
-        kept,
-        window,
-        tuple(tray.broken),
-    )
+    read = [inputs if len(rows) == len(inputs) else inputs[rows] for inputs, rows in zip(read, kept, strict=True)]
+    return Pictures(read, kept, window, tuple(tray.broken))
 
 
 class Tray:
@@ -172,9 +168,8 @@ class Tray:
         """Note what is not read of an image; a phone's second one in a file, a preview, does not count."""
         self.deep |= image.mode in _DEEP
         if (getattr(image, "is_animated", False) and image.format != "MPO") or image.info.get("frames", 1) > 1:
-            self.odd.setdefault("several images (animated, or of several pages): the first one is read", []).append(
-                where
-            )
+            said = "several images (animated, or of several pages): the first one is read"
+            self.odd.setdefault(said, []).append(where)
         if not is_grey(image.mode) and any("16" in str(tile[3]) for tile in getattr(image, "tile", ())):
             self.odd.setdefault("16 bits a colour: the upper 8 are read", []).append(where)
 

@@ -195,11 +195,8 @@ class FixedPoint(Floats):
         of_all = Collected(members, clients, weights, None, up, unmoved=unmoved, charged=clients if totals else ())
         if not totals or whole <= 0:
             return of_all._replace(weights=weights._replace(values=np.zeros(0)))
-        total, weights = (
-            decode_sums(totals, whole, number, number, sent),
-            weights._replace(values=weights.values / whole),
-        )
-        return of_all._replace(total=total, weights=weights)
+        total = decode_sums(totals, whole, number, number, sent)
+        return of_all._replace(total=total, weights=weights._replace(values=weights.values / whole))
 
     def account(self, kept: Named, cohort: Cohort, collected: Collected) -> tuple[Named, dict[str, Any] | None]:
         """See `Floats.account`: a sum costs all that were in it."""

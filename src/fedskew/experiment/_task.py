@@ -80,7 +80,7 @@ def make_task(config: Config, seed: int) -> Task:
     training = len(divided.indices) - config.has_target_client
     target, server_target = _targets(config.target, dataset, divided.counts.astype(np.float64), training)
     if config.partition.oracle:
-        divided = _oracle(divided, training, kept, strata, target, generator(seed, Purpose.ORACLE))
+        divided = _oracle(divided, training, kept, strata, target, seed)
     if config.partition.baseline is not None:
         held, place = divided.indices, generator(seed, Purpose.BASELINE).permutation(training)[run % training]
         own = [np.concatenate(held[:training])] if config.partition.baseline == "pooled" else [held[place]]
@@ -228,18 +228,14 @@ def _divide(config: Config, dataset: Dataset, strata: IntArray, kept: IntArray, 
 
 
 def _oracle(
-    divided: Partition,
-    training: int,
-    kept: IntArray,
-    labels: IntArray,
-    target: FloatArray | None,
-    rng: np.random.Generator,
+    divided: Partition, training: int, kept: IntArray, labels: IntArray, target: FloatArray | None, seed: int
 ) -> Partition:
     """Return the partition with the target mix at every client that trains, dealt from `kept` but a target client's."""
     if target is None:
         raise ConfigError("partition.oracle: clients get the target mix, and there is none; set target.mix")
     others = divided.indices[training:]
     sizes = [len(rows) for rows in divided.indices[:training]]
+    rng = generator(seed, Purpose.ORACLE)
     dealt = partition.oracle(sizes, np.setdiff1d(kept, others), labels, target, rng)
     rule = f"{divided.rule}, dealt again with the target's mix"
     return Partition.of([*dealt, *others], labels, divided.num_classes, rule)

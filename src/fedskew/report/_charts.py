@@ -289,14 +289,8 @@ def bars(x: list[Any], y: list[Any], hover: str, **meta: Any) -> Trace:
 def markers(group: Group, points: Trace, hover: str, **look: bool) -> Trace:
     """Return a run's markers."""
     meta = {"look": group.style, "runs": [group.style], **look}
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": text(group.label),
-        "hovertemplate": hover,
-        "meta": meta,
-        **points,
-    }
+    trace = {"type": "scatter", "mode": "markers", "name": text(group.label), "hovertemplate": hover}
+    return {**trace, "meta": meta, **points}
 
 
 def mean_of_blocks(values: FloatArray, each: int) -> FloatArray:

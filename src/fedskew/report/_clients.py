@@ -171,17 +171,13 @@ def _worth(drawn: charts.Figure) -> None:
         names = charts.categories([table.names[at] for at in order], "client")
         steps = np.stack([*first, np.full(len(order), np.nan)], axis=1)[order]
         lines = {drawn.axis: np.repeat(names, steps.shape[1]).tolist(), across: charts.numbers(steps.ravel(), 2)}
-        traces: list[charts.Trace] = [
-            {"type": "scatter", "mode": "lines", "line": {"width": 1}, "hoverinfo": "skip", "meta": {"ink": "line"}}
-            | lines
-        ]
+        thin = {"type": "scatter", "mode": "lines", "line": {"width": 1}, "hoverinfo": "skip", "meta": {"ink": "line"}}
+        traces: list[charts.Trace] = [thin | lines]
         for look, kind in enumerate(kinds):
             points = {drawn.axis: names, across: charts.numbers(values[kind][order], 2)}
             hover = f"%{{{drawn.axis}}}: %{{{across}:.1f}} %<extra>{kind}</extra>"
-            traces.append(
-                {"type": "scatter", "mode": "markers", "name": kind, "hovertemplate": hover, "meta": {"look": look}}
-                | points
-            )
+            markers = {"type": "scatter", "mode": "markers", "name": kind, "hovertemplate": hover}
+            traces.append(markers | {"meta": {"look": look}} | points)
         drawn.add(group, *traces, seeds=len(group.seeds))
         drawn.findings += [drawn.about(group) + gain.in_words() for gain in table.gains("accuracy")]
     looks = ", ".join(f"{shape} {_MODELS[kind]}" for shape, kind in zip(_SHAPES, kinds, strict=False))
