@@ -120,6 +120,11 @@ def placed(
         raise (kind or type(error))(f"{where}{error}") from None
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why something failed, in one line."""
+    return str(error) if isinstance(error, FedskewError) else in_one_line(error)
+
+
 def in_one_line(error: BaseException) -> str:
     """Describe an error of a user's own code: type, message, and the line that raised it."""
     said = " ".join(str(error).split())

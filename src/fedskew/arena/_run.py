@@ -25,6 +25,7 @@ from fedskew.arena._advice import figures
 from fedskew.arena._arena import Arena
 from fedskew.arena._plan import ArenaJob, Line, Plan, grouped
 from fedskew.engine import Evaluation
+from fedskew.errors import reason_of
 from fedskew.experiment import Config, resolve, shared_data, simulate_together
 from fedskew.files import append, locked, write_text, writing
 from fedskew.labels import as_target
@@ -162,12 +163,6 @@ def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
     if said := (finished := summary.get("finished") or {}).get("evaluation"):
         summary["finished"] = {**finished, "evaluation": asdict(scored(Evaluation.from_dict(said)))}
     return replace(run, rounds=rounds, summary=summary)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return why something failed, in one line."""
-    said = " ".join(str(error).split())
-    return said if isinstance(error, errors.FedskewError) else f"{type(error).__name__}: {said}"
 
 
 def _in_words(config: Config) -> str:

@@ -20,7 +20,7 @@ from fedskew.components import SEEN, covers, has, make_component, seen_by, takes
 from fedskew.engine import LocalTraining, Private, contracts
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.engine.totals import summed
-from fedskew.errors import ArgumentError, BackendWarning, ComponentError, FedskewError, in_one_line
+from fedskew.errors import ArgumentError, BackendWarning, ComponentError, reason_of
 from fedskew.experiment import Config, make_network
 from fedskew.finish import Head, Known, Observed, Source
 from fedskew.hooks import Batch, Hooks
@@ -111,7 +111,7 @@ def _tried(test: str, run: Callable[[], Any]) -> Finding:
         with _own_generators():
             run()
     except Exception as error:  # a component can raise anything
-        return Finding(test, str(error) if isinstance(error, FedskewError) else in_one_line(error))
+        return Finding(test, reason_of(error))
     return Finding(test, None)
 
 
@@ -202,8 +202,7 @@ def _case(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = str(error) if isinstance(error, FedskewError) else in_one_line(error)
-        raise ComponentError(f"{name}: {said}") from error
+        raise ComponentError(f"{name}: {reason_of(error)}") from error
 
 
 class _Sized(NamedTuple):

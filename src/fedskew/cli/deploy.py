@@ -381,7 +381,6 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
 
 
 def _result(summary: dict[str, Any]) -> str:
-    """Return the run's result in one line."""
     final, rounds = summary["headline"], summary["rounds"]
     trained = f"{rounds} round{'' if rounds == 1 else 's'} in {summary['seconds']:.0f} s"
     if final.get("accuracy") is None:

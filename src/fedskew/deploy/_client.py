@@ -23,7 +23,7 @@ from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.deploy.terms import CountsRequest, Neighbours, NotAgreedError, Release, ReleaseMode, Terms, terms_path
 from fedskew.engine import LocalTraining, LocalWork
 from fedskew.engine.contracts import hooked
-from fedskew.errors import ConfigError, FedskewError, RunError, in_one_line
+from fedskew.errors import ConfigError, RunError, reason_of
 from fedskew.experiment import read
 from fedskew.hooks import Hooks
 from fedskew.methods import Method
@@ -221,7 +221,7 @@ def _app(make: Callable[[Context, ConfigRecord], Any], queries: Sequence[str] = 
                     who.note(work, question, answered)
                 return Message(pack(answered) if wire.VERSION in config else answered, reply_to=message)
             except (Exception, SystemExit) as error:  # a reader's or a model's own can be anything
-                LOG.error("%s", error if isinstance(error, FedskewError) else in_one_line(error))
+                LOG.error("%s", reason_of(error))
                 # What is raised, Flower sends to the server, with its text, which may name files and values.
                 return Message(Error(RAISED, _reason(error)), reply_to=message)
 

@@ -182,7 +182,6 @@ def least_loss(method: methods.Method) -> float:
 
 
 def _log_round(record: Mapping[str, Any]) -> None:
-    """Log a round in one line."""
     evaluated, accuracy = record["evaluation"], ""
     if evaluated is not None:
         balanced = evaluated["balanced_accuracy"]

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedskew.data import Profile
 from fedskew.engine import RoundRecord, ServerState
-from fedskew.errors import FedskewError, RunError
+from fedskew.errors import FedskewError, RunError, in_one_line
 from fedskew.experiment._config import Config
 from fedskew.experiment._identity import ANEW, Identity, Present, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
@@ -291,8 +291,7 @@ class RunFolder:
         except FedskewError:
             raise
         except Exception as error:  # what is damaged can raise almost anything
-            said = " ".join(str(error).split())
-            raise RunError(f"{path}: the run folder is damaged ({type(error).__name__}: {said})") from None
+            raise RunError(f"{path}: the run folder is damaged ({in_one_line(error)})") from None
 
     @staticmethod
     def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list[SeedRun]:

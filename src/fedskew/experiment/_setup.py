@@ -178,7 +178,6 @@ def _make_runner(
     protection = _work.make_protection(config, model, len(task.counts))
     announced = _announced(config, method, task.counts if weighed is None else weighed, target)
     processes = _processes(config, model, task, size, some)
-    private_bytes = 0 if work.private is None else work.private.bytes
     federation = engine.Federation(
         method=method,
         backend=_backend(config, model, work, observe, size, processes),
@@ -196,7 +195,7 @@ def _make_runner(
         weight_limit=training.weight_limit,
         aim=config.target.estimation(dataset.num_classes),
         codec=Floats() if config.engine.updates == "plain" else FixedPoint(protection, announced),
-        constant_bytes=private_bytes,
+        constant_bytes=0 if work.private is None else work.private.bytes,
         network=model,
         samples=validation,
     )

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from fedskew import executors
-from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, PartitionError, RunError, in_one_line, reason_of
 from fedskew.executors import cores
 from fedskew.experiment._config import Config, resolve
 from fedskew.experiment._folder import RunFolder
@@ -196,10 +196,8 @@ def _train(
 def _result(future: Future[tuple[list[Round], str | None]]) -> tuple[list[Round], str | None]:
     try:
         return future.result()
-    except FedskewError as error:  # its process was killed
-        return [], str(error)
-    except Exception as error:  # of the cluster, as when worker after worker is lost
-        return [], f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except Exception as error:  # its process was killed, or worker after worker of a cluster
+        return [], reason_of(error)
 
 
 def train_run(number: int, tree: Mapping[str, Any], out: Path) -> tuple[list[Round], str | None]:
@@ -220,8 +218,7 @@ def train_run(number: int, tree: Mapping[str, Any], out: Path) -> tuple[list[Rou
         return rounds, str(error)
     except Exception as error:
         again = f"fedskew --debug run {Config.model_validate(tree).folder(out)}/config.toml --resume"
-        said = " ".join(str(error).split())
-        return rounds, f"{type(error).__name__}: {said} (for the traceback: {again} --out {out})"
+        return rounds, f"{in_one_line(error)} (for the traceback: {again} --out {out})"
     return rounds, None
 
 

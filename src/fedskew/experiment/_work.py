@@ -53,13 +53,12 @@ def make_network(
     module = _prepared(config, seed, _network(config, seed, num_classes, in_shape, samples), in_shape, samples)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
     for component in adapting(method):
+        name = type(component).__name__
         if config.model.adapters is not None:
-            name = type(component).__name__
             raise ConfigError(f"model.adapters: {name} changes the network itself; leave out one of them")
         try:
             module = component.adapt(module, drawn)
         except ArgumentError as error:
-            name = type(component).__name__
             raise ConfigError(f"model.name: {name} can't adapt {config.model.name}: {error}") from None
     return module
 

@@ -108,7 +108,6 @@ def _as_table(value: Any, where: str, slot: str) -> Table:
 
 
 def _name(kind: type, where: str, slot: str) -> str:
-    """Return the name of a class in a config."""
     known = {known: name for name, known in PLACES[slot].items()}
     return known.get(kind) or name_of(kind, where)
 

@@ -231,7 +231,6 @@ def _by_reason(others: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _parameters(facts: dict[str, Any], joint: str) -> dict[str, str]:
-    """Return each parameter with its default, as text."""
     return {name: f"{name} (required)" for name in facts["required"]} | {
         name: f"{name} (not set)" if value is None else f"{name}{joint}{json.dumps(value, default=str)}"
         for name, value in facts["parameters"].items()

@@ -75,25 +75,28 @@ class _WithFeatures(nn.Module):
 
 
 @torch.no_grad()
+def linear_outputs(model: nn.Module, samples: Tensor) -> tuple[Tensor, list[tuple[nn.Linear, Tensor]]]:
+    """Return the logits of samples, and what each linear layer returned, in order; the model is in eval mode then."""
+    found: list[tuple[nn.Linear, Tensor]] = []
+
+    def keep(layer: nn.Linear, _: tuple[Any, ...], output: Tensor) -> None:
+        found.append((layer, output.clone()))
+
+    hooks = [layer.register_forward_hook(keep) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    try:
+        return with_features(model.eval())(samples).logits, found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def last_layer(model: nn.Module, samples: Tensor) -> nn.Linear:
     """Find the linear layer, with a bias, whose output the logits of some samples are; the model is in eval mode then.
 
     Raises:
         ArgumentError: The logits come from something else, or the layer has no bias.
     """
-    found: list[tuple[nn.Linear, Tensor]] = []
-
-    def keep(layer: nn.Module, _: tuple[Any, ...], output: Tensor) -> None:
-        assert isinstance(layer, nn.Linear), "only linear layers are watched"
-        found.append((layer, output.clone()))
-
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_hook(keep) for layer in layers]
-    try:
-        logits = model.eval()(samples)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    logits, found = linear_outputs(model, samples)
     name = type(model).__name__
     layer = next((layer for layer, output in reversed(found) if torch.equal(output, logits)), None)
     if layer is None:

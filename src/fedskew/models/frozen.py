@@ -27,7 +27,9 @@ def freeze(module: nn.Module, frozen: Sequence[str] | None, trained: Sequence[st
     """
     for key, patterns in (("freeze", frozen), ("train", trained)):
         for pattern in patterns or ():
-            if not (found := _fitting(module, pattern)):
+            named = module.named_parameters(remove_duplicate=False)
+            found = [one for name, one in named if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+            if not found:
                 raise ArgumentError(f"{key}: no parameter of the network is called {pattern!r}{_near(module, pattern)}")
             for parameter in found:
                 parameter.requires_grad_(key == "train")
@@ -35,11 +37,6 @@ def freeze(module: nn.Module, frozen: Sequence[str] | None, trained: Sequence[st
             module.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ArgumentError("freeze: nothing is left to train; leave out some of the patterns")
-
-
-def _fitting(module: nn.Module, pattern: str) -> list[nn.Parameter]:
-    named = module.named_parameters(remove_duplicate=False)
-    return [one for name, one in named if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
 
 
 def _near(module: nn.Module, pattern: str) -> str:

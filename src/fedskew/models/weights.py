@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError, DataError
-from fedskew.models._wrappers import with_features
+from fedskew.models._wrappers import linear_outputs
 from fedskew.models.sources import TextClassifier
 
 COUNTER = "num_batches_tracked"
@@ -76,20 +75,13 @@ def _check(path: Path, state: Mapping[str, Tensor], own: Mapping[str, Tensor], m
         raise ArgumentError(f"weights: {path}: {other[0]!r} is {shapes[0]} there and {shapes[1]} in the network")
 
 
-@torch.no_grad()
 def _last_layer(module: nn.Module, samples: Tensor) -> str | None:
     """Return the name of the linear layer that makes the logits; None where there is none."""
-    found: list[tuple[nn.Module, Any]] = []
-    linear = {layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
-    hooks = [one.register_forward_hook(lambda layer, _, output: found.append((layer, output))) for one in linear]
+    names: dict[nn.Module, str] = {layer: name for name, layer in module.named_modules()}
     mode = module.training
-    try:
-        logits = with_features(module.eval())(samples).logits
-    finally:
-        module.train(mode)
-        for hook in hooks:
-            hook.remove()
-    wide = [linear[layer] for layer, output in found if output.shape == logits.shape]  # type: ignore[index]
+    logits, found = linear_outputs(module, samples)
+    module.train(mode)
+    wide = [names[layer] for layer, output in found if output.shape == logits.shape]
     return wide[-1] if wide else None
 
 

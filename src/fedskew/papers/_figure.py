@@ -184,7 +184,6 @@ def _numbers(values: Sequence[float | None]) -> FloatArray:
 
 
 def _name(value: str) -> str:
-    """Return the label of an axis for a value."""
     names = {
         "entropy": "cohort label entropy, bits",
         "drift": "drift diversity",

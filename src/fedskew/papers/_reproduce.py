@@ -271,7 +271,6 @@ def _check_data(recipe: Recipe, planned: Sequence[tuple[RecipeRow, Config]]) -> 
 
 
 def _finished(recipe: Recipe, cell: Cell, out: Path) -> list[SeedRun]:
-    """Return the runs of a cell that finished."""
     found: list[SeedRun] = []
     for job in (Job(cell, seed) for seed in cell.config.seeds):
         if job.is_finished(out):

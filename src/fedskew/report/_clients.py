@@ -210,7 +210,6 @@ def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
 
 
 def _times(lists: Sequence[Sequence[int]], clients: int) -> FloatArray:
-    """Count how often each client is in these lists."""
     ids = np.array([client for chosen in lists for client in chosen], dtype=np.int64)
     return np.bincount(ids, minlength=clients).astype(np.float64)
 

@@ -69,7 +69,9 @@ def fedpals_solve(
 ) -> Solution:
     """FedPALS's weights with certificates of their optimality; arguments as in `fedpals`."""
     programme = _programme(counts, target, sizes, limit)
-    return programme.solve(_as_strength(strength) / programme.samples)
+    if not _is_number(strength) or not strength >= 0:
+        raise ArgumentError(f"strength: must be a number >= 0 (0: the limit, infinity: FedAvg), not {strength!r}")
+    return programme.solve(strength / programme.samples)
 
 
 def fedpals_strength(
@@ -81,7 +83,9 @@ def fedpals_strength(
     do. The effective sample size never falls as the strength grows. FedPALS, appendix A.1, sets lambda this way.
     """
     programme = _programme(counts, target, sizes)
-    return programme.kappa(_as_share(ess_fraction, "ess_fraction")) * programme.samples
+    if not _is_number(ess_fraction) or not 0 <= ess_fraction <= 1:
+        raise ArgumentError(f"ess_fraction: must be a share from 0 to 1, not {ess_fraction!r}")
+    return programme.kappa(ess_fraction) * programme.samples
 
 
 def _programme(counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None, limit: float | None = None) -> Programme:
@@ -195,18 +199,6 @@ def _spread(answered: Answered, present: NDArray[np.bool_], strength: float, lea
         else:
             low = middle
     return dataclasses.replace(best, ess=float(effective_sample_size(best.weights, np.where(present, sizes, 0.0))))
-
-
-def _as_strength(strength: float) -> float:
-    if not _is_number(strength) or not strength >= 0:
-        raise ArgumentError(f"strength: must be a number >= 0 (0: the limit, infinity: FedAvg), not {strength!r}")
-    return strength
-
-
-def _as_share(share: float, name: str) -> float:
-    if not _is_number(share) or not 0 <= share <= 1:
-        raise ArgumentError(f"{name}: must be a share from 0 to 1, not {share!r}")
-    return share
 
 
 def _is_number(value: object) -> bool:
