@@ -21,7 +21,7 @@ from fedskew.errors import ComponentError, ConfigError, FinishError, RunError
 from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
-from fedskew.experiment._progress import TRACKERS, Tracker
+from fedskew.experiment._progress import TRACKERS, Listen, Tracker
 from fedskew.experiment._summary import FinalLook, Scoring, summarise, surroundings
 from fedskew.metrics import SiteRow
 from fedskew.models import FlatModel, ModelState
@@ -29,9 +29,6 @@ from fedskew.report import SeedRun
 
 if TYPE_CHECKING:
     from fedskew.experiment._site_models import SiteModels
-
-Progress = Callable[[dict[str, Any]], None]
-"""Called with every record, in plain values, as soon as its round is over."""
 
 PlayedRound = tuple[Any, engine.RoundRecord]
 """The server's state after a round, and the round's record without evaluations."""
@@ -101,7 +98,7 @@ class TrainingLoop:
     scores: Scoring | None = None
     records: list[engine.RoundRecord] = field(default_factory=list, init=False)
     finished: ModelState | None = field(default=None, init=False)
-    _progress: Progress | None = field(default=None, init=False)
+    _progress: Listen | None = field(default=None, init=False)
     _trackers: list[Tracker] = field(default_factory=list, init=False)
     _state: RunState = field(init=False)
 
@@ -109,7 +106,7 @@ class TrainingLoop:
         if self.config.output.trackers and self.folder is None:
             raise ConfigError("output.trackers: trackers write beside the run's files; give the run a folder (out=...)")
 
-    def run(self, resume: bool = False, progress: Progress | None = None) -> SeedRun:
+    def run(self, resume: bool = False, progress: Listen | None = None) -> SeedRun:
         """Train to the end, from the folder's checkpoint where `resume` says so.
 
         An interrupt, or a client that can't be trained, leaves a checkpoint: of the last whole round, or of the one
@@ -128,7 +125,7 @@ class TrainingLoop:
         patience = self.config.evaluation.patience
         return self.server.round >= self.config.training.rounds or 0 < patience <= self._state.stale
 
-    def begin(self, resume: bool = False, progress: Progress | None = None) -> None:
+    def begin(self, resume: bool = False, progress: Listen | None = None) -> None:
         """Load the state to start from: the folder's checkpoint, or the untrained model, which is evaluated."""
         self._progress = progress
         server = self.runner.start(self.untrained)
@@ -345,7 +342,7 @@ def run_in_step(
     loops: Sequence[TrainingLoop],
     run_rounds: RunRounds = one_after_another,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Listen | None = None,
 ) -> list[SeedRun]:
     """Train several loops to the end, a round of all at a time; after an interrupt, those behind catch up first."""
     finished: dict[TrainingLoop, SeedRun] = {}

@@ -139,7 +139,7 @@ class RunBar(Bar):
 
 
 @contextmanager
-def watched(config: Config, progress: Listen | bool | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def watched(config: Config, progress: Listen | bool | None) -> Iterator[Listen | None]:
     """Give what is to be called with each record: the caller's own function, a bar's, or nothing (see `simulate`)."""
     console = Console(stderr=True)
     seen = console.is_terminal or console.is_jupyter

@@ -23,8 +23,8 @@ from fedskew.errors import ConfigError, FedskewError, placed
 from fedskew.experiment._config import Config, read, resolve
 from fedskew.experiment._folder import FINISHED, RunFolder, check_empty, is_begun
 from fedskew.experiment._identity import refuse_changes, set_aside, shared_data
-from fedskew.experiment._loop import PlayedRound, Progress, TrainingLoop, run_in_step
-from fedskew.experiment._progress import watched
+from fedskew.experiment._loop import PlayedRound, TrainingLoop, run_in_step
+from fedskew.experiment._progress import Listen, watched
 from fedskew.experiment._result import Result
 from fedskew.experiment._sections import OutputSection
 from fedskew.experiment._setup import make_training_loop, try_out
@@ -44,7 +44,7 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     fresh: bool = False,
-    progress: Progress | bool | None = None,
+    progress: Listen | bool | None = None,
     **tables: Any,
 ) -> Result:
     """Train a federation on this machine, or on all ranks of `torchrun`, of which the first writes the run folder.
@@ -158,7 +158,7 @@ def run_config(
     *,
     resume: bool,
     fresh: bool = False,
-    progress: Progress | bool | None = None,
+    progress: Listen | bool | None = None,
     scripts: Path | None = None,
 ) -> Result:
     """Train a federation in its run folder: see `simulate`, and `report.write_report` for `scripts`."""
@@ -181,7 +181,7 @@ def _try_out(config: Config, folder: Path) -> None:
 
 
 def _simulate(
-    resolved: Config, folder: Path | None, resume: bool, progress: Progress | None, scripts: Path | None
+    resolved: Config, folder: Path | None, resume: bool, progress: Listen | None, scripts: Path | None
 ) -> Result:
     best: dict[int, tuple[float, str, SeedRun]] = {}
     scores: dict[str, float] = {}
@@ -213,7 +213,7 @@ def _simulate(
 
 
 def _trained(
-    config: Config, folder: Path | None, begin: Callable[[], None], resume: bool, progress: Progress | None
+    config: Config, folder: Path | None, begin: Callable[[], None], resume: bool, progress: Listen | None
 ) -> Iterator[tuple[str, SeedRun, nn.Module, nn.Module | None]]:
     """Train each seed and value of a config that isn't finished, after `begin`; yield name, run, model, finished
     model."""
@@ -240,7 +240,7 @@ def _trained(
 
 
 def _read_finished(
-    config: Config, folder: Path, progress: Progress | None
+    config: Config, folder: Path, progress: Listen | None
 ) -> tuple[SeedRun, nn.Module, nn.Module | None]:
     """Read a run that is finished, which must be of the code and data that there are now."""
     refuse_changes(folder, RunFolder.changes_since(folder, config))

@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 from rich.console import Console
@@ -20,7 +20,7 @@ from fedskew import components
 from fedskew.components import Cost
 from fedskew.errors import ConfigError, nearest
 from fedskew.methods import PLACES, PRESETS, SLOTS, build, check, cost, expand, objective_in_words
-from fedskew.methods._compatibility import exceptions
+from fedskew.methods._compatibility import Verdict, exceptions
 from fedskew.methods._slots import COMBINATIONS, brings, compose
 from fedskew.tables import filled
 
@@ -43,8 +43,6 @@ COSTS = (
 
 Key = tuple[str, str]
 """A component by its slot and its name in that slot's index."""
-
-Verdict = Literal["refuses", "warns"]
 
 
 def listing() -> dict[str, Any]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, SumsError, optional, placed
-from fedskew.sums.fixed_point import IntArray, unsigned
+from fedskew.sums.fixed_point import IntArray, add_to, unsigned
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -288,7 +288,7 @@ def _total(masked: Mapping[str, Masked], what: str) -> dict[str, IntArray]:
             raise SumsError(f"{what}: {name} sent {_form(arrays)}, and {first} {_form(total)}")
         else:
             for key, array in arrays.items():
-                np.add(unsigned(total[key]), unsigned(array), out=unsigned(total[key]))
+                add_to(total[key], array)
     return total
 
 
