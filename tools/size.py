@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_870, "docstrings": 9_563, "files": 315, "names": 334},
+    "src": {"code": 38_850, "docstrings": 9_562, "files": 315, "names": 334},
     "tests": {"code": 33_640},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew.data import Profile
 from fedskew.deploy._agreement import Agreement, method_of
-from fedskew.deploy._arrays import HEADER, ArraySpec, ModelLayout, Specs, bytes_of, specs_of
+from fedskew.deploy._arrays import HEADER, ArraySpec, FloatArray, ModelLayout, Specs, bytes_of, specs_of
 from fedskew.deploy.site_data import SiteData
 from fedskew.engine import Assignment, Backend, ClientStates, Federation, LocalWork, Sent, SequentialBackend, Update
 from fedskew.engine.finish import check_finish
@@ -35,8 +34,6 @@ from fedskew.privacy import Protection
 from fedskew.randomness import Purpose, generator
 from fedskew.sums import Key
 from fedskew.weighting import BySums
-
-FloatArray = NDArray[np.float64]
 
 MOST_BYTES = 1 << 27
 """Largest answer of a site to a finish in bytes: the server holds the answers of all sites at once."""

@@ -54,14 +54,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.deploy._arrays import RUNNING_VARIANCE
+from fedskew.deploy._arrays import RUNNING_VARIANCE, FloatArray
 from fedskew.engine import LocalTraining
 from fedskew.hooks import fednova_normaliser
 
-FloatArray = NDArray[np.float64]
 Sizes = Mapping[str, FloatArray]
 """Sizes that were accepted, by what was measured: `(sites, KEPT)` each, the newest first; NaN: none yet."""
 

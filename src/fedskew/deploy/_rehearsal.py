@@ -17,7 +17,8 @@ from fedskew import components, methods
 from fedskew.data import TableSchema, encoder_of
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import LARGEST_SHARE, Agreement
-from fedskew.deploy._plan import FloatArray, Plan
+from fedskew.deploy._arrays import FloatArray
+from fedskew.deploy._plan import Plan
 from fedskew.deploy.keys import key_line
 from fedskew.engine import Assignment, Backend, ClientStates, Cohort, Federation, Sent, ServerState, Update, cohort_size
 from fedskew.engine.contracts import shortage

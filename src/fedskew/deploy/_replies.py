@@ -22,6 +22,7 @@ from fedskew.deploy._arrays import (
     COUNTER,
     RUNNING_VARIANCE,
     AnyArray,
+    IntArray,
     NotFiniteError,
     RefusedError,
     Specs,
@@ -31,8 +32,6 @@ from fedskew.deploy._arrays import (
 )
 from fedskew.metrics import Tally
 from fedskew.report import SeedRun
-
-IntArray = NDArray[np.int64]
 
 MOST = 10**12
 """Upper limit of a network's integer counters."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import RefusedError
+from fedskew.deploy._arrays import FloatArray, RefusedError
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._replies import MOST_SAMPLES, check_counts, check_only_samples, only
@@ -39,8 +39,6 @@ FIXED = {"sites", "target_site", "classes", "shape", "tokens", "multi_label", "m
     *("label_counts", "epsilon", "neighbours", "updates", "keys", "input_profile", "input_cells")
 }
 """Keys of an agreement that stay as they were when the run began."""
-
-FloatArray = NDArray[np.float64]
 
 
 class Roster:

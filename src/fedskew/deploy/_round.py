@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._log import LOG, utc_now
@@ -40,8 +39,6 @@ from fedskew.report import SiteActivity
 
 STILL = 2
 """Rounds in a row that may leave the model as it was before the run is stopped."""
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

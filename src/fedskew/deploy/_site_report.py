@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedskew import labels
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
+from fedskew.deploy._arrays import FloatArray
 from fedskew.deploy._home import HOME, ROUNDS, Home, own_models
 from fedskew.deploy._moments import weighted
 from fedskew.deploy._plan import Plan
@@ -42,8 +42,6 @@ from fedskew.report import SeedRun, write_report
 PAGE, PERSONAL = "site-report.html", "personal"
 OFF = "own_models = false in agreed.toml"
 POOLED = "Pooled: can't be had, as no place has the samples of all sites."
-
-FloatArray = NDArray[np.float64]
 
 
 class _LackingError(FedskewError):

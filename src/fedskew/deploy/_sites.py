@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedskew.deploy import _replies
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import ArraySpec
+from fedskew.deploy._arrays import ArraySpec, FloatArray
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import LEEWAY, Plan
@@ -29,7 +29,6 @@ from fedskew.models import ModelState
 from fedskew.sums.fixed_point import COUNTS
 
 ROUNDING = 1e-6
-FloatArray = NDArray[np.float64]
 
 
 class Evaluations(NamedTuple):

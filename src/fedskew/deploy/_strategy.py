@@ -17,13 +17,13 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import nn
 
 from fedskew import components
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import needs_label_counts
-from fedskew.deploy._arrays import ArraysLayout, ModelLayout, RefusedError, Specs, decode, short
+from fedskew.deploy._arrays import ArraysLayout, FloatArray, ModelLayout, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import Arrivals, Replies, T, error_line, exchange
 from fedskew.deploy._client import as_method
 from fedskew.deploy._log import LOG
@@ -45,8 +45,6 @@ PAUSE = 1.0
 
 _BESIDE = ("broadcast", "init_client", "gather", "end_local")
 """Hooks by which a component sends, keeps or returns something beside the model."""
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(eq=False)

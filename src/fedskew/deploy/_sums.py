@@ -21,6 +21,7 @@ from fedskew.deploy._arrays import (
     COUNTER,
     RUNNING_VARIANCE,
     ArraySpec,
+    FloatArray,
     ModelLayout,
     RefusedError,
     Specs,
@@ -47,7 +48,6 @@ HAS_OPENED = "not agreed: opened"
 
 ANNOUNCED_FILE = "announced.json"
 PAUSE = 2.0
-FloatArray = NDArray[np.float64]
 
 Weigh = Callable[[Sequence[int]], Sequence[float]]
 """From clients to the weights of their updates, in the same order, sum 1; all 0 where none holds a sample."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedskew.deploy import _plausible as plausible
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import AnyArray, ModelLayout, NotFiniteError, RefusedError, Specs, decode, short
+from fedskew.deploy._arrays import AnyArray, FloatArray, ModelLayout, NotFiniteError, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import SILENT, Replies
 from fedskew.deploy._log import LOG
 from fedskew.deploy._replies import arrays_of, bytes_needed, check_arrays, check_loss, check_size, figures_of
@@ -78,7 +78,7 @@ class ReplyValidator:
     slack: Callable[[int], float] = lambda client: 0.0
     classes: int = 2
     least_loss: float = 0.0
-    counts: Callable[[], plausible.FloatArray] | None = None
+    counts: Callable[[], FloatArray] | None = None
     notes: RoundNotes = field(default_factory=no_notes, init=False)
     accepted: plausible.Sizes = field(default_factory=dict, init=False)
     not_finite: set[int] = field(default_factory=set, init=False)
@@ -87,7 +87,7 @@ class ReplyValidator:
     _counters: dict[str, Tensor] = field(default_factory=dict, init=False)
     _sent: Sent = field(init=False)
 
-    def start(self, model: ModelState) -> dict[str, plausible.FloatArray]:
+    def start(self, model: ModelState) -> dict[str, FloatArray]:
         """Return the sizes of accepted updates before the first round: none."""
         names = [plausible.UPDATE, plausible.STEPS, plausible.DIRECTION, *self.layout.statistics(model), *self.returned]
         self.accepted = {name: np.full((len(self.names), plausible.KEPT), np.nan) for name in names}

@@ -26,7 +26,7 @@ from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, s
 from fedskew.errors import BackendWarning, ConfigError, placed
 from fedskew.executors import cores
 from fedskew.experiment import _work
-from fedskew.experiment._config import Config
+from fedskew.experiment._config import Config, FloatArray
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
@@ -44,9 +44,6 @@ from fedskew.randomness import Purpose, generator, stream_key
 from fedskew.server_updates import Plain
 from fedskew.tables import filled
 from fedskew.weighting import BySums, Facts, Uniform
-
-FloatArray = NDArray[np.float64]
-
 
 _STEP, _RATE = 3e-4, 5e10
 """Seconds that a step takes whatever the network, and operations a second."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from fedskew import engine, methods
@@ -19,13 +19,12 @@ from fedskew.engine.contracts import checked_moved, checked_trainings
 from fedskew.engine.own import OwnModels
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError
-from fedskew.experiment._config import Config
+from fedskew.experiment._config import Config, FloatArray
 from fedskew.experiment._task import Task, held_out_rows
 from fedskew.metrics import SiteRow, finding_figures
 from fedskew.models import FlatModel, ModelState, with_added_head
 from fedskew.personal import HeldOut, Names, OwnTraining, Personal
 
-FloatArray = NDArray[np.float64]
 Named = Mapping[str, Tensor]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
-from fedskew.experiment._config import Config, read
+from fedskew.experiment._config import Config, FloatArray, read
 from fedskew.experiment._folder import FINISHED, INPUTS
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._work import make_network
@@ -26,8 +26,6 @@ from fedskew.files import file_hash, load_tensors
 from fedskew.own_code import of_run
 from fedskew.personal import HeldOut
 from fedskew.tables import counted
-
-FloatArray = NDArray[np.float64]
 
 ADAPTED, PERSONAL = "adapted.safetensors", "personal.safetensors"
 BATCH = 256

@@ -14,6 +14,9 @@ from fedskew.labels import CountsLike, LabelCounts, as_counts, as_target, class_
 if TYPE_CHECKING:
     from torch import Tensor
 
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
 
 def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> float:
     """Compute the squared distance of the effective label mix from the target, which FedPALS minimises at strength 0.
@@ -35,9 +38,9 @@ def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> f
 class ClassGroups(NamedTuple):
     """The ids of the classes that a client holds many, few or no samples of, ascending; each is in one group."""
 
-    majority: NDArray[np.int64]
-    minority: NDArray[np.int64]
-    vacant: NDArray[np.int64]
+    majority: IntArray
+    minority: IntArray
+    vacant: IntArray
 
 
 def class_groups(counts: ArrayLike) -> ClassGroups:
@@ -85,9 +88,6 @@ def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None)
     if apart == 0:
         return 1.0 / clients
     return (apart / together) ** 2 if together > 0 else math.inf
-
-
-FloatArray = NDArray[np.float64]
 
 
 def per_class_accuracy(confusion: ArrayLike) -> FloatArray:

@@ -20,13 +20,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.metrics._measures import balanced_accuracy, macro_f1
+from fedskew.metrics._measures import FloatArray, IntArray, balanced_accuracy, macro_f1
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 _BINS = 15
 _DRAWS = 500
 _WORK, _FEWEST, _MOST = 20_000_000, 100, 20_000_000

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedskew.metrics._findings import finding_figures
+from fedskew.metrics._measures import IntArray
 from fedskew.metrics._scores import Scores
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

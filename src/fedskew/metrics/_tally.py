@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedskew import findings
 from fedskew.metrics._findings import mean_known, of_counts
+from fedskew.metrics._measures import FloatArray, IntArray
 from fedskew.metrics._scores import Scores
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 _SURE, _UNITS = len(Scores.EDGES) + 1, 1024
 _OFF = 1 / _UNITS  # each sum of confidences is rounded once at each site that has a sample in its bin
 

@@ -17,15 +17,13 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedskew import labels
 from fedskew.components import Cost
 from fedskew.parameters import component
-from fedskew.personal._held_out import HeldOut
+from fedskew.personal._held_out import FloatArray, HeldOut
 from fedskew.personal._protocol import Personal
-
-FloatArray = NDArray[np.float64]
 
 
 @component

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from fedskew.local_steps import LocalStep
-from fedskew.personal._held_out import HeldOut
+from fedskew.personal._held_out import FloatArray, HeldOut
 
-FloatArray = NDArray[np.float64]
 Layers: TypeAlias = Literal["all", "head"]
 
 
