@@ -401,6 +401,9 @@ def test_cross_entropy_knows_its_gradient(masked):
         torch.testing.assert_close(values[number], value.detach())
         (expected,) = torch.autograd.grad(value, logits)
         torch.testing.assert_close(gradients[number], expected[number])
+        if mask is None:  # of one client, its bits too
+            alone = loss.slope(own._replace(logits=logits[number].detach()))
+            assert all(torch.equal(*pair) for pair in zip(alone, (value, expected[number]), strict=True))
 
 
 def test_an_objective_with_terms_or_a_loss_of_ones_own_takes_autograds_gradient():

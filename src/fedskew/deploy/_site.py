@@ -157,11 +157,9 @@ class Site:
         """Train as a message instructs; return the reply's records, or those for a sum."""
         masks, asked = self.masks, self._sum(content, wire.TRAIN)
         instruction = self._instruction(content)
-        config, evaluates = self.plan.config, self.plan.agreement.evaluates
-        earlier = (
-            (config.evaluation.every if evaluates else 1) + config.output.checkpoint_every - 1
-        )  # that a run goes back
-        states = SiteStates(self.state, instruction.run, earlier)
+        config = self.plan.config  # by whose evaluations and checkpoints a run can go back some rounds
+        evaluated = config.evaluation.every if self.plan.agreement.evaluates else 1
+        states = SiteStates(self.state, instruction.run, evaluated + config.output.checkpoint_every - 1)
         trained = self.worker.train(content, instruction, states)
         update, state, samples = trained.update, trained.update.state, len(self.worker.data.targets)
         self.figures.update({"loss": update.loss, "steps": update.steps})

@@ -259,7 +259,7 @@ class SequentialBackend(Backend):
                 )
             for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], objective.batch, schedule.in_last_epoch(steps))
-            total += objective.first * len(rows)
+            total.add_(objective.first, alpha=len(rows))
             trained += len(rows)
             steps += 1
         self.model.write(parameters)

@@ -19,6 +19,7 @@ from torch.nn.modules.utils import _pair
 from fedskew.models._dropout import Dropout
 from fedskew.models._network import Outputs
 
+_RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
 ROWS_AT_ONCE = 128
 """Samples that are computed at once where no gradient is wanted."""
 
@@ -181,7 +182,7 @@ class ReLU(Stage):
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`."""
-        torch.ops.aten.threshold_backward.grad_input(gradient, self.y, 0, grad_input=gradient)
+        _RELU_BACKWARD(gradient, self.y, 0, grad_input=gradient)
         return gradient
 
 

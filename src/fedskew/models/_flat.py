@@ -182,12 +182,12 @@ class FlatModel:
         self._check_views()
         return self.vector.clone()
 
-    @torch.no_grad()
     def write(self, vector: Tensor) -> None:
         """Set the parameters, in place, to a vector; nothing is copied if it is the model's own."""
         _check_shape("vector", vector, self.vector)
         if vector.data_ptr() != self.vector.data_ptr():
-            self.vector.copy_(vector)
+            with torch.no_grad():
+                self.vector.copy_(vector)
 
     @torch.no_grad()
     def write_buffers(self, buffers: Tensor) -> None:
@@ -236,23 +236,22 @@ class FlatModel:
             gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
             for held, gradient in zip(self._gradients, gradients, strict=True):
                 held.zero_() if gradient is None else held.copy_(gradient)
-        else:
-            with torch.no_grad():
-                outputs = chain.outputs(x)
-            by_features: Tensor | None = None
-            by_logits: Tensor | None = None
+            return value.detach(), Outputs(*(tensor.detach() for tensor in outputs))
+        by_features: Tensor | None = None
+        by_logits: Tensor | None = None
+        with torch.no_grad():
+            outputs = chain.outputs(x)
             if slope is not None:
-                with torch.no_grad():
-                    value, by_logits = slope(outputs)
+                value, by_logits = slope(outputs)
             else:
-                leaves = Outputs(*(tensor.detach().requires_grad_() for tensor in outputs))
-                value = loss(Outputs(*(leaf.clone() for leaf in leaves)))  # which it may overwrite
-                by_features, by_logits = torch.autograd.grad(value, leaves, allow_unused=True)
-            with torch.no_grad():
-                if chain.trained < len(self._parameters):  # its other parameters have a gradient of 0
-                    self.gradient.zero_()
-                chain.backward(by_features, by_logits, outputs)
-        return value.detach(), Outputs(*(tensor.detach() for tensor in outputs))
+                with torch.enable_grad():
+                    leaves = Outputs(*(tensor.detach().requires_grad_() for tensor in outputs))
+                    value = loss(Outputs(*(leaf.clone() for leaf in leaves)))  # which it may overwrite
+                    by_features, by_logits = torch.autograd.grad(value, leaves, allow_unused=True)
+            if chain.trained < len(self._parameters):  # its other parameters have a gradient of 0
+                self.gradient.zero_()
+            chain.backward(by_features, by_logits, outputs)
+        return value.detach(), outputs
 
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Split a vector of parameters into views, one for each, in the order of `names`."""
