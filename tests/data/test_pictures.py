@@ -71,10 +71,12 @@ def deep(values, dtype=np.uint16):
     ("most", "white"), [(100, 255), (255, 255), (256, 511), (3000, 4095), (4095, 4095), (65535, 65535)]
 )
 def test_white_is_what_the_bits_of_the_brightest_pixel_hold(most, white, folder):
-    path = save_image(folder / "train" / "a" / "0.png", deep([0, most // 2, most]))
+    path = save_image(folder / "train" / "a" / "0.png", deep([0, most // 2]))
+    save_image(folder / "test" / "a" / "0.png", deep([0, most]))
     made = read(folder)
     assert made.window == (white,)
-    torch.testing.assert_close(shown(made)[0, 0, 0, :3], torch.tensor([0, most // 2, most]) / white)
+    torch.testing.assert_close(shown(made)[0, 0, 0, :2], torch.tensor([0, most // 2]) / white)
+    torch.testing.assert_close(shown(made, test=True)[0, 0, 0, :2], torch.tensor([0, most]) / white)
     torch.testing.assert_close(shown(made)[1, 0], torch.from_numpy(np.roll(NOISE, 1) / np.float32(255)))
     (new,) = data.unlabelled([path], made.in_shape, made.window)
     torch.testing.assert_close(new.inputs[0], shown(made)[0])
@@ -205,14 +207,6 @@ def test_a_picture_of_one_pixel_is_one(tmp_path):
     for part in ("train", "test"):
         save_image(tmp_path / part / "a" / "0.png", np.array([[7]], np.uint8))
     assert read(tmp_path).in_shape == (1, 1, 1)
-
-
-def test_sizes_are_counted_before_anything_is_decoded(folder):
-    save_image(folder / "train" / "a" / "2.png", NOISE[:5])
-    message = r"2 sizes: 6 x 8 \(8, such as .*0.png\), 5 x 8 \(1, such as .*2.png\); set size"
-    with pytest.raises(DataError, match=message):
-        read(folder)
-    assert read(folder, size=4).in_shape == (1, 4, 4)
 
 
 def test_images_in_a_table_are_read_by_the_same_rules(folder, tmp_path):
