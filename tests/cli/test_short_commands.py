@@ -132,8 +132,7 @@ def home(tmp_path, digits):
     text = digits.read_text().replace('"my"', '"task"') + 'method = {weighting = {name = "powers:Power"}}\n'
     (tmp_path / "task.toml").write_text(text)
     (tmp_path / "powers.py").write_text(POWER.replace("DEFAULT", "0.5"))
-    yield tmp_path
-    sys.modules.pop("powers", None)
+    return tmp_path
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ HELPER = "def power():\n    return 0.5\n"
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Write modules of a user's own into a folder that is importable, each test under names of its own."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -50,9 +50,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
         importlib.invalidate_caches()
 
-    yield write
-    for path in folder.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    return write
 
 
 @pytest.mark.slow
@@ -337,8 +335,6 @@ def test_a_run_folder_replays_from_any_directory(tmp_path, monkeypatch, own):
     assert (replay.folder / "seed-1" / "model.safetensors").read_bytes() == (
         folder / "seed-1" / "model.safetensors"
     ).read_bytes()
-    for name in ("weights_d", "helper_d"):
-        sys.modules.pop(name, None)
 
 
 def test_an_infinite_parameter_survives_config_folder_and_replay(tmp_path):
