@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from tests.cli.conftest import DIGITS
 
 import fedskew
-from common import save_image
+from common import save_image, task
 from fedskew.data import OWN as OWN_DATA
 
 CONFIG = DIGITS.replace('rule = "iid"', 'rule = "dirichlet_by_class", beta = 0.3')
@@ -297,8 +296,7 @@ def check(done: subprocess.CompletedProcess[str], words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), SETS, ids=[change for change, _ in SETS])
-def test_a_wrong_value_is_answered_in_one_line(change, words, folder, command, monkeypatch):
-    monkeypatch.delitem(sys.modules, "own", raising=False)
+def test_a_wrong_value_is_answered_in_one_line(change, words, folder, command):
     check(command("run", "my.toml", "--set", change, status=2), words)
 
 
@@ -371,13 +369,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = '{name = "folder", root = "whole"}'
     (top / "pictures.toml").write_text(DIGITS.replace('{name = "digits"}', data).replace("clients = 10", "clients = 2"))
     for name, root, model in (("trained", "whole", "logistic"), ("reads", "words", {"name": "fasttext", "dim": 2})):
-        done = fedskew.simulate(
-            data={"name": "folder", "root": str(top / root)},
-            partition={"rule": "iid", "clients": 2},
-            model=model,
-            training={"rounds": 1},
-            out=top,
-        )
+        data = {"name": "folder", "root": str(top / root)}
+        done = fedskew.simulate(task(2, rounds=1), data=data, model=model, out=top)
         assert done.folder is not None
         done.folder.rename(top / name)
     return top

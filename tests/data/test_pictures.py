@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import fedskew
-from common import save_image
+from common import save_image, task
 from fedskew import data
 from fedskew.errors import ArgumentError, DataError, DataWarning, MissingPackageError
 
@@ -306,14 +306,9 @@ def test_without_pydicom_the_line_says_what_to_install(tmp_path, monkeypatch):
 def test_a_run_records_what_was_skipped_and_its_model_reads_as_it_was_trained(folder, monkeypatch):
     spoil(folder)
     path = save_image(folder / "train" / "a" / "0.png", deep([0, 3000]))
+    given = {"name": "folder", "root": str(folder), "skip_broken": True}
     with pytest.warns(DataWarning, match="They are left out"):
-        done = fedskew.simulate(
-            data={"name": "folder", "root": str(folder), "skip_broken": True},
-            partition={"rule": "iid", "clients": 2},
-            model="logistic",
-            training={"rounds": 1},
-            out=folder / "runs",
-        )
+        done = fedskew.simulate(task(2, rounds=1), data=given, out=folder / "runs")
     notes = json.loads((done.folder / "task.json").read_text())["notes"]
     assert len(re.findall(r"empty.png|words.png|cut.jpg|cut.png", notes[0])) == 4
     model = fedskew.load(done.folder)
