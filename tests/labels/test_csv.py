@@ -131,13 +131,13 @@ def test_two_decimal_signs_in_one_file_are_refused_and_a_given_one_holds(tmp_pat
 
 
 def test_totals_that_fit_are_left_out_and_said(tmp_path: Path) -> None:
-    text = "hospital,cat,dog,Total\nnorth,120,80,200\nsouth,0,40,40\nTotal:,120,120,240\n"
+    text = "Site ID,cat,dog,Total\nnorth,120,80,200\nsouth,0,40,40\nTotal:,120,120,240\n"
     with pytest.warns(DataWarning) as said:
         record = LabelCounts.read_csv(written(tmp_path, text))
     assert (record.clients, record.classes) == (("north", "south"), ("cat", "dog"))
     assert record.counts.tolist() == [[120, 80], [0, 40]]
     words = [str(warning.message) for warning in said]
-    assert any("clients are named by the column 'hospital'" in text for text in words)
+    assert any("clients are named by the column 'Site ID'" in text for text in words)
     assert any("the row 'Total:' is a total, and was left out" in text for text in words)
     assert any("the column 'Total' is a total, and was left out" in text for text in words)
 
@@ -175,8 +175,8 @@ def test_the_only_column_of_text_names_the_clients(tmp_path: Path) -> None:
 
 
 def test_a_long_table_of_clients_by_number_is_not_read_by_its_classes(tmp_path: Path) -> None:
-    with pytest.warns(DataWarning, match="clients are named by the column 'Site ID'"):
-        record = LabelCounts.read_csv(written(tmp_path, "Site ID|class|count\n7|flu|3\n7|cold|1\n"))
+    with pytest.warns(DataWarning, match="clients are named by the column 'Klinik'"):
+        record = LabelCounts.read_csv(written(tmp_path, "Klinik|class|count\n7|flu|3\n7|cold|1\n"))
     assert (record.clients, record.classes) == (("7",), ("flu", "cold"))
 
 
