@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 from fedskew import methods, sums
 from fedskew.engine import Assignment, Federation, Sent, Update
 from fedskew.engine.totals import summed
+from fedskew.errors import FedskewError
 from fedskew.hooks import LocalEnd, RoundEnd
 from fedskew.labels import as_counts
 from fedskew.methods import Method
@@ -23,6 +25,16 @@ from fedskew.models import ModelState
 from fedskew.weighting import INDEX, Answered
 
 NONE = torch.zeros(0)
+
+
+def fedskew(*words: object) -> tuple[int, str]:
+    """Run a command in this process; return its exit status, and what it printed or its error's line."""
+    from fedskew.cli import app
+
+    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "250"})
+    if isinstance(result.exception, FedskewError):
+        return result.exception.exit_code, str(result.exception)
+    return result.exit_code, result.output
 
 
 def task(

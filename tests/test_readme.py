@@ -17,11 +17,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    """Scripts are written and run in a folder of their own, and what they import from there is forgotten after."""
+    """Scripts are written and run in a folder of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("sqrt_weights", None)
 
 
 @pytest.mark.slow

@@ -78,7 +78,6 @@ def test_a_page_works_as_it_stands(page, tmp_path, monkeypatch, capfd):
             printed = re.sub(" +", " ", "".join(capfd.readouterr()))
     for pattern in WRITTEN[page]:
         assert list(tmp_path.glob(pattern)), f"{page}: {pattern} was not written"
-    forget_modules(tmp_path)
 
 
 def forget_modules(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -216,17 +215,12 @@ class Halved(Stateless):
 
 
 @pytest.fixture
-def check(tmp_path: Path, command, request):
-    """Write a file of its own name, and check it."""
+def check(tmp_path: Path, command):
+    """Write a file, and check it."""
 
     def run(text: str, *words: str):
-        name = f"own_{abs(hash((request.node.name, text)))}"
-        path = tmp_path / f"{name}.py"
-        path.write_text(HEAD + text)
-        try:
-            return command("check", path, *words, status=None)
-        finally:
-            sys.modules.pop(name, None)
+        (tmp_path / "own.py").write_text(HEAD + text)
+        return command("check", "own.py", *words, status=None)
 
     return run
 
@@ -363,36 +357,24 @@ class ByName(Aggregation):
 
 
 @pytest.mark.slow
-def test_the_tiny_federation_has_the_network_classes_and_shapes_of_a_config(check, tmp_path):
-    config = tmp_path / "own.toml"
-    config.write_text(
-        'schema = 1\n[data]\nname = "digits"\n[partition]\nrule = "iid"\nclients = 4\n'
-        '[model]\nname = "mlp3"\nwidth = 5\n[training]\nrounds = 1\n'
-    )
+def test_the_tiny_federation_has_the_network_classes_and_shapes_of_a_config(check, digits):
+    digits.write_text(digits.read_text().replace('"logistic"', '"mlp3", width = 5'))
     assert "KeyError" in check(BY_NAME).stdout
-    done = check(BY_NAME, "--config", config)
+    done = check(BY_NAME, "--config", digits)
     assert done.returncode == 0, done.stdout
     assert "nothing found" in done.stdout
 
 
 @pytest.mark.slow
-def test_or_its_texts(check, tmp_path):
+def test_or_its_texts(check, digits, tmp_path):
     for kind, words in (("films", "a good film"), ("sports", "the goal"), ("banks", "no money")):
         for number in range(5):
             (tmp_path / "texts" / kind).mkdir(parents=True, exist_ok=True)
             (tmp_path / "texts" / kind / f"{number}.txt").write_text(words)
-    config = tmp_path / "own.toml"
-    config.write_text(
-        'schema = 1\n[data]\nname = "folder"\nroot = "texts"\nlength = 7\n[partition]\nrule = "iid"\nclients = 2\n'
-        '[model]\nname = "fasttext"\nvocabulary = 40\ndim = 5\n[training]\nrounds = 1\n'
-    )
-    done = check(
-        BY_NAME.replace('fc1.weight"].shape == (5, 64)', 'embedding.weight"].shape == (40, 5)').replace(
-            "fc2.weight", "head.weight"
-        ),
-        "--config",
-        config,
-    )
+    text = digits.read_text().replace('"digits"', '"folder", root = "texts", length = 7').replace("= 10", "= 2")
+    digits.write_text(text.replace('"logistic"', '"fasttext", vocabulary = 40, dim = 5'))
+    by_name = BY_NAME.replace('fc1.weight"].shape == (5, 64)', 'embedding.weight"].shape == (40, 5)')
+    done = check(by_name.replace("fc2.weight", "head.weight"), "--config", digits)
     assert "nothing found" in done.stdout, done.stdout
 
 
@@ -404,16 +386,12 @@ BY_TERM = UNMASKED.replace(
 
 
 @pytest.mark.slow
-def test_a_network_that_can_t_be_mapped_is_no_fault_of_a_component(check, tmp_path):
+def test_a_network_that_can_t_be_mapped_is_no_fault_of_a_component(check, digits, tmp_path):
     (tmp_path / "drawing.py").write_text(
         "from torch import nn\nfrom torch.nn import functional\n\n\nclass Net(nn.Module):\n"
         "    def __init__(self, num_classes):\n        super().__init__()\n"
         "        self.head = nn.Linear(64, num_classes)\n\n"
         "    def forward(self, x):\n        return self.head(functional.dropout(x.flatten(1), 0.1, self.training))\n"
     )
-    config = tmp_path / "own.toml"
-    config.write_text(
-        'schema = 1\n[data]\nname = "digits"\n[partition]\nrule = "iid"\nclients = 4\n'
-        '[model]\nname = "drawing:Net"\n[training]\nrounds = 1\n'
-    )
-    assert "nothing found" in check(BY_TERM, "--config", config).stdout
+    digits.write_text(digits.read_text().replace("logistic", "drawing:Net"))
+    assert "nothing found" in check(BY_TERM, "--config", digits).stdout

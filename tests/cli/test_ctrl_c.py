@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +57,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield tmp_path
     signal.signal(signal.SIGINT, before)
-    sys.modules.pop("pressing", None)  # the next test's is in another folder
 
 
 def press_after(lines: int, home: Path) -> None:

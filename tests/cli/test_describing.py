@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import fedskew
-from common import save_image
+from common import save_image, task
 from fedskew.labels import LabelCounts
 
 
@@ -184,11 +184,8 @@ def test_counts_are_the_same_from_every_source_and_describe_reads_it_too(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_config_and_its_run_count_what_clients_train_on(tmp_path, command):
-    (tmp_path / "my.toml").write_text(
-        'name = "my"\nseeds = [3]\ndata = {name = "digits"}\nmodel = {name = "logistic"}\n'
-        'partition = {rule = "quantity", clients = 10, labels_per_client = 2}\ntraining = {rounds = 0}\n'
-    )
+def test_a_config_and_its_run_count_what_clients_train_on(digits, tmp_path, command):
+    digits.write_text("seeds = [3]" + digits.read_text().replace('"iid"', '"quantity", labels_per_client = 2'))
     counted = command("counts", "my.toml", "--out", "counts.csv")
     assert (counted.returncode, counted.stdout) == (0, "")
     counts = LabelCounts.read_csv(tmp_path / "counts.csv")
@@ -204,15 +201,7 @@ def test_a_config_and_its_run_count_what_clients_train_on(tmp_path, command):
 
 @pytest.mark.slow
 def test_a_run_whose_components_are_not_importable_here_is_counted_all_the_same(tmp_path, command):
-    done = fedskew.simulate(
-        data="digits",
-        partition={"rule": "sparsity", "clients": 4, "labels_per_client": 3},
-        model="logistic",
-        method="fedpals",
-        training={"rounds": 1, "epochs": 1, "batch_size": 200},
-        out=tmp_path,
-        progress=False,
-    )
+    done = fedskew.simulate(task(4, rounds=1), target={"mix": "uniform"}, method="fedpals", out=tmp_path)
     config = done.folder / "config.toml"
     config.write_text(config.read_text().replace('"fedpals"', '"gone_elsewhere:Own"'))
     assert "gone_elsewhere" in config.read_text()

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from common import task
 from fedskew.hooks import Hooks
 from fedskew.labels import LabelCounts, describe
 from fedskew.weighting import INDEX, Answered, fedla, fedpals_solve, fedpals_strength
@@ -123,14 +124,7 @@ def test_a_target_that_a_switch_leaves_unread_is_told(here, run):
 def test_a_config_s_target_that_a_switch_leaves_unread_is_told():
     from fedskew.experiment import resolve
 
-    tree = {
-        "data": "digits",
-        "partition": {"rule": "iid", "clients": 3},
-        "model": "logistic",
-        "training": {"rounds": 1},
-        "target": {"mix": "pooled"},
-        "method": {"weighting": {"name": "feddisco"}},
-    }
+    tree = task(3, rounds=1) | {"target": {"mix": "pooled"}, "method": {"weighting": {"name": "feddisco"}}}
     assert (resolve(tree).target_in_words() or "").endswith("does not use it (weighting.target = false)")
     tree["method"] = {"weighting": {"name": "feddisco", "target": True}}
     assert (resolve(tree).target_in_words() or "").endswith("of all clients together")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from tests.cli.conftest import DIGITS
 
 import fedskew
-from common import save_image
+from common import save_image, task
 from fedskew.data import OWN as OWN_DATA
 
 CONFIG = DIGITS.replace('rule = "iid"', 'rule = "dirichlet_by_class", beta = 0.3')
@@ -65,7 +64,6 @@ SETS = [  # a changed key of the config, and words of the answer
     ("training.rounds=many", ["training.rounds", "valid integer", "'many'"]),
     ("training.round=5", ["training.round", "no such key", "'rounds'"]),
     ("training.lr=0", ["training.lr", "greater than 0"]),
-    ("training.lr=-0.1", ["training.lr", "greater than 0"]),
     ("training.learning_rate=0.1", ["training.learning_rate", "no such key"]),
     ("training.participation=2", ["training.participation", "less than or equal to 1"]),
     ("training.participation=0", ["training.participation", "greater than 0"]),
@@ -163,13 +161,8 @@ FILES = {
     + "".join(f"{row % 7},{row % 5},{row % 2},{row % 3 % 2}\n" for row in range(24)),
     "found.toml": DIGITS.replace('"digits"', '"csv", root = "found.csv", label = ["Edema", "Effusion"]'),
     "less.csv": "age,diagnosis\n1,ill\n2,well\n",
-    "more.csv": TABLE.replace("sex,", "sex,extra,").replace(",f,", ",f,1,").replace(",m,", ",m,1,"),
-    "case.csv": TABLE.replace("age", "Age"),
-    "typed.csv": TABLE.replace(",f,", ",0,").replace(",m,", ",1,"),
     "unit.csv": TABLE.replace("30,", "3000,"),
     "hole.csv": TABLE.replace("30,", ","),
-    "latin.csv": "\ufeff",
-    "header.csv": "age,sex,diagnosis\n",
     "twice.csv": "age,age,label\n1,2,x\n",
     **{
         f"{name}.csv": "x,label\n" + "".join(f"{row * 7 % 24},{label}\n" for row, label in enumerate(labels))
@@ -190,7 +183,6 @@ COMMANDS = [  # a command, and words of the answer
         "run my.toml --method fedavg --method fedentopt",
         ["'my-fedentopt'", "method.selection.buffer: 0.5", "training.participation = 0.5"],
     ),
-    ("run my.toml --method fedavg --method fedpals", ["'my-fedpals'", "FedPALS", "set [target] mix"]),
     ("run my.toml --method fedavg --method adapt", ["'my-adapt'", "method.finish: adapt needs a target"]),
     (
         "run my.toml --method rare:RareFirst",
@@ -267,13 +259,8 @@ COMMANDS = [  # a command, and words of the answer
     ("arena arena.toml --processes 0", ["--processes: must be at least 1"]),
     ("arena arena.toml --processes 1 --on tcp://x:1", ["--processes: is for this machine, and --on for others"]),
     ("run table.toml --set data.root=less.csv", ["less.csv, line 1: no column 'sex', which the schema has"]),
-    ("run table.toml --set data.root=more.csv", ["more.csv, line 1: the schema has no column 'extra'", "leave it out"]),
-    ("run table.toml --set data.root=case.csv", ["no column 'age', which the schema has (did you mean 'Age'?)"]),
-    ("run table.toml --set data.root=typed.csv", ["column 'sex'", "'0'", "the schema has 'f', 'm'"]),
     ("run table.toml --set data.root=unit.csv", ["3000", "outside the schema's range, 0 to 120", "another unit"]),
     ("run table.toml --set data.root=hole.csv", ["line 2, column 'age': empty", "missing = true in the schema"]),
-    ("run table.toml --set data.root=header.csv", ["header.csv, line 1: nothing below the header"]),
-    ("run table.toml --set data.root=latin.csv", ["latin.csv: the file is empty"]),
     ("run table.toml --set data.label=sex", ["data.label: the schema says which columns hold labels"]),
     ("run table.toml --set data.schema=no.toml", ["data.schema: no.toml: the schema can't be read"]),
     ("run table.toml --set data.schema=my.toml", ["data.schema: my.toml", "no such parameter"]),
@@ -284,8 +271,6 @@ COMMANDS = [  # a command, and words of the answer
     ("schema named.csv", ["24 different labels", "hardly classes", "names of samples?"]),
     ("schema joined.csv", ["'Edema|Effusion' looks like several", "(--separator)"]),
     ("schema joined.csv --separator ; --label dx", ["joined.csv: no column 'dx' of labels"]),
-    ("new a.toml --data csv --root measured.csv", ["measured.csv: the label '0.143' is a measurement"]),
-    ("new a.toml --data csv --root named.csv", ["named.csv: 24 different labels"]),
     ("new a.toml --data csv --root joined.csv", ["joined.csv: the label 'Edema|Effusion' looks like several"]),
     ("new a.toml --data csv --root joined.csv --set data.separator=;", ["'Edema|Effusion' looks like several"]),
     ("run found.toml --set data.separator=|", ["data.separator: is for one column of labels", "of 0 and 1"]),
@@ -311,8 +296,7 @@ def check(done: subprocess.CompletedProcess[str], words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), SETS, ids=[change for change, _ in SETS])
-def test_a_wrong_value_is_answered_in_one_line(change, words, folder, command, monkeypatch):
-    monkeypatch.delitem(sys.modules, "own", raising=False)
+def test_a_wrong_value_is_answered_in_one_line(change, words, folder, command):
     check(command("run", "my.toml", "--set", change, status=2), words)
 
 
@@ -334,17 +318,12 @@ PICTURES = [  # a command, and words of the answer
         f"{RUN_PICTURES}broken",
         ["2 of 4 pictures can't be read", "empty.png: the file is empty", "words.png", "--skip-broken"],
     ),
-    (f"{RUN_PICTURES}sizes", ["2 sizes: 8 x 8", "16 x 16 (1, such as", "set size to resize all"]),
-    (f"{RUN_PICTURES}signed", ["has values from -500 to 500", "set window = [low, high]"]),
     (f"{RUN_PICTURES}nothing", ["nothing: found no images", "in CLASS folders"]),
-    (f"{RUN_PICTURES}whole --set data.window=[5,5]", ["data.window: must be [low, high]"]),
     (f"{RUN_PICTURES}whole --set data.window=lung", ["data.window", "valid tuple", "'lung'"]),
-    (f"{RUN_PICTURES}whole --set data.size=0", ["data.size: must be a side"]),
     (f"{RUN_PICTURES}whole --set data.skip_broken=maybe", ["data.skip_broken", "valid boolean"]),
     ("run my.toml --skip-broken", ["data.skip_broken: data set 'digits' has no such option"]),
     ("new p.toml --data folder --root broken", ["2 of 4 pictures can't be read", "data.skip_broken = true"]),
     (f"{PREDICT}broken", ["2 of 4 pictures can't be read", "empty.png", "words.png", "skip"]),
-    (f"{PREDICT}deep/a/0.png", ["has more than 8 bits, and the pictures of training have 8"]),
     (f"{PREDICT}notes.txt", ["notes.txt: ", "what it holds is in no format of images"]),
     (f"{PREDICT}nothing", ["nothing: holds no images"]),
     ("adapt trained --target-data broken", ["this run held no samples out"]),
@@ -374,10 +353,6 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(4):
             save_image(top / "whole" / label / f"{number}.png", levels + number)
         save_image(top / "broken" / label / "0.png", levels)
-        for name, side in (("0.png", 1), ("1.png", 1 if label == "a" else 2)):
-            save_image(top / "sizes" / label / name, np.tile(levels, (side, side)))
-        save_image(top / "signed" / label / "0.tif", np.linspace(-500, 500, 64, dtype=np.float32).reshape(8, 8), "I")
-        save_image(top / "deep" / label / "0.png", 40 * levels.astype(np.uint16))
         for number in range(4):
             written(top / "words" / label / f"{number}.txt", f"{label} text {number}")
         written(top / "texts" / label / "0.txt", "a text")
@@ -394,13 +369,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = '{name = "folder", root = "whole"}'
     (top / "pictures.toml").write_text(DIGITS.replace('{name = "digits"}', data).replace("clients = 10", "clients = 2"))
     for name, root, model in (("trained", "whole", "logistic"), ("reads", "words", {"name": "fasttext", "dim": 2})):
-        done = fedskew.simulate(
-            data={"name": "folder", "root": str(top / root)},
-            partition={"rule": "iid", "clients": 2},
-            model=model,
-            training={"rounds": 1},
-            out=top,
-        )
+        data = {"name": "folder", "root": str(top / root)}
+        done = fedskew.simulate(task(2, rounds=1), data=data, model=model, out=top)
         assert done.folder is not None
         done.folder.rename(top / name)
     return top

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import fedskew
+from common import task
 from fedskew.arena import Trained
 from fedskew.cli.progress import ArenaProgressBar
 from fedskew.experiment import RunBar, resolve
@@ -131,8 +132,7 @@ def home(tmp_path, digits):
     text = digits.read_text().replace('"my"', '"task"') + 'method = {weighting = {name = "powers:Power"}}\n'
     (tmp_path / "task.toml").write_text(text)
     (tmp_path / "powers.py").write_text(POWER.replace("DEFAULT", "0.5"))
-    yield tmp_path
-    sys.modules.pop("powers", None)
+    return tmp_path
 
 
 @pytest.mark.slow
@@ -156,16 +156,7 @@ def test_of_several_runs_those_that_are_there_go_on_and_the_others_begin(home, c
 
 # Where output is no terminal, progress is a line now and then, with the time left.
 
-PROGRESS_CONFIG = resolve(
-    {
-        "name": "digits",
-        "data": {"name": "digits"},
-        "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 5},
-        "model": {"name": "logistic"},
-        "training": {"rounds": 3},
-        "evaluation": {"every": 2},
-    }
-)
+PROGRESS_CONFIG = resolve(task(10, rounds=3) | {"name": "digits", "evaluation": {"every": 2}})
 
 
 def printed(every: float, configs=(PROGRESS_CONFIG,)) -> list[str]:

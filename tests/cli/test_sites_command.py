@@ -9,15 +9,9 @@ from pathlib import Path
 import pytest
 
 import fedskew
+from common import task
 
-CONFIG = {
-    "name": "my",
-    "data": {"name": "digits", "client_test": 0.3},
-    "partition": {"rule": "iid", "clients": 4},
-    "model": "logistic",
-    "method": "fedavg",
-    "training": {"rounds": 1, "lr": 0.5},
-}
+CONFIG = task(4, rounds=1, lr=0.5) | {"name": "my", "data": {"name": "digits", "client_test": 0.3}}
 ALONE = "{0},alone,{1},0.5,0.5,0.5,,,0.1,1.5"
 
 

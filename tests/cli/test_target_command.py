@@ -125,7 +125,6 @@ def test_samples_of_another_kind_are_not_trusted(home, command):
         ("label,a,b\na,0.5,0.2\na,0.5,0.5\n", "a,b\n1,0\n", "held.csv, line 2: the row sums to 0.7"),
         ("label,a,b\na,5,2\nb,1,4\n", "a,b\n1,2\n3,4\n", "new.csv, line 3: a second row"),
         ("label,a,b\n", "a,b\n1,2\n", "held.csv, line 1: nothing below the header"),
-        ("", "a,b\n1,2\n", "held.csv: the file is empty"),
         ("label,a,b\na,0.5,nan\n", "a,b\n1,0\n", "held.csv, line 2, column 'b': nan"),
         ("label,a,b\n,0.5,0.5\n", "a,b\n1,0\n", "column 'label': empty"),
     ],

@@ -12,17 +12,16 @@ import tomli_w
 from PIL import Image
 
 import fedskew
+from common import task
 from fedskew.data import load
 from fedskew.errors import RunError
 from fedskew.experiment import RunFolder
 
 DIGITS = load("digits")
-TASK = {
+TASK = task(6, width=12, rounds=2, participation=0.5, batch_size=32, lr=0.1) | {
     "name": "digits",
     "data": {"name": "digits", "held_out": 0.25},
     "partition": {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5, "target_client": True},
-    "model": {"name": "mlp3", "width": 12},
-    "training": {"rounds": 2, "participation": 0.5, "batch_size": 32, "lr": 0.1},
 }
 
 
@@ -94,10 +93,8 @@ def test_a_model_that_adapt_has_moved_is_not_moved_again(tmp_path, command):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = fedskew.simulate(
-        data="digits", partition={"rule": "quantity", "clients": 10, "labels_per_client": 5}, model="mlp3",
-        training={"rounds": 2, "lr": 0.1, "epochs": 2, "momentum": 0.9}, out=tmp_path_factory.mktemp("runs"),
-    ).folder  # fmt: skip
+    tree = task(10, labels=5, width=200, rounds=2, lr=0.1, epochs=2, momentum=0.9)
+    folder = fedskew.simulate(tree, out=tmp_path_factory.mktemp("runs")).folder
     assert folder is not None
     return folder
 

@@ -10,6 +10,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer
 
 import fedskew
+from common import task
 
 TABLE = load_breast_cancer()
 NAMES = [name.replace(" ", "_") for name in TABLE.feature_names]
@@ -32,14 +33,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray,
     order = np.random.default_rng(0).permutation(len(TABLE.data))
     write(folder / "ours.csv", order[:269], TABLE.data[order[:269]])
     columns = {name: {"kind": "number"} for name in NAMES} | {"label": {"kind": "label"}}
-    result = fedskew.simulate(
-        data={"name": "csv", "root": str(folder / "ours.csv"), "schema": {"columns": columns}, "held_out": 0.3},
-        partition={"rule": "iid", "clients": 3},
-        model="logistic",
-        method="fedavg",
-        training={"rounds": 5, "lr": 0.1},
-        out=folder / "runs",
-    )
+    data = {"name": "csv", "root": str(folder / "ours.csv"), "schema": {"columns": columns}, "held_out": 0.3}
+    result = fedskew.simulate(task(3, rounds=5, lr=0.1), data=data, out=folder / "runs")
     return result.folder, order[269:], folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -188,17 +189,12 @@ AutoContrast 0.9 2, Solarize 0.8 3
 Equalize 0.8 8, Invert 0.1 3
 TranslateY 0.7 9, AutoContrast 0.9 1
 """
-NAMES = {
-    "ShearY": "shear_y", "TranslateX": "translate_x", "TranslateY": "translate_y", "Rotate": "rotate",
-    "Brightness": "brightness", "Color": "color", "Contrast": "contrast", "Sharpness": "sharpness",
-    "AutoContrast": "auto_contrast", "Equalize": "equalize", "Posterize": "posterize", "Solarize": "solarize",
-    "Invert": "invert",
-}  # fmt: skip
 
 
 def published() -> list[list[tuple[str, float, int]]]:
-    parts = [[part.split() for part in line.split(", ")] for line in PUBLISHED.strip().splitlines()]
-    return [[(NAMES[name], float(probability), int(level)) for name, probability, level in pair] for pair in parts]
+    text = re.sub(r"\B[A-Z]", r"_\g<0>", PUBLISHED.strip()).lower()  # as Python writes names
+    parts = [[part.split() for part in line.split(", ")] for line in text.splitlines()]
+    return [[(name, float(probability), int(level)) for name, probability, level in pair] for pair in parts]
 
 
 NO_STRENGTH = ("invert", "auto_contrast", "equalize")

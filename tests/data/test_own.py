@@ -161,16 +161,6 @@ def test_colour_and_grey_together_are_colour(tmp_path):
     assert pixels(made)[:, :, 0, 0].flatten().tolist() == pytest.approx([10, 20, 30, 40, 40, 40, 50, 60, 70], abs=1e-3)
 
 
-def test_sixteen_bits_of_grey_are_read_in_full(tmp_path):
-    for part, value in (("train", 100), ("test", 65535)):
-        save_image(tmp_path / part / "a" / "1.png", np.full((4, 5), value, dtype=np.uint16))
-    paint(tmp_path / "train" / "a" / "2.png", 255)
-    made = data.load("folder", tmp_path)
-    assert made.in_shape == (1, 4, 5)
-    assert pixels(made)[:, 0, 0, 0].tolist() == pytest.approx([100 / 257, 255], abs=1e-3)
-    assert pixels(made, test=True)[0, 0, 0, 0] == pytest.approx(255, abs=1e-3)
-
-
 def test_images_of_different_sizes_are_refused_or_resized(tmp_path):
     paint(tmp_path / "train" / "a" / "1.png", 10, size=(4, 5))
     paint(tmp_path / "train" / "a" / "2.png", 20, size=(8, 8))
@@ -186,17 +176,11 @@ def test_images_of_different_sizes_are_refused_or_resized(tmp_path):
             data.load("folder", tmp_path, size=size)
 
 
-def test_what_is_no_image_is_named(tmp_path):
+def test_what_is_no_folder_of_images_is_named(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match="found no images, and no texts .*, in CLASS folders"):
         data.load("folder", tmp_path, rng=rng())
     (tmp_path / "a" / "x.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"1 of 1 picture can't be read: .*x.png: "):
-        data.load("folder", tmp_path, rng=rng())
-    paint(tmp_path / "a" / "whole.png", 7, size=(40, 40))
-    (tmp_path / "a" / "x.png").write_bytes((tmp_path / "a" / "whole.png").read_bytes()[:60])
-    with pytest.raises(DataError, match=r"1 of 2 pictures can't be read: .*x.png: "):
-        data.load("folder", tmp_path, rng=rng())
     with pytest.raises(DataError, match="is no folder"):
         data.load("folder", tmp_path / "a" / "x.png", rng=rng())
 
@@ -346,11 +330,8 @@ BAD_TABLES = [
     ("a,label\n", "nothing below the header"),
     ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 cells where the header has 3 columns"),
     ("a,b,label\n1,2,x\n\n1,two,x\n", "line 4, column 'b': 'two' is not a number; a schema says what else"),
-    ("a,b,label\n1,,x\n", "line 2, column 'b': empty, and no cell of this column may be missing"),
     ("a,b,label\n1,2,x\n1,2, \n", "1 sample without a label"),
     ("client,b,label\n,2,x\n", "line 2, column 'client': empty"),
-    ("a,b,label\n1,2,x\n3,nan,x\n", "line 3, column 'b': 'nan' counts as missing"),
-    ("a,b,label\n1,2,x\n3,inf,x\n", "line 3, column 'b': inf is not a finite number"),
 ]
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import fedskew
+from common import task
 from fedskew import data
 from fedskew.data import ByteImages
 from fedskew.data.published import ImageFiles, Source
@@ -197,13 +198,7 @@ def test_what_a_data_set_sets_aside_is_validated_on_and_never_trained_on(tmp_pat
 
 def test_own_validation_samples_are_refused_where_there_are_none():
     with pytest.raises(fedskew.errors.ConfigError, match="data.validation: .* has no validation samples"):
-        fedskew.simulate(
-            data={"name": "digits", "validation": "own"},
-            partition={"rule": "quantity", "clients": 10, "labels_per_client": 5},
-            model="logistic",
-            method="fedavg",
-            training={"rounds": 0},
-        )
+        fedskew.simulate(task(10, rounds=0), data={"name": "digits", "validation": "own"})
 
 
 # A user's own data in an object of Hugging Face's package.

@@ -97,16 +97,17 @@ def test_what_is_held_out_has_a_share_of_the_rarest_finding_of_each_sample(tmp_p
 
 
 MISTAKES = [
-    ([(1, 0, 2), *ROWS], {}, "line 2 has '2' for 'Hernia'; several labels a sample are columns of 0 and 1"),
-    ([(1, 0, 0.5), *ROWS], {}, "line 2 has '0.5' for 'Hernia'"),
-    ([(1, "", 0), *ROWS], {}, "1 sample without a label ('', first in own.csv, line 2)"),
+    ([(1, 0, 2), *ROWS], "line 2 has '2' for 'Hernia'; several labels a sample are columns of 0 and 1"),
+    ([(1, "", 0), *ROWS], "1 sample without a label ('', first in own.csv, line 2)"),
+    ([*ROWS, (1, "N/A", 0)], "('N/A', first in own.csv, line 42)"),
+    ([*ROWS, (1, "N/A", 0)], "or write 0 where it has none"),
 ]
 
 
-@pytest.mark.parametrize(("rows", "options", "words"), MISTAKES)
-def test_columns_of_something_else_are_refused(rows, options, words, tmp_path):
+@pytest.mark.parametrize(("rows", "words"), MISTAKES)
+def test_columns_of_something_else_are_refused(rows, words, tmp_path):
     with pytest.raises(DataError) as raised:
-        data.load("csv", columns(tmp_path, rows), rng=rng(), label=list(NAMES), **options)
+        data.load("csv", columns(tmp_path, rows), rng=rng(), label=list(NAMES))
     assert words in str(raised.value)
     assert "own.csv" in str(raised.value)
 
@@ -116,8 +117,6 @@ def test_more_mistakes_of_several_labels(tmp_path):
     with pytest.warns(DataWarning, match="1 sample without a label left out"):
         made = data.load("csv", path, rng=rng(), label=list(NAMES), missing_labels="drop")
     assert by_age(made) == EXPECTED
-    with pytest.raises(DataError, match="no column 'Oedema'"):
-        data.load("csv", path, rng=rng(), label=["Oedema", "Effusion"])
     header = ("Edema", "age2", "age3")
     assert not data.load("csv", columns(tmp_path, header=header), rng=rng(), label=["Edema"]).multi_label
     one_hot = columns(tmp_path, [(1, 0, 0), (0, 1, 0), (0, 0, 1)] * 10)
@@ -141,8 +140,6 @@ def test_a_schema_names_columns_of_labels_or_the_classes_of_one(tmp_path):
     path = tmp_path / "one.csv"
     path.write_text("age,label\n" + "1,0.0\n2,1\n3,1.0\n" * 5 + "4,na\n", encoding="utf-8")
     schema = {"columns": {"age": {"kind": "number"}, "label": {"kind": "label", "categories": ["0", "1", "2"]}}}
-    with pytest.raises(DataError, match="1 sample without a label"):
-        data.load("csv", path, rng=rng(), schema=schema)
     with pytest.warns(DataWarning, match="1 sample without a label left out"):
         made = data.load("csv", path, rng=rng(), schema=schema, missing_labels="drop")
     assert torch.cat([made.targets, made.test_targets]).bincount(minlength=3).tolist() == [5, 10, 0]
@@ -172,9 +169,3 @@ def test_a_data_set_holds_each_samples_labels_as_bits():
         made(("a", "b", "c"), [8])
     with pytest.raises(ArgumentError, match="several of 62 at most, not 63"):
         made(tuple(map(str, range(63))), [0])
-
-
-def test_a_finding_that_is_missing_is_said_as_it_stands(tmp_path):
-    path = columns(tmp_path, [*ROWS, (1, "N/A", 0)])
-    with pytest.raises(DataError, match=r"\('N/A', first in own.csv, line 42\); .*or write 0 where it has none"):
-        data.load("csv", path, rng=rng(), label=list(NAMES))

@@ -22,15 +22,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
-from typer.testing import CliRunner
 
-from fedskew.cli import app
+from common import fedskew as fedskew
 from fedskew.data import Dataset, load
 from fedskew.deploy import Agreement, Ending, Terms, agree, make_deployed_loop, server_app, site_app
 from fedskew.deploy._arrays import unpack
 from fedskew.deploy.keys import key_line, write_mask_key
 from fedskew.engine import RoundRecord
-from fedskew.errors import FedskewError
 from fedskew.experiment import Config, TrainingLoop, resolve
 from fedskew.models import FlatModel
 from fedskew.sums import Key
@@ -383,12 +381,22 @@ def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
     return ending
 
 
-def fedskew(*words: object) -> tuple[int, str]:
-    """Run a command in this process; return its exit status, and what it printed or its error's line."""
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "250"})
-    if isinstance(result.exception, FedskewError):
-        return result.exception.exit_code, str(result.exception)
-    return result.exit_code, result.output
+def initiated(folder: Path, config: Mapping[str, Any], *words: object) -> tuple[int, str]:
+    """Make a federation of digits in `folder/clinics` by `fedskew deploy init`."""
+    given = {**config, "data": "digits", "partition": {"rule": "iid", "clients": 3}}
+    (folder / "run.toml").write_text(tomli_w.dumps(given))
+    return fedskew("deploy", "init", folder / "clinics", "--config", folder / "run.toml", *words)
+
+
+def agreed_at(folder: Path, name: str) -> tuple[Path, str]:
+    """Give a site of `folder/clinics` digits, and let it agree by command; its folder, and what was printed."""
+    site = folder / "clinics" / "sites" / name
+    samples = federate(folder / "samples", tree("fedavg")).folder / "ash" / "own.npz"
+    data = {"server": "127.0.0.1:1", "data": {"name": "npz", "root": str(samples)}}
+    (site / "data.toml").write_text(tomli_w.dumps(data))
+    status, said = fedskew("deploy", "site", "--check", site / "data.toml", "--agree")
+    assert status == 0, said
+    return site, " ".join(said.split())
 
 
 def until(done: Callable[[], Any], seconds: float, log: Path | None = None) -> None:

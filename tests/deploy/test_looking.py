@@ -49,10 +49,8 @@ def read(**options):
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal that breaks no line, and no module left of another test."""
+    """A terminal that breaks no line."""
     monkeypatch.setenv("COLUMNS", "400")
-    for name in ("strange", "pkg"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def federation(tmp_path: Path) -> Path:

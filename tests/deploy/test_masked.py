@@ -10,9 +10,20 @@ from typing import Any, ClassVar
 import httpx
 import numpy as np
 import pytest
-import tomli_w
 import torch
-from federated import Federated, LocalGrid, Tamper, federate, fedskew, figures, on, silent_on, tree
+from federated import (
+    Federated,
+    LocalGrid,
+    Tamper,
+    agreed_at,
+    federate,
+    fedskew,
+    figures,
+    initiated,
+    on,
+    silent_on,
+    tree,
+)
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
@@ -463,11 +474,7 @@ def test_keys_that_are_none_are_refused() -> None:
 
 @pytest.mark.slow
 def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(tmp_path: Path) -> None:
-    plain = {**tree("scaffold", rounds=1), "data": "digits", "partition": {"rule": "iid", "clients": 3}}
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(plain))
-    words = ("--config", tmp_path / "run.toml", "--sites", "a,b,c", "--updates", "masked")
-
-    status, said = fedskew("deploy", "init", tmp_path / "clinics", *words)
+    status, said = initiated(tmp_path, tree("scaffold", rounds=1), "--sites", "a,b,c", "--updates", "masked")
 
     assert status == 0, said
     app, site = tmp_path / "clinics" / "app", tmp_path / "clinics" / "sites" / "b"
@@ -478,12 +485,7 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
         assert (found, key_line(key.public)) == (name, agreed.keys[name])
     assert "norm_limit" not in (app / "deploy.toml").read_text()
 
-    samples = federate(tmp_path / "samples", tree("fedavg")).folder / "ash" / "own.npz"
-    data = {"server": "127.0.0.1:1", "data": {"name": "npz", "root": str(samples)}}
-    (site / "data.toml").write_text(tomli_w.dumps(data))
-    status, said = fedskew("deploy", "site", "--check", site / "data.toml", "--agree")
-    assert status == 0, said
-    words_said = " ".join(said.split())
+    site, words_said = agreed_at(tmp_path, "b")
     assert "whose public half deploy.toml has for b" in words_said
     assert "masked among a, b, c: a sum is over 3 of these or more, and this site opens one of a round." in words_said
     checked = " ".join(fedskew("deploy", "check", tmp_path / "clinics")[1].split())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, federate, fedskew, on, tree
+from federated import Federated, agreed_at, federate, fedskew, initiated, on, tree
 from test_masked import FOUR, silent_at
 from test_one_opening import opened
 
@@ -234,22 +234,15 @@ def test_evaluations_without_noise_are_said_to_be_wanted() -> None:
 
 
 def test_a_network_whose_statistics_would_have_no_noise_is_refused_before_a_folder_is_written(tmp_path: Path) -> None:
-    given = {**config(), "data": "digits", "partition": {"rule": "iid", "clients": 4}}
-    given["model"] = {"name": "test_private_sites:Normalised"}
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(given))
-    words = ("--config", tmp_path / "run.toml", "--sites", "a,b,c,d", "--updates", "masked")
-    status, said = fedskew("deploy", "init", tmp_path / "clinics", *words)
+    given = config() | {"model": {"name": "test_private_sites:Normalised"}}
+    status, said = initiated(tmp_path, given, "--sites", "a,b,c", "--updates", "masked")
     assert (status, "Normalised has buffers" in said) == (2, True)
     assert not (tmp_path / "clinics").exists()
 
 
 @pytest.mark.slow
 def test_init_check_and_the_site_s_check_say_what_noise_costs(tmp_path: Path) -> None:
-    given = {**config(rounds=3), "data": "digits", "partition": {"rule": "iid", "clients": 4}}
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(given))
-    words = ("--config", tmp_path / "run.toml", "--sites", ",".join(FOUR), "--updates", "masked")
-
-    status, said = fedskew("deploy", "init", tmp_path / "clinics", *words)
+    status, said = initiated(tmp_path, config(rounds=3), "--sites", ",".join(FOUR), "--updates", "masked")
 
     assert status == 0, said
     assert "evaluation = 'none'" in " ".join(said.split())
@@ -260,13 +253,7 @@ def test_init_check_and_the_site_s_check_say_what_noise_costs(tmp_path: Path) ->
     three = epsilon(4.0, 3, 1e-3)
     assert f"privacy.noise = 4: a site that takes part in all 3 rounds spends epsilon {three:.3g} (delta 0.001)" in said
 
-    samples = federate(tmp_path / "samples", tree("fedavg"), FOUR).folder / "ash" / "own.npz"
-    site = tmp_path / "clinics" / "sites" / "ash"
-    data = {"server": "127.0.0.1:1", "state": "state", "data": {"name": "npz", "root": str(samples)}}
-    (site / "data.toml").write_text(tomli_w.dumps(data))
-    status, said = fedskew("deploy", "site", "--check", site / "data.toml", "--agree")
-    assert status == 0, said
-    said = " ".join(said.split())
+    site, said = agreed_at(tmp_path, "ash")
     assert "clipped to length 0.5, times a weight, with its share of the sum's noise (4 times the most" in said
     one = epsilon(4.0, 1, 1e-3)
     assert f"with noise on updates so far: 0, with an epsilon of 0; one more makes it {one:.3g}." in said

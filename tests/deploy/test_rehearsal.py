@@ -11,6 +11,7 @@ import pytest
 import tomli_w
 from federated import federate, fedskew, tree
 
+from common import task
 from fedskew.deploy import Address, Agreement, Draft, check_folder, write_federation
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, read, resolve
@@ -21,19 +22,9 @@ NAMES = tuple("abcdefghij")
 
 
 def config(method: Any = "fedavg", clients: int = 3, **more: Any) -> Config:
-    training = {"rounds": 2, **more.pop("training", {})}
-    return resolve(
-        {
-            "name": "paper",
-            "seeds": [0],
-            "data": {"name": "digits", "rows": 60},
-            "partition": {"rule": "iid", "clients": clients},
-            "model": "logistic",
-            "method": {"preset": method} if isinstance(method, str) else method,
-            "training": training,
-            **more,
-        }
-    )
+    tree = task(clients, **{"rounds": 2, **more.pop("training", {})})
+    method = {"preset": method} if isinstance(method, str) else method
+    return resolve(tree | {"name": "paper", "data": {"name": "digits", "rows": 60}, "method": method} | more)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from federated import NAMES, Federated, arrays_of, federate, training, tree
+from federated import Federated, arrays_of, federate, training, tree
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
@@ -312,7 +312,8 @@ def test_an_app_that_was_not_agreed_on_is_kept_to_be_looked_at_and_not_run(app: 
     assert not is_agreed(ours, data)
     assert "has agreed to nothing yet" in caplog.text
     assert app_hash(read_app(data.parent / "offered")) == app_hash(read_app(app))
-    agreed_to(data, app)
+    terms = Terms(schema=1, agreed="now", app=app_hash(read_app(app)), fedskew=__version__, rounds=1, data="now")
+    terms.write(data.parent / "agreed.toml")  # as `agree` does, without data
     assert is_agreed(ours, data)
     assert not (data.parent / "offered").exists()
     caplog.clear()
@@ -323,19 +324,6 @@ def test_an_app_that_was_not_agreed_on_is_kept_to_be_looked_at_and_not_run(app: 
     assert f"fedskew deploy site --check {data}" in said
     assert (data.parent / "offered" / "federation" / "site.py").read_text() == "import os\n"
     assert not is_agreed(b"no zip file", data)
-
-
-def agreed_to(data: Path, app: Path) -> None:
-    """What `agree` writes, without data."""
-    terms = Terms(
-        schema=1,
-        agreed="now",
-        app=app_hash(read_app(app)),
-        fedskew=__version__,
-        rounds=1,
-        data="now",
-    )
-    terms.write(data.parent / "agreed.toml")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -368,9 +356,3 @@ def test_a_giant_app_is_not_unpacked() -> None:
         unzip_app(packed.getvalue())
     with pytest.raises(ConfigError, match="no zip file"):
         unzip_app(b"PK")
-
-
-def test_every_site_has_terms_of_its_own(tmp_path: Path) -> None:
-    federation = federate(tmp_path, tree("fedavg"))
-    assert len({Terms.read(tmp_path / name / "agreed.toml").app for name in NAMES}) == 1
-    assert federation.config.training.rounds == 3

@@ -10,18 +10,13 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 
 import fedskew
+from common import task
 from fedskew.errors import ArgumentError
 from fedskew.experiment import RunFolder, make_task, resolve
 from fedskew.metrics import SiteRow
 
-CONFIG = {
-    "data": {"name": "digits", "client_test": 0.3},
-    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 2},
-    "model": "logistic",
-    "method": "fedavg",
-    "training": {"rounds": 2, "lr": 0.5},
-    "evaluation": {"sites": True},
-}
+DATA = {"name": "digits", "client_test": 0.3}
+CONFIG = task(10, labels=2, rounds=2, lr=0.5) | {"data": DATA, "evaluation": {"sites": True}}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +29,11 @@ def test_the_common_model_at_each_client_of_each_seed(result):
     assert [(row["seed"], row["client"], row["row"]) for row in rows] == [
         (seed, client, "common") for seed in (0, 1) for client in range(10)
     ]
-    task = make_task(resolve(CONFIG), 0)
-    for row, own in zip(rows, task.client_test, strict=False):
-        labels = task.dataset.targets[torch.from_numpy(own)].numpy()
+    made = make_task(resolve(CONFIG), 0)
+    for row, own in zip(rows, made.client_test, strict=False):
+        labels = made.dataset.targets[torch.from_numpy(own)].numpy()
         with torch.inference_mode():
-            logits = result.model(task.dataset.inputs[torch.from_numpy(own)]).double()
+            logits = result.model(made.dataset.inputs[torch.from_numpy(own)]).double()
         assert row["name"] == str(row["client"])
         assert row["samples"] == len(own)
         assert row["accuracy"] == accuracy_score(labels, logits.argmax(1).numpy())
@@ -69,15 +64,13 @@ def test_a_run_that_was_killed_before_its_summary_has_the_same_rows(result, tmp_
 
 
 def test_a_model_alone_that_is_the_best_so_far_is_saved_with_a_checkpoint(tmp_path):
-    data = {"name": "digits", "client_test": 0.3, "held_out": 0.2}
-    alone = CONFIG | {"data": data, "evaluation": {"baselines": ["alone"]}}
+    alone = CONFIG | {"data": DATA | {"held_out": 0.2}, "evaluation": {"baselines": ["alone"]}}
     rows = fedskew.simulate(alone, out=tmp_path).sites()
     assert [row["row"] for row in rows] == ["alone"] * 10 + ["common"] * 10
 
 
 def test_an_undefined_figure_is_an_empty_cell_and_none_in_records(tmp_path):
-    one_label = CONFIG | {"partition": {"rule": "quantity", "clients": 10, "labels_per_client": 1}}
-    result = fedskew.simulate(one_label, out=tmp_path)
+    result = fedskew.simulate(CONFIG | {"partition": task(10, labels=1)["partition"]}, out=tmp_path)
     (read,) = RunFolder.read_runs(result.folder)
     assert all(np.isnan(row.auroc) for row in read.sites)
     assert [row.loss for row in read.sites] == [row["loss"] for row in result.sites()]

@@ -257,13 +257,7 @@ def test_which_target_a_config_has_is_said(tables, says):
 
 
 def test_describe_compares_a_configs_clients_with_its_target(tmp_path):
-    partition = {"rule": "sparsity", "clients": 5, "labels_per_client": 4}
-    tree = {
-        "data": {"name": "digits"},
-        "partition": partition,
-        "model": {"name": "logistic"},
-        "training": {"rounds": 1},
-    }
+    tree = task(5, rounds=1) | {"partition": {"rule": "sparsity", "clients": 5, "labels_per_client": 4}}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(tree))
     done = CliRunner().invoke(app, ["describe", str(tmp_path / "mine.toml"), "--no-picture"])
     words = " ".join(done.stdout.split())

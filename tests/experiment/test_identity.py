@@ -40,7 +40,7 @@ HELPER = "def power():\n    return 0.5\n"
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Write modules of a user's own into a folder that is importable, each test under names of its own."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -50,9 +50,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixture
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
         importlib.invalidate_caches()
 
-    yield write
-    for path in folder.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    return write
 
 
 @pytest.mark.slow
@@ -174,21 +172,13 @@ def table(path: Path, rows: int = 120, shift: float = 0.0) -> Path:
     return path
 
 
-def test_the_same_data_of_another_time_are_the_same_where_partition_seed_draws_the_test_part(tmp_path):
+# The test part is drawn by the run's seed, or by the partition's.
+@pytest.mark.parametrize(("change", "drawn"), [("rows are deleted", ""), ("a value is edited", ", seed = 7")])
+def test_other_data_under_the_same_name_are_said_and_stop_resume_and_sweep(tmp_path, change, drawn):
     root = table(tmp_path / "own.csv")
     file = tmp_path / "swept.toml"
     text = SWEEP.format(root=root, more="").replace("seeds = [0, 1]", "seeds = [0]")
-    file.write_text(text.replace("labels_per_client = 2", "labels_per_client = 2, seed = 7"), encoding="utf-8")
-    fedskew.simulate(Sweep.read(file).cells[0].config, out=tmp_path / "runs")
-    os.utime(root, (1, 1))
-    assert not run_sweep(Sweep.read(file), tmp_path / "runs").failures
-
-
-@pytest.mark.parametrize("change", ["rows are deleted", "a value is edited"])
-def test_other_data_under_the_same_name_are_said_and_stop_resume_and_sweep(tmp_path, change):
-    root = table(tmp_path / "own.csv")
-    file = tmp_path / "swept.toml"
-    file.write_text(SWEEP.format(root=root, more="").replace("seeds = [0, 1]", "seeds = [0]"), encoding="utf-8")
+    file.write_text(text.replace("labels_per_client = 2", f"labels_per_client = 2{drawn}"), encoding="utf-8")
     fedskew.simulate(Sweep.read(file).cells[0].config, out=tmp_path / "runs")
     os.utime(root, (1, 1))  # copied anew: the same content at another time
     assert not run_sweep(Sweep.read(file), tmp_path / "runs").failures
@@ -345,8 +335,6 @@ def test_a_run_folder_replays_from_any_directory(tmp_path, monkeypatch, own):
     assert (replay.folder / "seed-1" / "model.safetensors").read_bytes() == (
         folder / "seed-1" / "model.safetensors"
     ).read_bytes()
-    for name in ("weights_d", "helper_d"):
-        sys.modules.pop(name, None)
 
 
 def test_an_infinite_parameter_survives_config_folder_and_replay(tmp_path):

@@ -160,10 +160,9 @@ def test_of_the_values_that_are_tried_only_the_best_is_kept():
         alive.append(len(ALIVE))
 
     result = fedskew.simulate(
+        task(2, rounds=1, batch_size=200),
         data={"name": "digits", "validation": 0.1},
-        partition={"rule": "iid", "clients": 2},
         model=f"{__name__}:Counted",
-        training={"rounds": 1, "batch_size": 200},
         tune={"key": "training.lr", "values": [1e-9, 0.5, 1e-8, 1e-7, 1e-6]},
         progress=count,
     )

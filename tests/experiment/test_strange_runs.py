@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +58,11 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def strange(made, tmp_path, monkeypatch) -> Iterator[Path]:
+def strange(made, tmp_path, monkeypatch) -> Path:
     """A copy of it, where its network is importable from nowhere else."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
-    yield Path(shutil.copytree(made, tmp_path / "theirs" / made.name))
-    sys.modules.pop("net_s", None)
+    return Path(shutil.copytree(made, tmp_path / "theirs" / made.name))
 
 
 ASKS = (
@@ -167,7 +165,6 @@ def test_what_no_config_may_name(tmp_path, monkeypatch, name, reason):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=rf"^model\.name: .*{reason}"):
         resolve(TASK | {"model": {"name": name}})
-    sys.modules.pop("net_s", None)
 
 
 @pytest.mark.parametrize("name", ["net_s:Net", "net_s:make", "torch.nn:Identity", "torch.nn.modules.linear:Identity"])
@@ -175,7 +172,6 @@ def test_what_a_config_may_name(tmp_path, monkeypatch, name):
     (tmp_path / "net_s.py").write_text(NETWORK.format(trace=str(tmp_path / "trace.txt")))
     monkeypatch.syspath_prepend(str(tmp_path))
     assert resolve(TASK | {"model": {"name": name}}).model.name == name
-    sys.modules.pop("net_s", None)
 
 
 def test_a_package_is_not_imported_to_find_out_whose_it_is(tmp_path, monkeypatch):

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from typer.testing import CliRunner
 
 import fedskew
-from fedskew.cli import app
+from common import fedskew as invoke
 from fedskew.data import TableSchema
-from fedskew.errors import ArgumentError, ConfigError, DataError, FedskewError
+from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.experiment import read, resolve
 
 SCHEMA = {
@@ -64,13 +63,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     root = write(folder / "table.csv", rows(300), ORDER)
     return fedskew.simulate(config(root), out=folder).folder
-
-
-def invoke(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "250"})
-    if isinstance(result.exception, FedskewError):
-        return result.exception.exit_code, str(result.exception)
-    return result.exit_code, result.output
 
 
 def test_columns_in_another_order_give_the_same_probabilities(run: Path, tmp_path: Path) -> None:

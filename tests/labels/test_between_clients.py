@@ -193,7 +193,6 @@ def test_a_record_keeps_its_names() -> None:
     ("arguments", "name"),
     [
         ({"epsilon": 0}, "epsilon"),
-        ({"epsilon": -1}, "epsilon"),
         ({"epsilon": np.inf}, "epsilon"),
         ({"epsilon": np.nan}, "epsilon"),
         ({"epsilon": "1"}, "epsilon"),

@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_rel
 
+from common import task
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ConfigError, DataError
 from fedskew.papers import Recipe, RecipeRow, Reproduction, estimate, reproduce
 from fedskew.report import SeedRun
 from fedskew.tables import duration
 
-DIGITS = {
-    "schema": 1,
-    "seeds": [0, 1],
-    "data": {"name": "digits"},
-    "partition": {"rule": "quantity", "clients": 10, "labels_per_client": 2},
-    "model": {"name": "logistic"},
-    "training": {"rounds": 3, "epochs": 1},
-}
+DIGITS = {"schema": 1, "seeds": [0, 1], **task(10, labels=2, rounds=3, epochs=1)}
 
 
 def row(label: str, **tables: Any) -> RecipeRow:
