@@ -72,11 +72,11 @@ def cross_entropy_slope(
     logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the same of `(..., batch, classes)`, and its gradient by the logits."""
-    if mask is None and weights is None and logits.dim() == 2:  # of one client: by autograd's own three functions
-        log_shares = torch.log_softmax(logits, 1)
-        loss, rows = _NLL(log_shares, targets, None, 1, -100)
-        by_shares = _NLL_BACKWARD(loss.new_ones(()), log_shares, targets, None, 1, -100, rows)
-        return loss, _LOG_SOFTMAX_BACKWARD(by_shares, log_shares, 1, logits.dtype)
+    if mask is None and logits.dim() == 2:  # of one client: by autograd's own three functions
+        log_shares, share = torch.log_softmax(logits, 1), logits.new_full((), 1 / len(logits))
+        total, rows = _NLL(log_shares, targets, weights, 2, -100)
+        by_shares = _NLL_BACKWARD(share, log_shares, targets, weights, 2, -100, rows)
+        return total / len(logits), _LOG_SOFTMAX_BACKWARD(by_shares, log_shares, 1, logits.dtype)
     if mask is not None:
         logits, targets = torch.where(mask.unsqueeze(-1), logits, 0), torch.where(mask, targets, 0)
     log_shares, at = torch.log_softmax(logits, -1), targets.unsqueeze(-1)
