@@ -238,7 +238,6 @@ class FlatModel:
                 held.zero_() if gradient is None else held.copy_(gradient)
             return value.detach(), Outputs(*(tensor.detach() for tensor in outputs))
         by_features: Tensor | None = None
-        by_logits: Tensor | None = None
         with torch.no_grad():
             outputs = chain.outputs(x)
             if slope is not None:

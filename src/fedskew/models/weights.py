@@ -79,10 +79,11 @@ def _last_layer(module: nn.Module, samples: Tensor) -> str | None:
     """Return the name of the linear layer that makes the logits; None where there is none."""
     names: dict[nn.Module, str] = {layer: name for name, layer in module.named_modules()}
     mode = module.training
-    logits, found = linear_outputs(module, samples)
-    module.train(mode)
-    wide = [names[layer] for layer, output in found if output.shape == logits.shape]
-    return wide[-1] if wide else None
+    try:
+        logits, found = linear_outputs(module, samples)
+    finally:
+        module.train(mode)
+    return next((names[layer] for layer, output in reversed(found) if output.shape == logits.shape), None)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

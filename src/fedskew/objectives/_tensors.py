@@ -72,7 +72,7 @@ def cross_entropy_slope(
     logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the same of `(..., batch, classes)`, and its gradient by the logits."""
-    if mask is None and logits.dim() == 2:  # of one client: by autograd's own three functions
+    if mask is None and logits.dim() == 2:  # of one client, by autograd's functions; 2: the sum, -100: no class ignored
         log_shares, share = torch.log_softmax(logits, 1), logits.new_full((), 1 / len(logits))
         total, rows = _NLL(log_shares, targets, weights, 2, -100)
         by_shares = _NLL_BACKWARD(share, log_shares, targets, weights, 2, -100, rows)
