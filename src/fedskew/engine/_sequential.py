@@ -239,9 +239,9 @@ class SequentialBackend(Backend):
         for rows in islice(self._batches(round, task, samples, schedule), schedule.steps):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
-            x, y = samples.inputs.index_select(0, rows), samples.targets.index_select(0, rows)
+            x, y, size = samples.inputs.index_select(0, rows), samples.targets.index_select(0, rows), rows.shape[0]
             if work.augment is not None:
-                x = work.augment(x, mix(torch.arange(len(rows), device=x.device), augmentation_key, steps))
+                x = work.augment(x, mix(torch.arange(size, device=x.device), augmentation_key, steps))
             objective = _BatchObjective(self, x, y, context, previous)
             try:
                 if in_place is not None:
@@ -250,7 +250,7 @@ class SequentialBackend(Backend):
                     stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
                     parameters, carried = checked_step(step, stepped, parameters)
             except Exception as error:
-                where = f"round {round}, client {client}, step {steps} ({len(rows)} samples)"
+                where = f"round {round}, client {client}, step {steps} ({size} samples)"
                 raise training_failed(where, error) from error
             if not objective.is_evaluated:
                 raise ComponentError(
@@ -259,8 +259,8 @@ class SequentialBackend(Backend):
                 )
             for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], objective.batch, schedule.in_last_epoch(steps))
-            total.add_(objective.first, alpha=len(rows))
-            trained += len(rows)
+            total.add_(objective.first, alpha=size)
+            trained += size
             steps += 1
         self.model.write(parameters)
         # Without hooks nothing writes to the model before `finish` has read it, so no copy is made: copying a wide
@@ -337,13 +337,14 @@ class _BatchObjective:
 
     def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
-        model = self._backend.model
+        model, sloped = self._backend.model, self._backend.sloped
         model.write(parameters)
         if part is None:
-            value, outputs = model.differentiate(self._x, self._value, self._slope if self._backend.sloped else None)
+            slope = None if sloped is None else lambda seen: sloped.slope(Batch(seen.features, seen.logits, self._y))
+            value, outputs = model.differentiate(self._x, self._value, slope)
         else:
-            alone = self._backend.work.objective.part(part)
-            value, outputs = model.differentiate(self._x, partial(self._value, objective=alone))
+            alone = partial(self._value, objective=self._backend.work.objective.part(part))
+            value, outputs = model.differentiate(self._x, alone)
         if not self.is_evaluated:
             if part is not None:
                 value = self._value(outputs)
@@ -357,10 +358,6 @@ class _BatchObjective:
 
     def _value(self, outputs: Outputs, objective: Objective | None = None) -> Tensor:
         return (objective or self._backend.work.objective).value(Batch(*outputs, self._y), self._context)
-
-    def _slope(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        assert self._backend.sloped is not None, "asked only then"
-        return self._backend.sloped.slope(Batch(*outputs, self._y))
 
 
 class _FullObjective:

@@ -208,7 +208,7 @@ class Flatten(Stage):
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
         self.x = x
-        return x.reshape(len(x), -1)
+        return x.flatten(1)
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`."""
@@ -223,7 +223,6 @@ class Chain:
     """Stages one after another; the last is the linear layer whose inputs are the features.
 
     Args:
-        shape: The shape of one sample.
         stages: In their order.
         layers: The network's layers that they compute.
 
@@ -231,9 +230,10 @@ class Chain:
         trained: How many tensors get a gradient.
     """
 
-    def __init__(self, shape: tuple[int, ...], stages: Sequence[Stage], layers: Sequence[nn.Module]) -> None:
-        self.shape, self.stages = shape, stages
+    def __init__(self, stages: Sequence[Stage], layers: Sequence[nn.Module]) -> None:
+        self.stages = stages
         self._first = next(at for at, stage in enumerate(stages) if not isinstance(stage, WITHOUT_PARAMETERS))
+        self._overwrites = any(isinstance(stage, ReLU | Mask) for stage in stages[: self._first])
         self._dropouts = [layer for layer in layers if isinstance(layer, Dropout)]
         self._whole = [*self._dropouts, *(stage.layer for stage in stages if isinstance(stage, BatchNorm))]
         self._parameters = [own for layer in layers for own in layer.parameters()]
@@ -261,15 +261,14 @@ class Chain:
         return [0 if one is None else one.data_ptr() for one in (*self._parameters, *gradients)]
 
     def takes(self, x: Tensor) -> bool:
-        """Return whether the chain can compute a batch."""
-        fits = x.shape[1:] == self.shape and x.dtype == torch.float32 and x.device.type == "cpu"
-        return fits and len(x) > 0 and not x.requires_grad
+        """Return whether the chain can compute a batch of the shape for which it was read."""
+        return x.dtype == torch.float32 and x.is_cpu and x.numel() > 0 and not x.requires_grad
 
     def outputs(self, x: Tensor) -> Outputs:
         """Compute features and logits of a batch; what `backward` reads is kept until the next call."""
         for layer in self._dropouts:
             layer.uses = 0
-        if any(isinstance(stage, ReLU | Mask) for stage in self.stages[: self._first]):  # they overwrite it
+        if self._overwrites:
             x = x.clone()
         *before, last = self.stages
         for stage in before:

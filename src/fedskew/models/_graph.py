@@ -217,7 +217,7 @@ def chain_of(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> Chain:
             stages.append(stage)
     if not stages or type(stages[-1]) is not Linear:
         raise UnreadableError("its logits are not the outputs of a linear layer")
-    return Chain(shape, stages, layers)
+    return Chain(stages, layers)
 
 
 def _is_unusual(layer: nn.Module) -> bool:

@@ -18,7 +18,6 @@ from torch import Tensor
 from fedskew.hooks import Batch, Named, Returned
 
 _NLL, _NLL_BACKWARD = torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss_backward.default
-_LOG_SOFTMAX_BACKWARD = torch.ops.aten._log_softmax_backward_data.default
 
 
 def real_rows(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -72,17 +71,19 @@ def cross_entropy_slope(
     logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the same of `(..., batch, classes)`, and its gradient by the logits."""
-    if mask is None and logits.dim() == 2:  # of one client, by autograd's functions; 2: the sum, -100: no class ignored
-        log_shares, share = torch.log_softmax(logits, 1), logits.new_full((), 1 / len(logits))
-        total, rows = _NLL(log_shares, targets, weights, 2, -100)
-        by_shares = _NLL_BACKWARD(share, log_shares, targets, weights, 2, -100, rows)
-        return total / len(logits), _LOG_SOFTMAX_BACKWARD(by_shares, log_shares, 1, logits.dtype)
+    if mask is None and logits.dim() == 2:  # of one client, by autograd's functions; -100: no class is ignored
+        log_shares, share, how = torch.log_softmax(logits, 1), logits.new_ones(()), (weights, 1, -100)  # the mean
+        if weights is not None:  # PyTorch's mean is divided by those of a batch: the sum
+            share, how = share / logits.shape[0], (weights, 2, -100)
+        loss, rows = _NLL(log_shares, targets, *how)
+        by_shares = _NLL_BACKWARD(share, log_shares, targets, *how, rows)
+        loss = loss if weights is None else loss / logits.shape[0]
+        return loss, torch._log_softmax_backward_data(by_shares, log_shares, 1, logits.dtype)
     if mask is not None:
         logits, targets = torch.where(mask.unsqueeze(-1), logits, 0), torch.where(mask, targets, 0)
     log_shares, at = torch.log_softmax(logits, -1), targets.unsqueeze(-1)
     losses = log_shares.gather(-1, at).squeeze(-1).neg_()
-    gradient = log_shares.exp_()
-    gradient.scatter_add_(-1, at, gradient.new_full((), -1.0).expand(at.shape))
+    gradient = log_shares.exp_().scatter_add_(-1, at, log_shares.new_full((), -1.0).expand(at.shape))
     if weights is not None:
         losses, gradient = losses * weights[targets], gradient.mul_(weights[at])
     if mask is None:
