@@ -36,7 +36,7 @@ STEPS = {
     "import fedskew.methods.catalogue": {"fedskew.engine", "fedskew.experiment", "matplotlib", "sklearn", "jinja2"},
     TRAIN_AT_A_SITE: {"matplotlib", "sklearn", "scipy", "pandas", "jinja2", "opendp", "mlflow", "wandb"},
     "import fedskew; fedskew.simulate": {"tensorboard", "mlflow", "wandb", "matplotlib", "sklearn"},
-    "fedskew.data.load('digits')": {"matplotlib", "sklearn"},
+    "fedskew.data.load('digits'); from fedskew.papers import estimate": {"matplotlib", "sklearn"},
     "fedskew.models.build('fasttext', 4, (9,), vocabulary=50)": {"torch._dynamo"},
     "fedskew.simulate(data='digits', partition={'rule': 'iid', 'clients': 2}, model='mlp3', method='moon',"
     " training={'rounds': 1}, engine={'backend': 'sequential'})": {"sympy", "matplotlib", "sklearn"},

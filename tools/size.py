@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_854, "docstrings": 9_561, "files": 315, "names": 334},
+    "src": {"code": 38_846, "docstrings": 9_561, "files": 315, "names": 334},
     "tests": {"code": 33_410},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

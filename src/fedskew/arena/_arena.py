@@ -155,10 +155,6 @@ class ArenaEntry:
         """The digest of what it trains, the same in situations that are views of one training."""
         return self.trained(self.config).digest
 
-    def label(self, axis: str) -> str | None:
-        """Return its label on an axis or as `method`; None: there is no such axis."""
-        return self.method if axis == "method" else self.situation.get(axis)
-
     @property
     def name(self) -> str:
         """Name in messages."""
@@ -203,7 +199,7 @@ class Arena:
     def read(
         path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False, only: Mapping[str, str] | None = None
     ) -> Arena:
-        """Read an arena from a TOML file, and check everything in it.
+        """Read an arena from a TOML file, and check everything in it that `only` leaves.
 
         Args:
             path: The file.
@@ -232,7 +228,7 @@ class Arena:
                 grid["point"] = _points(settings.draw)
         if isinstance(evaluation := tree.setdefault("evaluation", {}), dict):
             evaluation.setdefault("intervals", False)  # nobody looks at a single run's
-        whole = Sweep.of(tree, text, path, changes, quick, changed, "arena")
+        whole = Sweep.of(tree, text, path, changes, quick, changed, "arena", only)
         axes = tuple(axis for axis in whole.axes if axis != "method")
         if settings.blocks is not None and settings.blocks not in axes:
             raise ConfigError(f"{path}: arena.blocks: no axis {settings.blocks!r}{nearest(settings.blocks, axes)}")
@@ -242,10 +238,14 @@ class Arena:
             entry = ArenaEntry(situation, method, cell.config, own.get(method, ()))
             by_situation.setdefault(tuple(situation.values()), []).append(entry)
         entries = [entry for group in by_situation.values() for entry in group]
+        labels = [entry["label"] if isinstance(entry, dict) else entry for entry in sweep["methods"]]
+        if settings.reference not in labels:
+            similar = nearest(settings.reference, labels)
+            raise ConfigError(f"{path}: arena.reference: no method is labelled {settings.reference!r}{similar}")
         _check(path, settings, entries)
         command = " ".join([whole.command, *(f"--only {axis}={label}" for axis, label in only.items())])
         refused = tuple(f"{cell.label}: {cell.reason}" for cell in whole.refused)
-        return Arena(whole.name, axes, tuple(_only(entries, only, path)), settings, command, refused)
+        return Arena(whole.name, axes, tuple(entries), settings, command, refused)
 
 
 def _settings(section: dict[str, Any]) -> Settings:
@@ -260,11 +260,7 @@ def _settings(section: dict[str, Any]) -> Settings:
 
 
 def _check(path: Path, settings: Settings, entries: list[ArenaEntry]) -> None:
-    first = {entry.method: entry for entry in reversed(entries)}
-    if settings.reference not in first:
-        similar = nearest(settings.reference, first)
-        raise ConfigError(f"{path}: arena.reference: no method is labelled {settings.reference!r}{similar}")
-    for entry in first.values():
+    for entry in {entry.method: entry for entry in reversed(entries)}.values():
         where = f"{path}: own values of {entry.method}"
         for key, value in entry.own:
             with placed(f"{where}: ", of=FedskewError):
@@ -298,23 +294,6 @@ def _own(sweep: dict[str, Any]) -> dict[str, tuple[tuple[str, Any], ...]]:
             raise ConfigError(f"{where}.{key}: not a parameter of the method's own, such as method.local_step.mu")
         found[str(entry.get("label"))] = tuple((key, value) for value in values)
     return found
-
-
-def _only(entries: list[ArenaEntry], only: Mapping[str, str], path: Path) -> list[ArenaEntry]:
-    chosen = entries
-    for axis, labels in only.items():
-        wanted = {label.strip() for label in labels.split("|")}
-        known = {label for entry in entries if (label := entry.label(axis)) is not None}
-        if not known:
-            raise ConfigError(
-                f"--only {axis}: {path} has no such axis{nearest(axis, ['method', *entries[0].situation])}"
-            )
-        for label in wanted - known:
-            raise ConfigError(f"--only {axis}={label}: no such label{nearest(label, known)}")
-        chosen = [entry for entry in chosen if entry.label(axis) in wanted]
-    if not chosen:
-        raise ConfigError("--only: nothing is left")
-    return chosen
 
 
 def _points(section: _Draw) -> list[dict[str, Any]]:

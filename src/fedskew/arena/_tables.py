@@ -12,7 +12,7 @@ from typing import Any
 
 from fedskew.arena._advice import evidence_bytes
 from fedskew.arena._arena import Arena, ArenaEntry
-from fedskew.arena._compare import VIEWS, Ranks, Scores, Standing, View
+from fedskew.arena._compare import VIEWS, Scores, Standing, View
 from fedskew.arena._plan import further
 from fedskew.arena._run import OF_FEDERATION, ArenaState
 from fedskew.files import replacing, write_text, writing
@@ -32,11 +32,10 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
     arena, folder = state.arena, state.arena.folder(out)
     found = {view: _scores(state, view) for view in VIEWS}
     tables = {view: of.standings(arena.settings.reference) for view, of in found.items()}
-    ranked = found["rounds"].ranks()
     if not any(tables.values()):
         return []
     texts = {
-        "table.md": _page(state, found["rounds"], tables, ranked),
+        "table.md": _page(state, found["rounds"], tables),
         "standings.csv": csv_text(_standing_lines(tables)),
         "choices.csv": csv_text(choice_lines(state)),
     }
@@ -90,13 +89,14 @@ def _notes(arena: Arena) -> list[str]:
     return filled("fedskew.arena", "notes.txt", {}, settings=arena.settings).splitlines()
 
 
-def _page(state: ArenaState, found: Scores, tables: dict[View, list[Standing]], ranked: Ranks) -> str:
+def _page(state: ArenaState, found: Scores, tables: dict[View, list[Standing]]) -> str:
     filters: dict[str, Callable[..., Any]] = {
         "counted": counted,
         "standings": lambda rows: markdown_table(*_standing_table(rows), labels=1),
         "ranks": lambda rows: markdown_table(["method", "average rank"], rows, labels=1),
         "p": _p,
     }
+    ranked = found.ranks()
     ranks = [[method, f"{rank:.2f}"] for method, rank in zip(ranked.methods, ranked.ranks, strict=True)]
     values = {"notes": _notes(state.arena), "tables": tables, "ranked": ranked, "ranks": ranks}
     by_axis = list(_by_axis(state.arena, found))

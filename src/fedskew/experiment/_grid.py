@@ -132,8 +132,9 @@ class Sweep:
         quick: bool,
         changed: Collection[str],
         command: str,
+        only: Mapping[str, str] | None = None,
     ) -> Sweep:
-        """Check every cell of a sweep that `command` has read by `read_tree`; see `read`."""
+        """Check the cells of a sweep that `command` read by `read_tree`, those with labels in `only`; see `read`."""
         source = _Source(path, text, frozenset(changed))
         tree = copy.deepcopy(tree)
         section = tree.pop("sweep")
@@ -142,6 +143,7 @@ class Sweep:
             accuracy = _accuracy(section)
         except FedskewError as error:
             raise source.located(error) from None
+        axes |= {axis: _chosen(axis, labels, axes, path) for axis, labels in (only or {}).items()}
         cells: list[Cell] = []
         refused: list[RefusedCell] = []
         errors: list[CombinationError] = []
@@ -210,6 +212,16 @@ def _axes(section: Any, tree: dict[str, Any]) -> dict[str, list[_Value]]:
     short = {key: key.rpartition(".")[2] for key in grid}
     taken = Counter([*short.values(), *axes])
     return axes | {short[key] if taken[short[key]] == 1 else key: values for key, values in grid.items()}
+
+
+def _chosen(axis: str, labels: str, axes: Mapping[str, list[_Value]], path: Path) -> list[_Value]:
+    """Return the values of an axis that have one of the labels, which are joined by `|`."""
+    if axis not in axes:
+        raise ConfigError(f"--only {axis}: {path} has no such axis{nearest(axis, axes)}")
+    wanted, known = {label.strip() for label in labels.split("|")}, {value.label: value for value in axes[axis]}
+    for label in wanted - known.keys():
+        raise ConfigError(f"--only {axis}={label}: no such label{nearest(label, known)}")
+    return [value for label, value in known.items() if label in wanted]
 
 
 def _methods(entries: Any, gridded: set[str]) -> list[_Value]:

@@ -14,7 +14,6 @@ from typing import Any
 from fedskew.errors import CombinationError, DataError
 from fedskew.experiment import Cell, Config, Job, RefusedCell, RunFolder, Sweep, SweepProgress, SweepResult, run_sweep
 from fedskew.files import write_text, writing
-from fedskew.papers._figure import draw
 from fedskew.papers._published import Printed
 from fedskew.papers._recipe import Labels, Recipe, RecipeRow
 from fedskew.papers._values import (
@@ -204,6 +203,8 @@ def reproduce(
         DataError: The files of a data set are missing; nothing has been run then.
         PartitionError: The data of no row can be divided; nothing has been run then.
     """
+    from fedskew.papers._figure import draw
+
     rows = recipe.rows if rows is None else tuple(rows)
     planned, without = _planned(recipe, rows, changes, rounds)
     _check_data(recipe, planned)
