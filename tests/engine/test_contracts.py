@@ -152,10 +152,8 @@ def test_what_a_component_makes_of_its_arrays_is_its_own_affair():
         answered.sizes[:] = answered.target[:] = 0.2
         return answered.sizes
 
-    target, even = {"mix": [1, *[0] * 9]}, own(weigh=lambda answered: np.full(5, 0.2))
-    there, new = (
-        fedskew.simulate(TASK, method={"weighting": one}, target=target) for one in (even, own(weigh=in_place))
-    )
+    target, two = {"mix": [1, *[0] * 9]}, (own(weigh=lambda answered: np.full(5, 0.2)), own(weigh=in_place))
+    there, new = (fedskew.simulate(TASK, method={"weighting": one}, target=target) for one in two)
     assert bits(there) == bits(new)
     votes = own(combine=lambda updates, weights: (updates.sign().int(), weights))
     assert fedskew.simulate(TASK, method={"aggregation": votes}).rounds[1]["weights"]

@@ -533,7 +533,7 @@ def _finishes(component: Any) -> None:
 def _personal(component: Any, sized: _Sized) -> None:
     contracts.checked_trainings(component, component.trainings())
     model = sized.network
-    names = Names.of(model.module, model.names, model.buffer_names)
+    names = Names.of(model.module, model.names, model.buffer_names, model.outputs(sized.inputs).logits.shape[1])
     contracts.checked_private(component, component.private(names), names)
     if not methods.fills("local_step", _step_of(component)):
         raise ComponentError("local_step() must return a local step: the one that it is given, or one around it")

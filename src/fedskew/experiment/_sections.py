@@ -332,15 +332,7 @@ class EvaluationSection(Section):
     "last 10": the mean over the evaluations of the last 10 rounds. "best on validation": the model that is best on the
     validation samples. Beside it stands the mean over the last tenth of the rounds."""
     measure: Literal[
-        "auto",
-        "accuracy",
-        "balanced_accuracy",
-        "macro_f1",
-        "auroc",
-        "pr_auc",
-        "ece",
-        "worst_class",
-        "target_accuracy",
+        "auto", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "pr_auc", "ece", "worst_class", "target_accuracy"
     ] = "auto"
     """The figure by which models are ranked, and chosen on validation samples (of `ece`, the calibration error, the
     lowest is best). "auto": `target_accuracy` where there is a target; else `balanced_accuracy` where one class has
