@@ -127,8 +127,7 @@ def test_a_client_of_fedbabu_is_fl_benchs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("fedadagrad", {"momentum": 0.9}), ("fedyogi", {"lr": 0.1}), ("fedadam", {"lr": 0.1})],
+    ("name", "parameters"), [("fedadagrad", {"momentum": 0.9}), ("fedyogi", {"lr": 0.1}), ("fedadam", {"lr": 0.1})]
 )
 def test_adaptive_server_steps_are_those_of_fl_bench(name: str, parameters: dict[str, float]) -> None:
     """FL-bench 06e658b, `AdaptiveOptimizer`: two rounds of two clients of weights 1/4 and 3/4."""

@@ -31,10 +31,7 @@ class Spread:
     def of(cls, values: Iterable[float]) -> Spread:
         """Return the spread of these values."""
         known = list(values)
-        return cls(
-            statistics.fmean(known) if known else None,
-            statistics.stdev(known) if len(known) > 1 else None,
-        )
+        return cls(statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None)
 
     def text(self, digits: int = 1, *, scale: float = 1.0, nothing: str = "-") -> str:
         """Return `mean ± std`, times `scale`; the mean alone where there is no standard deviation, or `nothing`."""

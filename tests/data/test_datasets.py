@@ -30,11 +30,7 @@ def test_an_unknown_option_is_answered_with_the_known(name, option, hint, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("synthetic", {"delta": "big"}),
-        ("csv", {"test_share": None}),
-        ("folder", {"client_level": 7}),
-    ],
+    [("synthetic", {"delta": "big"}), ("csv", {"test_share": None}), ("folder", {"client_level": 7})],
 )
 def test_an_option_of_the_wrong_type_is_named(name, options, tmp_path):
     ((option, _),) = options.items()

@@ -89,10 +89,7 @@ def test_check_and_server_refuse_with_the_same_words(tmp_path: Path) -> None:
     method = {"preset": "fedentopt", "selection": {"buffer": 0.9}}
     federation = federate(tmp_path, tree(method, participation=0.67))
     said = []
-    for play in (
-        lambda: federation.run(federation.grid()),
-        lambda: rehearse(federation.config, federation.agreement),
-    ):
+    for play in (lambda: federation.run(federation.grid()), lambda: rehearse(federation.config, federation.agreement)):
         with pytest.raises(ConfigError) as error:
             play()
         said.append(str(error.value))

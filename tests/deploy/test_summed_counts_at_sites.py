@@ -166,11 +166,7 @@ def test_several_questions_are_settled_by_ten_sites(tmp_path: Path) -> None:
     ("given", "agreed", "why"),
     [
         (config(), {"label_counts": "exact"}, r"engine\.label_counts: .* deploy init --label-counts summed"),
-        (
-            config(label_counts="reported"),
-            {"label_counts": "summed"},
-            "the config says 'reported', and deploy.toml",
-        ),
+        (config(label_counts="reported"), {"label_counts": "summed"}, "the config says 'reported', and deploy.toml"),
         (
             {**config({"weighting": {"name": "fedpals", "strength": 9.0}}), "target": UNIFORM},
             {"label_counts": "summed"},

@@ -208,8 +208,7 @@ class Telling(CrossEntropy, Hooks):
 
 
 @pytest.mark.parametrize(
-    ("larger", "kind", "words"),
-    [(False, "returns", "returns told.more"), (True, "bytes", "the reply has 40")],
+    ("larger", "kind", "words"), [(False, "returns", "returns told.more"), (True, "bytes", "the reply has 40")]
 )
 def test_more_than_the_site_was_told_would_leave_it_does_not(
     tmp_path: Path, caplog: Any, larger: bool, kind: str, words: str

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedskew
-from common import task
+from common import bits, task
 from fedskew.aggregation import Aggregation
 from fedskew.errors import ComponentError, FedskewError, RunError
 from fedskew.hooks import Hooks
@@ -118,6 +118,7 @@ FACTOR = "share() must return (a factor from 0 to 1, finite numbers by name), no
         (does("aggregation", "combine", lambda u, w: (u[:2], w[:2])), "an update for each of the 5 clients, or one"),
         (does("aggregation", "combine", lambda u, w: (u, w * 2)), "returned weights of sum 2; they must sum to 1"),
         (does("aggregation", "combine", lambda u, w: (u, w * nan)), "returned weights of sum nan"),
+        (does("aggregation", "combine", lambda u, w: (u / 0 * 0, w)), "combine() returned NaN or infinity, although"),
         (does("aggregation", "combine", lambda u, w: None), "combine() must return (updates, their weights), not None"),
         (does("aggregation", "combine", lambda u, w: 1 / 0), "combine() failed: ZeroDivisionError"),
         (does("server_update", "share", lambda update: (1.5, {})), f"{FACTOR} (1.5, {{}})"),
@@ -142,6 +143,20 @@ def test_a_mistake_at_the_server_is_named_with_its_round(mistake, says):
 def test_weights_may_come_in_any_kind_of_array(given):
     record = fedskew.simulate(TASK, method={"weighting": own(weigh=lambda answered: given)}).rounds[1]
     assert record["weights"] == pytest.approx([0.2] * 5)
+
+
+def test_what_a_component_makes_of_its_arrays_is_its_own_affair():
+    """Weights that are made in place change no record, and votes in whole numbers are updates."""
+
+    def in_place(answered):
+        answered.sizes[:] = answered.target[:] = 0.2
+        return answered.sizes
+
+    target, two = {"mix": [1, *[0] * 9]}, (own(weigh=lambda answered: np.full(5, 0.2)), own(weigh=in_place))
+    there, new = (fedskew.simulate(TASK, method={"weighting": one}, target=target) for one in two)
+    assert bits(there) == bits(new)
+    votes = own(combine=lambda updates, weights: (updates.sign().int(), weights))
+    assert fedskew.simulate(TASK, method={"aggregation": votes}).rounds[1]["weights"]
 
 
 def logarithm_of_0(batch, context):
@@ -181,6 +196,28 @@ def test_a_mistake_in_local_training_is_named_with_client_and_step(backend, mist
     assert line.startswith(("ComponentError round 1, client", "RunError round 1, client"))
     assert says.replace("OWN", f"{__name__}:Own") in line
     assert "step" not in mistake or f"local_step {__name__}:Own" in line
+
+
+@pytest.mark.parametrize("backend", ["sequential", "cohort"])
+def test_a_step_that_writes_to_its_parameters_takes_the_same_steps(backend):
+    """What was sent is the next client's, too."""
+    steps = own(), own(step=lambda after, at: (at.copy_(after), None))
+    there, new = (fedskew.simulate(TASK, method={"local_step": one}, engine={"backend": backend}) for one in steps)
+    assert bits(there) == bits(new)
+
+
+@dataclass(frozen=True)
+class Loss(Own):
+    """A classification loss."""
+
+    role: ClassVar[str] = "classification"
+
+
+def test_a_loss_without_a_gradient_or_that_reads_what_is_not_there_is_told_so(monkeypatch):
+    loss = Loss(own(value=lambda batch, _: batch.logits.detach().sum()).number)
+    assert "the loss depends on no parameter: detach(), item()" in error_of(method={"objective": loss})
+    monkeypatch.setattr(Loss, "reads", frozenset({"teachr"}))
+    assert "Loss.reads must be a set" in error_of(method={"objective": loss})
 
 
 def test_a_state_that_cannot_be_made_or_saved_is_named():

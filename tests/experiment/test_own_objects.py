@@ -225,6 +225,7 @@ def test_lazy_layers_get_their_weights_from_the_seed():
         ({"name": Net, "what": "fewer"}, "it returns 6 logits a sample, and the data has 10 classes"),
         ({"name": Net, "what": "misspelt"}, "it fails on samples of shape (1, 8, 8): AttributeError: 'Net' object"),
         ({"name": Net, "waht": "none"}, "model.waht: test_own_objects:Net has no such option (did you mean 'what'?)"),
+        (lambda: nn.Sequential(nn.ReLU(inplace=True), *small()), "it writes to its samples: leave inplace=True out"),
         (lambda width: small(), "model.width: missing"),
         (lambda: 1 / 0, "failed: ZeroDivisionError"),
         (lambda: 3, "returned int, not an nn.Module"),

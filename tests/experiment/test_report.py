@@ -589,7 +589,9 @@ def test_seeds_that_one_of_two_lacks_are_left_out_and_one_seed_has_no_test():
 
 def test_the_table_of_a_comparison_is_ranked_and_compares_with_fedavg(tmp_path):
     # differences .02, .04, .06: mean 4, standard error 2 / sqrt 3, t 3.4641 at 2 degrees of freedom: p 0.0742
-    page = page_of(ranked_runs({"fedavg": [0.5, 0.6, 0.7], "mine": [0.52, 0.64, 0.76]}), tmp_path)
+    runs = ranked_runs({"fedavg": [0.5, 0.6, 0.7], "mine": [0.52, 0.64, 0.76]})
+    page = page_of(runs, tmp_path, accuracy=max(run.rounds[-1].evaluation.accuracy for run in runs))
+    assert page.words.count("1.0 (1/3)") == 2, "rounds to an accuracy that one seed in three reached"
     rows = [word for word in page.words if word in ("fedavg", "mine")]
     assert rows[:5] == ["fedavg", "mine", "mine", "fedavg", "mine"], "the menu, then the table with the best first"
     assert "+4.0 (-1.0 to +9.0), p = 0.074" in page.words

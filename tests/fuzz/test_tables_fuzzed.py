@@ -68,11 +68,7 @@ def drawn(rng: np.random.Generator) -> tuple[np.ndarray, list[str], list[str]]:
     clients, classes = int(rng.integers(1, 6)), int(rng.integers(1, 6))
     counts = rng.integers(0, 10 ** rng.integers(1, 7), (clients, classes)) * (rng.random((clients, classes)) < 0.8)
     values = counts + (np.round(rng.random((clients, classes)), 2) if rng.random() < 0.2 else 0.0)
-    return (
-        values,
-        rng.permutation(CLIENTS)[:clients].tolist(),
-        rng.permutation(CLASSES)[:classes].tolist(),
-    )
+    return (values, rng.permutation(CLIENTS)[:clients].tolist(), rng.permutation(CLASSES)[:classes].tolist())
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -273,13 +273,15 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_names_of_a_network() -> None:
     module = Small(3, (4,))
     held = tuple(name for name, _ in module.named_buffers())
-    names = Names.of(module, tuple(name for name, _ in module.named_parameters()), held)
+    names = Names.of(module, tuple(name for name, _ in module.named_parameters()), held, 3)
     assert names.head == {"head.weight", "head.bias"}
     assert names.buffers == ("norm.running_mean", "norm.running_var")
     assert names.norm == {"norm.weight", "norm.bias", *names.buffers}
     tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
-    assert Names.of(tied, ("0.weight", "0.bias", "2.bias"), ()).head == {"0.weight", "2.bias"}
+    assert Names.of(tied, ("0.weight", "0.bias", "2.bias"), (), 4).head == {"0.weight", "2.bias"}
+    backwards = nn.ModuleDict({"last": nn.Linear(4, 3), "body": nn.Linear(4, 4)})
+    assert Names.of(backwards, tuple(dict(backwards.named_parameters())), (), 3).head == {"last.weight", "last.bias"}
 
 
 def test_a_frozen_last_layer_is_tuned_by_one_beside_it() -> None:

@@ -62,10 +62,7 @@ def test_the_noise_is_seeded_and_moves_the_model() -> None:
 
 def test_a_run_resumes_with_what_was_spent(interrupt_after: Any, tmp_path: Path) -> None:
     interrupt_after(2, TASK, tmp_path / "resumed")
-    resumed, whole = (
-        fedskew.simulate(TASK, out=tmp_path / "resumed", resume=True),
-        fedskew.simulate(TASK),
-    )
+    resumed, whole = (fedskew.simulate(TASK, out=tmp_path / "resumed", resume=True), fedskew.simulate(TASK))
     assert [record["privacy"] for record in resumed.rounds[1:]] == [record["privacy"] for record in whole.rounds[1:]]
     assert resumed.rounds[-1]["evaluation"] == whole.rounds[-1]["evaluation"]
 

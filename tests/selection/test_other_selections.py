@@ -314,11 +314,7 @@ def test_it_is_given_rounds_from_1_and_returns_ids_in_order_of_choice() -> None:
         ("largest", ArgumentError, "function: expected module:name"),
         (f"{__name__}:smallest", ConfigError, "can't be imported"),
         (f"{__name__}:NOT_CALLED", ArgumentError, "is of type Cohorts, not a function"),
-        (
-            f"{__name__}:NOT_A_FUNCTION",
-            ConfigError,
-            "is defined in builtins, and a config names what your own",
-        ),
+        (f"{__name__}:NOT_A_FUNCTION", ConfigError, "is defined in builtins, and a config names what your own"),
         (lambda round, counts, size, rng: [0], ConfigError, "define it at the top level of a module"),
     ],
 )

@@ -62,7 +62,7 @@ STRAY = 0.499 * math.log(0.998) + 0.001 * math.log(3)
         (fedpals, [[1, 0], [0, 1], [0, 0]], {"target": [1, 1], "strength": 12, "sizes": [10, 0, 5]}, [1, 0, 0]),
         # Class 0 is held by the first three: any split of 1/2 among these fits; by sizes, 1 : 2 : 5, is worth most.
         (fedpals, [[10, 0], [20, 0], [50, 0], [0, 7]], {"target": [1, 1]}, [1 / 16, 2 / 16, 5 / 16, 1 / 2]),
-        *((fedpals, THREE, {"target": [1, 1, 1], "strength": one}, fedavg(THREE)) for one in (1e12, math.inf)),
+        *((fedpals, THREE, {"target": [1, 1, 1], "strength": one}, fedavg(THREE)) for one in (1e12, 1e18, math.inf)),
         *((fedpals, [[3, 4]], {"target": [1, 0], "strength": one}, [1]) for one in (0.0, 1e-12, 1.0, 1e12, math.inf)),
         *((fedpals, [[3], [1]], {"target": [1], "strength": one}, [0.75, 0.25]) for one in (0.0, 1.0, 1e12, math.inf)),
         *(
@@ -114,11 +114,7 @@ TO_HALVES, TO_ONES = partial(feddisco, target=[1, 1]), partial(fedpals, target=[
 
 @pytest.mark.parametrize("weigh", [fedavg, fedla, uniform, feddisco, TO_ONES])
 @pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        (np.zeros((2, 2)), "no client holds a sample"),
-        ([[1, -2]], "not negative"),
-    ],
+    ("counts", "message"), [(np.zeros((2, 2)), "no client holds a sample"), ([[1, -2]], "not negative")]
 )
 def test_what_is_no_federation_is_refused(weigh, counts, message) -> None:
     with pytest.raises(ArgumentError, match=f"^counts.*{message}"):

@@ -403,9 +403,7 @@ def _steps(component: Any, sized: _Sized) -> None:
             before = parameters.clone()
             given, seen = slope.clone(), _seen(step, "step", sized)
             after, _ = contracts.checked_step(
-                step,
-                step.step(parameters, lambda at, *part, given=given: given, carried, settings, **seen),
-                parameters,
+                step, step.step(parameters, lambda at, *part, given=given: given, carried, settings, **seen), parameters
             )
             if not after.isfinite().all():
                 raise ComponentError(f"a gradient of {slope[0]:g}, {said}: the parameters are NaN or infinite")
@@ -487,9 +485,8 @@ def _aggregates(component: Any, sized: _Sized) -> None:
             continue
         for combine in ("combine", "combine_buffers"):
             made = getattr(component, combine)(given, np.full(clients, 1 / clients), **_seen(component, combine, sized))
-            rows, _ = contracts.checked_aggregate(component, made, given)
-            if not rows.isfinite().all():
-                raise ComponentError(f"{case}: what {combine}() returned is NaN or infinite")
+            with _case(f"{case}, {combine}()"):
+                contracts.checked_aggregate(component, made, given)
             if not torch.equal(given, updates):
                 raise ComponentError(f"{case}: {combine}() writes to the updates; return new ones")
 
@@ -536,7 +533,7 @@ def _finishes(component: Any) -> None:
 def _personal(component: Any, sized: _Sized) -> None:
     contracts.checked_trainings(component, component.trainings())
     model = sized.network
-    names = Names.of(model.module, model.names, model.buffer_names)
+    names = Names.of(model.module, model.names, model.buffer_names, model.outputs(sized.inputs).logits.shape[1])
     contracts.checked_private(component, component.private(names), names)
     if not methods.fills("local_step", _step_of(component)):
         raise ComponentError("local_step() must return a local step: the one that it is given, or one around it")

@@ -323,6 +323,8 @@ def training_failed(where: str, error: Exception) -> FedskewError:
         said += f" ({place})"
     if "more than 1 value per channel" in said:
         said += "; training.smallest_batch = 2 leaves out a last batch of one sample, which batch norm cannot train on"
+    if "does not require grad" in said:
+        said += "; the loss depends on no parameter: detach(), item() and torch.tensor() cut it off from the network"
     return RunError(f"{where}: local training failed: {said}")
 
 

@@ -19,15 +19,12 @@ from torch import Tensor, nn
 
 from fedskew.components import seen_by
 from fedskew.engine._backend import Assignment, LocalWork, Sent, Update
-from fedskew.engine.contracts import is_own, name_in
+from fedskew.engine.contracts import LARGE, is_own, name_in
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named
 from fedskew.local_steps import Gradient, LocalStep, StepSettings
 from fedskew.models import FlatModel
 from fedskew.objectives import Context, Objective
-
-LARGE = 1e6
-"""Numbers above this are taken for those of a training that diverges."""
 
 
 def finite(updates: Sequence[Update]) -> list[Update]:

@@ -226,11 +226,11 @@ class SequentialBackend(Backend):
         self.model.write_state(setup.sent.model)
         self.model.network.train()
         previous = self._previous_of(setup)
-        step, parameters = work.local_step, settings.start
+        step = work.local_step
         carried, in_place, log = carried_first(work, setup), steps_in_place(step), ClientLog()
         seen, context = seen_by(step.step, {"layout": self.model.layout, "log": log}), setup.context._replace(log=log)
-        if in_place is not None:
-            parameters = self.model.vector
+        # A copy, as a step may write to it, and what was sent is the next client's, too.
+        parameters = settings.start.clone() if in_place is None else self.model.vector
         dropout_key = stream_key(work.seed, Purpose.DROPOUT_LAYER, round, client)
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}

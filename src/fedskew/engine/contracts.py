@@ -28,6 +28,9 @@ FloatArray = NDArray[np.float64]
 TOLERANCE = 1e-6
 """How far a sum of weights may be from 1: more than the rounding of float32."""
 
+LARGE = 1e6
+"""Numbers above this are taken for those of a training that diverges."""
+
 
 def is_own(component: Any) -> bool:
     """Return whether a component, a network or a hook is a user's own, and not this package's."""
@@ -156,7 +159,7 @@ def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], w
 
 
 def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str = "") -> tuple[Tensor, FloatArray]:
-    """Return the updates and their weights that an aggregation returned; the updates' values are not looked at."""
+    """Return the updates and their weights that an aggregation returned: of a user's own, the updates are finite."""
     name = f"{where}{name_in('aggregation', component)}: combine()"
     if not isinstance(combined, tuple) or len(combined) != 2 or not isinstance(combined[0], Tensor):
         raise ComponentError(f"{name} must return (updates, their weights), not {_what(combined)}")
@@ -169,7 +172,9 @@ def checked_aggregate(component: Any, combined: Any, updates: Tensor, where: str
         )
     if not (abs(shares.sum() - 1) <= TOLERANCE and shares.min() >= 0):  # neither holds for NaN
         raise ComponentError(f"{name} returned weights of sum {shares.sum():g}; they must sum to 1, none below 0")
-    return rows, shares
+    if is_own(component) and not rows.isfinite().all() and not updates.abs().max() >= LARGE:
+        raise ComponentError(f"{name} returned NaN or infinity, although all updates are finite; guard its quotients")
+    return rows if rows.is_floating_point() else rows.to(updates.dtype), shares
 
 
 def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedskew.engine._faults import finite
 from fedskew.engine._records import Cohort, FloatArray, RoundRecord
 from fedskew.engine._sight import Sight
 from fedskew.engine._states import Named, ServerState
-from fedskew.engine.contracts import calling, checked_aggregate, checked_share, checked_weights, hooked
+from fedskew.engine.contracts import calling, checked_aggregate, checked_share, checked_weights, hooked, is_own
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
 from fedskew.mixing import limited
@@ -194,6 +195,7 @@ def weigh(federation: Federation, state: ServerState, members: Cohort, updates: 
     changes = as_matrix([update.change for update in updates]) if reads else None
 
     def weighed(given: Answered) -> FloatArray:
+        given = deepcopy(given) if is_own(weighting) else given  # one's own may write to it
         found = federation.sight(state, members.notes).call("weighting", weighting, "weigh", given, updates=changes)
         return checked_weights(weighting, found, members.ids, where)
 

@@ -69,7 +69,7 @@ class Config(sections.Section):
     """Version of this format."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)] = "run"
     """The run's name; its folder is `<name>-<hash>`."""
-    seeds: list[Annotated[int, Field(ge=0)]] = Field([0], min_length=1)
+    seeds: list[Annotated[int, Field(ge=0, lt=2**64)]] = Field([0], min_length=1)
     """Seeds; the run is repeated for each of them."""
     data: sections.DataSection
     partition: sections.PartitionSection

@@ -77,7 +77,7 @@ class PartitionSection(Named):
     clients: Annotated[int, Field(ge=1)] | None = None
     """Number of clients, including a target client where the rule has one. "natural" merges whole clients until so many
     are left (without it: it keeps all); "file" has its own number."""
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     """Seed of all that decides who holds what: samples that are held out or left out, and the rule's draws. With it,
     runs of different `seeds` train on one and the same federation; without it: a run's own seed."""
     oracle: bool = False
@@ -332,15 +332,7 @@ class EvaluationSection(Section):
     "last 10": the mean over the evaluations of the last 10 rounds. "best on validation": the model that is best on the
     validation samples. Beside it stands the mean over the last tenth of the rounds."""
     measure: Literal[
-        "auto",
-        "accuracy",
-        "balanced_accuracy",
-        "macro_f1",
-        "auroc",
-        "pr_auc",
-        "ece",
-        "worst_class",
-        "target_accuracy",
+        "auto", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "pr_auc", "ece", "worst_class", "target_accuracy"
     ] = "auto"
     """The figure by which models are ranked, and chosen on validation samples (of `ece`, the calibration error, the
     lowest is best). "auto": `target_accuracy` where there is a target; else `balanced_accuracy` where one class has

@@ -250,13 +250,15 @@ def make_own(
 ) -> OwnModels:
     """Make what trains models of clients' own, by the common one's network and training; `samples` show its last
     layer."""
-    network, trained, names = model, None, Names.of(model.module, model.names, model.buffer_names)
+    network, trained = model, None
+    beside = None if wanted.layers == "all" else with_added_head(model.module, samples)
+    classes = 0 if beside is None else len(beside.get_parameter("added.bias"))
+    names = Names.of(model.module, model.names, model.buffer_names, classes)
     private = engine.Private.of(model, frozenset((*names.trained, *names.buffers)))
-    if wanted.layers != "all":
+    if beside is not None:
         trained = engine.Private.of(model, names.head).parameters
         if wanted.layers == "added" or not trained.any():  # beside one that is frozen it is the same
             constant = [f"network.{name}" for name in model.constant]
-            beside = with_added_head(model.module, samples)
             network = FlatModel(beside, channels_last=model.channels_last, constant=constant)
             trained = torch.arange(len(network.vector), device=network.vector.device) >= len(model.vector)
         private = engine.Private(trained, torch.zeros_like(private.buffers))

@@ -95,7 +95,7 @@ def make_work(
         seed=seed,
         augment=augment,
         hooks=hooked(method),
-        private=None if method.personal is None else _private(method.personal, model),
+        private=None if method.personal is None else _private(method.personal, model, classes),
     )
 
 
@@ -125,9 +125,9 @@ def _class_weights(
     return tuple(np.where(held, weights, weights.max() or 1.0).tolist())  # counts with noise may miss a class
 
 
-def _private(personal: Personal, model: FlatModel) -> engine.Private | None:
+def _private(personal: Personal, model: FlatModel, classes: int) -> engine.Private | None:
     """Mark what never leaves a client; None where that is nothing."""
-    known = Names.of(model.module, model.names, model.buffer_names)
+    known = Names.of(model.module, model.names, model.buffer_names, classes)
     with placed("method.personal."):
         names = checked_private(personal, personal.private(known), known)
     return engine.Private.of(model, names, personal.head_epochs) if names else None

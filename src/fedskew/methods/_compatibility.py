@@ -161,10 +161,11 @@ def check_functions(method: Method) -> None:
             if not (_takes(own, arguments, more) if plain is None else _function_takes(plain, in_full, more)):
                 has, too = inspect.signature(own), f"; it may also take {', '.join(more)}" if more else ""
                 raise ConfigError(f"method.{slot}: {name}.{function}{has} is called as {called}, after self{too}")
-        if slot == "objective" and not isinstance(getattr(component, "reads", None), frozenset | set):
+        reads, known = getattr(component, "reads", None), {"teacher", "previous", "broadcast"}
+        if slot == "objective" and not (isinstance(reads, frozenset | set) and reads <= known):
             raise ConfigError(
-                f"method.objective: {name}.reads is missing; write reads: ClassVar[frozenset[str]] = frozenset(), or "
-                "name what it reads: 'teacher', 'previous', 'broadcast'"
+                f"method.objective: {name}.reads must be a set, reads: ClassVar[frozenset[str]] = frozenset(), or with "
+                "what it reads: 'teacher', 'previous', 'broadcast'"
             )
         if slot == "finish" and not isinstance(getattr(component, "asks", None), frozenset | set):
             raise ConfigError(

@@ -31,8 +31,10 @@ FloatArray: TypeAlias = NDArray[np.float64]
 ROUNDING = 1e-14
 """Sums of shares over many clients up to this size count as zero."""
 
-DIRECT, FINEST = 1e-6, 1e-20
-"""The smallest kappa for which the programme is solved without the projection, and at all: below, it is the limit 0."""
+# Weights at kappa differ from those of the limit infinity by 1.5 / kappa at most, relatively: from INFINITE on by
+# rounding alone, and Newton steps have no digits left there.
+DIRECT, FINEST, INFINITE = 1e-6, 1e-20, 1e14
+"""The least kappa that is solved without the projection, the least of all (below: the limit 0), and infinity."""
 
 ON_FACE, IN_HULL = 1e-12, 1e-10
 """Slacks up to this size are those of the face with the projection, and a residual up to this size is none."""
@@ -103,8 +105,8 @@ class Programme:
         self._limit = np.inf if limit is None or limit >= 1 else max(limit, 1 / number)
 
     def solve(self, kappa: float) -> Solution:
-        """Compute the optimal weights at kappa = strength / samples: below 1e-20 it is 0, above 1e20 infinite."""
-        if kappa > 1 / FINEST:
+        """Compute the optimal weights at kappa = strength / samples: below 1e-20 it is 0, from 1e14 on infinite."""
+        if kappa >= INFINITE:
             weights, gap, kkt = self._level, 0.0, 0.0
         else:
             weights, gap, kkt = self._solve(kappa if kappa >= FINEST else 0.0)

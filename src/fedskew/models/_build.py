@@ -34,12 +34,7 @@ INDEX: dict[str, type[Network]] = {
 
 
 def build(
-    name: str,
-    num_classes: int,
-    in_shape: Sequence[int],
-    *,
-    generator: torch.Generator | None = None,
-    **options: Any,
+    name: str, num_classes: int, in_shape: Sequence[int], *, generator: torch.Generator | None = None, **options: Any
 ) -> Network:
     """Build an untrained network on the CPU.
 
@@ -79,16 +74,18 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
     global generator, which is left as it was before.
 
     Raises:
-        ArgumentError: It fails, or returns something else than logits of that many classes.
+        ArgumentError: It fails, writes to its samples, or returns something else than logits of that many classes.
     """
-    training = module.training
+    training, given = module.training, inputs.clone()
     try:
         with torch.no_grad():
-            logits = module.eval()(inputs)
+            logits = module.eval()(given)
     except Exception as error:
         raise ArgumentError(f"it fails on samples of shape {tuple(inputs.shape[1:])}: {in_one_line(error)}") from error
     finally:
         module.train(training)
+    if given._version:
+        raise ArgumentError("it writes to its samples: leave inplace=True out of its first layer, or copy them first")
     if not isinstance(logits, Tensor) or logits.shape[:-1] != inputs.shape[:1]:
         got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ArgumentError(

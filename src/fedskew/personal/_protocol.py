@@ -16,8 +16,8 @@ Layers: TypeAlias = Literal["all", "head"]
 class Names(NamedTuple):
     """Names of a network's tensors: trained parameters, floating-point buffers, and parts of these.
 
-    `head` are the trained parameters of its last linear layer, none where that is frozen or not linear; `norm` are
-    parameters and buffers of its normalisations.
+    `head` are the trained parameters of its last linear layer, which has an output for each class, none where that is
+    frozen or not linear; `norm` are parameters and buffers of its normalisations.
     """
 
     trained: tuple[str, ...]
@@ -26,11 +26,11 @@ class Names(NamedTuple):
     norm: frozenset[str]
 
     @staticmethod
-    def of(module: nn.Module, trained: tuple[str, ...], held: tuple[str, ...]) -> Names:
+    def of(module: nn.Module, trained: tuple[str, ...], held: tuple[str, ...], classes: int) -> Names:
         """Read the names from a network, of whose tensors these are trained, and these buffers part of its state."""
         buffers = tuple(name for name, buffer in module.named_buffers() if name in held and buffer.is_floating_point())
         layers = dict(module.named_modules())
-        linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]
+        linear = [one for one in layers.values() if isinstance(one, nn.Linear) and one.out_features == classes]
         last = [layers["head"]] if "head" in layers else linear[-1:]
         last = [layer for layer in last if isinstance(layer, nn.Linear) and getattr(layer, "learns", True)]
         norms = [name for name, layer in layers.items() if isinstance(layer, _NORMS)]

@@ -67,11 +67,12 @@ def holm(p: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of every run: its key, its heading, its values `(labels, seeds)`, shares in percent, NaN for none."""
+    """A number of every run: key, heading, values `(labels, seeds)`, in percent, NaN for none; runs of each label."""
 
     key: str
     name: str
     values: FloatArray
+    runs: list[int]
 
     @property
     def is_share(self) -> bool:
@@ -89,8 +90,10 @@ class Measure:
         return [Spread.of(row[np.isfinite(row)].tolist()) for row in self.values]
 
     def texts(self) -> list[str]:
-        """Return mean ± standard deviation of each label."""
-        return [spread.text(1, nothing=_NOTHING) for spread in self.spreads]
+        """Return mean ± standard deviation of each label, and of how many runs, where some have no such number."""
+        known = np.isfinite(self.values).sum(axis=1).tolist()
+        of = [f" ({some}/{runs})" if 0 < some < runs else "" for some, runs in zip(known, self.runs, strict=True)]
+        return [spread.text(1, nothing=_NOTHING) + some for spread, some in zip(self.spreads, of, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def _measures(groups: list[Group], accuracy: float | None) -> list[Measure]:
             for key, table in tables.items():
                 if (number := numbers.get(key)) is not None:
                     table[row, seeds.index(run.seed)] = number
-    return [Measure(key, names[key], table) for key, table in tables.items()]
+    return [Measure(key, names[key], table, [len(group.seeds) for group in groups]) for key, table in tables.items()]
 
 
 def _references(groups: list[Group], axes: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.int64]]:
