@@ -1,12 +1,16 @@
 """What a frozen body makes of samples: computed once, by group, whoever asks."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from common import largest_file
 from fedskew.data.features import Features
+from fedskew.errors import RunError
 
 INPUTS = torch.arange(20.0).view(10, 2)
 
@@ -42,6 +46,15 @@ def test_a_group_is_computed_once_in_its_own_batch() -> None:
     assert body.passed == 3
     assert torch.equal(features.index_select(0, torch.tensor([0, 9])), 2 * INPUTS[[0, 9]] + 7)  # of no group
     assert body.passed == 10
+
+
+def test_on_a_full_disk_they_are_refused_in_one_line_before_anything_is_computed(tmp_path: Path) -> None:
+    Features(torch.zeros(10_000, 2), nn.Linear(2, 8), [], tmp_path)
+    assert (tmp_path / "values.npy").stat().st_blocks * 512 >= 320_000  # else writing ends in a bus error
+    (tmp_path / "other").mkdir()
+    with largest_file(10_000), pytest.raises(RunError, match="values.npy: can't be written: "):
+        Features(torch.zeros(10_000, 2), nn.Linear(2, 8), [], tmp_path / "other")
+    assert not [*(tmp_path / "other").iterdir()]
 
 
 def test_a_copy_reads_the_same_file() -> None:
