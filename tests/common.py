@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,17 @@ from fedskew.models import ModelState
 from fedskew.weighting import INDEX, Answered
 
 NONE = torch.zeros(0)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As on a full disk, a longer file can't be written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def fedskew(*words: object) -> tuple[int, str]:

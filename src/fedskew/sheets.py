@@ -46,7 +46,7 @@ class Sheet:
     """A table below a header line, in UTF-8 or UTF-16; it can be gone through several times.
 
     Iterating gives the rows that are not blank: line number, and as many cells as the header has, without spaces around
-    them.
+    them. Columns at the right end that hold nothing are none.
 
     Args:
         decimal: The decimal sign of its numbers; None: as the file shows.
@@ -54,11 +54,7 @@ class Sheet:
     """
 
     def __init__(
-        self,
-        path: Path,
-        expected: str,
-        decimal: Decimal | None = None,
-        error: type[FedskewError] = ArgumentError,
+        self, path: Path, expected: str, decimal: Decimal | None = None, error: type[FedskewError] = ArgumentError
     ) -> None:
         if decimal not in (None, ".", ","):
             raise ArgumentError(f"decimal: must be '.' or ',', not {decimal!r}")
@@ -71,6 +67,8 @@ class Sheet:
         self.line, self.header = next(self._rows(), (0, []))
         if not self.header:
             raise error(f"{path}: the file is empty (expected {expected})")
+        while not self.header[-1] and not any(cells[-1] for _, cells in self):
+            self.header.pop()
 
     def fail(self, line: int, wrong: str, column: str | None = None) -> NoReturn:
         """Raise the error that names this place."""
@@ -105,9 +103,9 @@ class Sheet:
         if self._kept is None and len(self._text) <= _KEPT:
             self._kept = list(islice(self._rows(), 1, None))
         for line, cells in self._kept or islice(self._rows(), 1, None):
-            if len(cells) != len(self.header):
+            if len(cells) < len(self.header) or any(cells[len(self.header) :]):
                 self.fail(line, f"{len(cells)} cells where the header has {len(self.header)} columns")
-            yield line, cells
+            yield line, cells[: len(self.header)]
 
     def is_text(self, column: int) -> bool:
         """Return whether a column has cells, and none of them is a number."""
@@ -254,8 +252,8 @@ def written(amount: float) -> str:
 
 
 def _is_separated(text: str) -> bool:
-    """Return whether a cell has a decimal or thousands sign that may be read in two ways."""
-    return "." in text or "," in text
+    """Return whether a cell has a decimal or thousands sign that may be read in two ways, or Python's of thousands."""
+    return "." in text or "," in text or "_" in text
 
 
 def number(text: str, decimal: Decimal) -> float:

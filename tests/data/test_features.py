@@ -1,12 +1,16 @@
 """What a frozen body makes of samples: computed once, by group, whoever asks."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from common import largest_file
 from fedskew.data.features import Features
+from fedskew.errors import RunError
 
 INPUTS = torch.arange(20.0).view(10, 2)
 
@@ -36,12 +40,19 @@ def test_a_group_is_computed_once_in_its_own_batch() -> None:
     assert len(features) == 10
     assert torch.equal(features.index_select(0, torch.tensor([1])), 2 * INPUTS[[1]] + 2)
     assert body.passed == 2
-    assert torch.equal(
-        features.index_select(0, torch.tensor([7, 2, 1])), 2 * INPUTS[[7, 2, 1]] + torch.tensor([[2], [1], [2]])
-    )
+    expected = 2 * INPUTS[[7, 2, 1]] + torch.tensor([[2], [1], [2]])
+    assert torch.equal(features.index_select(0, torch.tensor([7, 2, 1])), expected)
     assert body.passed == 3
     assert torch.equal(features.index_select(0, torch.tensor([0, 9])), 2 * INPUTS[[0, 9]] + 7)  # of no group
     assert body.passed == 10
+
+
+def test_on_a_full_disk_they_are_refused_in_one_line_before_anything_is_computed(tmp_path: Path) -> None:
+    with largest_file(10_000), pytest.raises(RunError, match="values.npy: can't be written: "):
+        Features(torch.zeros(10_000, 2), nn.Linear(2, 8), [], tmp_path)
+    assert not [*tmp_path.iterdir()]
+    Features(torch.zeros(10_000, 2), nn.Linear(2, 8), [], tmp_path)
+    assert (tmp_path / "values.npy").stat().st_blocks * 512 >= 320_000  # else writing ends in a bus error
 
 
 def test_a_copy_reads_the_same_file() -> None:

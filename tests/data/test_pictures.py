@@ -90,6 +90,9 @@ def test_a_window_of_ones_own_clips_what_lies_beyond_it(folder):
         torch.testing.assert_close(shown(made)[0 if len(made.inputs) == 4 else 1, 0, 0, :5], expected)
         (new,) = data.unlabelled([path], made.in_shape, made.window)
         torch.testing.assert_close(new.inputs[0, 0, 0, :5], expected)
+    save_image(folder / "train" / "a" / "0.tif", Image.fromarray(deep([0, np.nan], np.float32)))
+    with pytest.raises(DataError, match="a/0.tif: has a pixel that is NaN"):
+        read(folder, window=[-160, 240])
 
 
 @pytest.mark.parametrize(

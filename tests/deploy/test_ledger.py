@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common import largest_file
 from fedskew.deploy import Book
 from fedskew.deploy.terms import Budget, CountsRequest, NotAgreedError, converted
 from fedskew.errors import RunError
@@ -157,16 +158,7 @@ def test_a_damaged_book_releases_nothing(tmp_path: Path, length: int) -> None:
 
 
 def test_a_book_that_has_no_room_is_one_line(tmp_path: Path) -> None:
-    import resource
-    import signal
-
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
-        with pytest.raises(RunError, match=r"book\.db: can't be"):
-            asked(Book(tmp_path / "state"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with largest_file(8192), pytest.raises(RunError, match=r"book\.db: can't be"):
+        asked(Book(tmp_path / "state"))
     assert not (tmp_path / "state").exists()
     assert asked(Book(tmp_path / "state"))

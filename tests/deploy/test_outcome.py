@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,7 @@ from federated import LocalGrid, federate, fedskew, served, tree
 from flwr.app import Array, Message
 from safetensors.numpy import load_file
 
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """As on a full disk, a longer file can't be written."""
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+from common import largest_file
 
 
 def times(answer: Message, factor: float) -> Message:

@@ -11,10 +11,10 @@ import torch
 from federated import federate, training, tree
 from flwr.app import Message
 
-from common import save_image
+from common import largest_file, save_image
 from fedskew.deploy import Agreement, Disclosure, SiteData
 from fedskew.deploy.site_data import SiteStates
-from fedskew.errors import ConfigError, DataError
+from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_network
 from fedskew.methods import build
 from fedskew.models import FlatModel
@@ -78,6 +78,8 @@ def test_a_site_that_lost_what_it_kept_begins_anew_and_says_so(
     (tmp_path / "0a" / "3.safetensors").write_bytes(b"half a file")
     assert states.load(3) == {}
     assert "begins without a state" in caplog.text
+    with largest_file(1000), pytest.raises(RunError, match=r"/0a/4\.safetensors: can't be written: "):
+        states.keep(4, {"kept": torch.ones(1000)})
 
 
 def test_a_sites_data_gets_the_federations_class_ids_and_normalisation(tmp_path: Path) -> None:

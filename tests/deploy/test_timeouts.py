@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from federated import LocalGrid, federate, fedskew, silent_on, tree
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
+from fedskew.deploy import _ask
 from fedskew.errors import EndedEarlyError
 
 
@@ -28,39 +32,41 @@ class WithholdingGrid(LocalGrid):
         questions = {message.metadata.message_id: message.metadata for message in self.asked}
         for name in names:
             if questions[name].dst_node_id in self.withheld and questions[name].message_type == "train":
-                self.released.wait()
+                self.released.wait(60.0)  # then it comes
         return super().pull_messages(names)
 
 
 def test_a_reply_that_is_announced_and_withheld_does_not_hold_up_the_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), round_timeout=0.5, evaluation="none")
-    honest = federation.grid()
-    grid = WithholdingGrid(honest.apps, withheld={federation.node("birch")})
-    held = threading.Timer(60.0, grid.released.set)  # so that a round that waits for it ends too, late
-    held.start()
-    try:
-        federation.run(grid).run(resume=True)
-        assert not grid.released.is_set()
-    finally:
-        held.cancel()
-        grid.released.set()
+    grid = WithholdingGrid(federation.grid().apps, withheld={federation.node("birch")})
+    federation.run(grid).run(resume=True)
+    grid.released.set()
     record = json.loads((federation.run_folder / "rounds.jsonl").read_text().splitlines()[1])
     assert sorted(record["answered"]) == [0, 2]
     assert record["deployment"]["silent"] == ["birch"]
+
+
+def test_an_interrupt_that_a_thread_of_flowers_raises_ends_a_round_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ask, "LONGEST_PAUSE", 0.05)
+    grid: Any = SimpleNamespace(push_messages=lambda _: ["0"], pull_messages=lambda _: [])
+    began = time.monotonic()
+    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()  # as where its SuperLink has ended
+    with pytest.raises(KeyboardInterrupt):
+        _ask.exchange(grid, {0: 1}, {0: RecordDict()}, "train", 5.0)
+    assert time.monotonic() - began < 3
 
 
 @pytest.mark.slow
 def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=7, steps=1), round_timeout=0.3, evaluation="none")
     grid = federation.grid({"ash": silent_on("train")})
-    run = federation.run(grid)
 
     def stop(record: Any) -> None:
         if record["round"] == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run.run(resume=True, progress=stop)
+        federation.run(grid).run(resume=True, progress=stop)
     federation.run(grid).run(resume=True)  # how long it is skipped is part of the server's state
     records = federation.records()
     assert [record["round"] for record in records if record["deployment"]["silent"]] == [1, 3, 6]
@@ -79,18 +85,14 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
 
 def test_sites_that_did_not_answer_are_asked_where_the_others_are_gone(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), round_timeout=0.3, evaluation="none")
-    grid = federation.grid()
-    busy = [federation.node("ash"), federation.node("birch")]
-    for node in busy:
-        grid.tamper[node] = lambda question, answer: None if question.metadata.message_type == "train" else answer
-    run = federation.run(grid)
+    grid = federation.grid({"ash": silent_on("train"), "birch": silent_on("train")})
 
     def watch(record: Any) -> None:
         if record["round"] == 1:  # these two have time again, and the third goes away
             grid.tamper.clear()
             grid.offline.add(federation.node("cedar"))
 
-    records = run.run(resume=True, progress=watch).rounds
+    records = federation.run(grid).run(resume=True, progress=watch).rounds
     assert sorted(records[1].deployment["silent"]) == ["ash", "birch"]
     assert [sorted(record.answered) for record in records[2:]] == [[0, 1], [0, 1]]
     assert all(record.deployment["skipped"] == [] for record in records[2:])

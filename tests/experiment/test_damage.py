@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedskew
-from common import task
+from common import largest_file, task
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment import RunFolder
 
@@ -132,13 +131,8 @@ def test_a_report_is_not_made_of_a_damaged_folder(tmp_path, finished, damage):
 
 @pytest.mark.parametrize("limit", [500, 3_000, 6_500, 12_000])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path, finished, limit):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # as on a full disk, a longer file can't be written
-    try:
-        with pytest.raises(RunError, match=r"small-.*: can't be written: ") as raised:
-            fedskew.simulate(TASK, out=tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with largest_file(limit), pytest.raises(RunError, match=r"small-.*: can't be written: ") as raised:
+        fedskew.simulate(TASK, out=tmp_path)
     assert "\n" not in str(raised.value)
     folder = fedskew.simulate(TASK, out=tmp_path, resume=True).folder
     assert (folder / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()

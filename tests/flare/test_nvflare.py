@@ -43,13 +43,14 @@ def test_the_mean_is_weighed_by_label_counts_in_the_order_of_names(flare: Any) -
     aggregator = flare.aggregator("fedla")
     for place in (2, 0, 1):  # as they happen to reply
         params = {"w": np.array([1.0, place], dtype=np.float32), "seen": np.array(10 * place)}
-        aggregator.accept_model(flare.model(place, params, COUNTS[place], metrics={"loss": float(place)}))
+        metrics = {"loss": float(place), "accuracy": (0.5, 0.5, np.inf)[place]} | ({"own": 1.0} if place == 1 else {})
+        aggregator.accept_model(flare.model(place, params, COUNTS[place], metrics=metrics))
     made = aggregator.aggregate_model()
     weights = fedla(COUNTS)
     np.testing.assert_allclose(made.params["w"], [1, weights @ [0, 1, 2]], rtol=1e-6)
     assert made.params["w"].dtype == np.float32
     assert made.params["seen"] == 20
-    assert made.metrics == {"loss": pytest.approx(weights @ [0, 1, 2])}
+    assert made.metrics == {"loss": pytest.approx(weights @ [0, 1, 2]), "accuracy": pytest.approx(0.5)}
     assert list(made.meta["weights"].values()) == pytest.approx(weights.tolist())
     with pytest.raises(ArgumentError, match="no client sent a model with its label counts"):
         aggregator.aggregate_model()  # the last round's are forgotten
@@ -73,21 +74,28 @@ def test_tensors_a_target_and_a_weight_limit(flare: Any) -> None:
 def test_what_can_t_be_used_is_left_out_and_said(flare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator, said = flare.aggregator(), []
     monkeypatch.setattr(aggregator, "warning", said.append)  # FLARE's log needs a running job
-    good = {"w": np.zeros(2)}
-    aggregator.accept_model(flare.model(0, good, COUNTS[0]))
-    for params, counts in (
+    good, difference = {"w": np.zeros(2)}, flare.model(8, {"w": np.zeros(2)}, COUNTS[1])
+    difference.params_type = "DIFF"
+    for place, (params, counts) in enumerate([
         (good, None),
         (good, [1, -1, 0]),
+        (good, [1e308, 1e308, 0]),
+        ({"w": np.array([np.nan, 0])}, COUNTS[1]),
+        ({"w": np.array(["a", "b"])}, COUNTS[1]),
         (good, [1, 2]),
         ({"w": np.zeros(3)}, COUNTS[1]),
-        ({"w": np.array([np.nan, 0])}, COUNTS[1]),
-    ):
-        aggregator.accept_model(flare.model(1, params, counts))
-    reasons = ["has no label_counts", "not negative", "2 classes", "other names or shapes", "w is not finite"]
-    for reason, line in zip(reasons, said, strict=True):
-        assert line.startswith("left out the model of site-1: ")
+        ({"w": np.full(2, 1000)}, COUNTS[1]),  # of whole numbers the largest would be taken
+    ]):  # fmt: skip
+        aggregator.accept_model(flare.model(place, params, counts))
+    for model in (difference, flare.model(10, good, COUNTS[0]), flare.model(11, good, COUNTS[1])):
+        aggregator.accept_model(model)
+    made = aggregator.aggregate_model()
+    reasons = ["has no label_counts", "not negative", "1e+09 samples", *["no finite number"] * 2, *["of most"] * 4]
+    for place, (reason, line) in enumerate(zip(reasons, said, strict=True)):
+        assert line.startswith(f"left out the model of site-{place}: ")
         assert reason in line
-    assert aggregator.aggregate_model().meta["weights"] == {"site-0": 1.0}
+    assert [*made.meta["weights"]] == ["site-10", "site-11"]
+    np.testing.assert_array_equal(made.params["w"], [0, 0])
 
 
 @pytest.mark.parametrize(
@@ -129,14 +137,8 @@ def test_a_job_in_flare_s_simulator(flare: Any, tmp_path: Path, monkeypatch: pyt
     script = tmp_path / "client.py"
     script.write_text(CLIENT)
     monkeypatch.chdir(tmp_path)
-    recipe = recipes.NumpyFedAvgRecipe(
-        name="weighed",
-        min_clients=3,
-        num_rounds=2,
-        model=[[0.0, 0.0]],
-        train_script=str(script),
-        aggregator=flare.aggregator("fedla"),
-    )
+    options = {"min_clients": 3, "num_rounds": 2, "model": [[0.0, 0.0]], "train_script": str(script)}
+    recipe = recipes.NumpyFedAvgRecipe(name="weighed", aggregator=flare.aggregator("fedla"), **options)
     run = recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path / "work")))
     (saved,) = Path(run.get_result()).rglob("server.npy")
     np.testing.assert_allclose(np.load(saved).ravel(), 2 * (fedla(COUNTS) @ [1, 2, 3]), rtol=1e-5)
@@ -274,16 +276,8 @@ def test_the_workflow_in_flare_s_simulator(flare: Any, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     job = FedJob(name="selected", min_clients=5)
     job.to_server(NPModelPersistor(model=[[0.0, 0.0]]), id="persistor")
-    workflow = flare.workflow(
-        selection="fedentopt",
-        parameters={"buffer": 0.4},
-        seed=3,
-        num_clients=2,
-        num_rounds=3,
-        persistor_id="persistor",
-        aggregator=flare.aggregator("fedla"),
-    )
-    job.to_server(workflow)
+    options = {"parameters": {"buffer": 0.4}, "seed": 3, "num_clients": 2, "num_rounds": 3}
+    job.to_server(flare.workflow(persistor_id="persistor", aggregator=flare.aggregator("fedla"), **options))
     job.to_clients(ScriptRunner(script=str(script), script_args=str(trained), framework=FrameworkType.NUMPY))
     job.simulator_run(str(tmp_path / "work"), n_clients=5)
 

@@ -184,9 +184,7 @@ class Tray:
         listed = "; ".join(self.broken[:_LISTED]) + more
         said = f"{len(self.broken):,} of {counted(total, what)} can't be read: {listed}"
         if not self.skips or len(self.broken) == total:
-            raise DataError(
-                f"{said}. Mend or remove them; --skip-broken (data.skip_broken = true) goes on without them"
-            )
+            raise DataError(f"{said}. Mend or remove them; --skip-broken (data.skip_broken = true) leaves them out")
         warnings.warn(f"{said}. They are left out (skip_broken)", DataWarning, stacklevel=3)
 
 
@@ -215,6 +213,8 @@ def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object, wi
 def _windowed(image: Image.Image, where: object, window: Window) -> NDArray[np.float32]:
     """Return the values of an image of more than 8 bits as a window has them, in [0, 1]."""
     values: NDArray[np.float32] = np.asarray(image.convert("F"))
+    if np.isnan(values).any():
+        raise BrokenFileError(f"{where}: has a pixel that is NaN")
     if len(window) != 2:
         window = image.info.get("window", window)
     if len(window) == 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew.data._dataset import Inputs
-from fedskew.files import replacing
+from fedskew.files import replacing, writing
 
 MOST_BYTES = 1 << 32
 """Largest features of a data set that are kept."""
@@ -53,9 +54,8 @@ class Features:
         if place is None:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         if not (self._folder / "known.npy").exists():
-            np.lib.format.open_memmap(self._folder / "values.npy", "w+", np.float32, self.shape)
-            with replacing(self._folder / "known.npy", shared=True, wait=False) as part:
-                np.lib.format.open_memmap(part, "w+", np.bool_, (len(self._groups),))
+            self._make("values.npy", np.float32, self.shape)
+            self._make("known.npy", np.bool_, (len(self._groups),))
         self._open()
 
     @property
@@ -73,6 +73,15 @@ class Features:
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._open()
+
+    def _make(self, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> None:
+        # With all of its space at once: on a full disk, writing to a file that is mapped into memory is a bus error.
+        path = self._folder / name
+        with writing(path), replacing(path, shared=True, wait=False) as part:
+            np.lib.format.open_memmap(part, "w+", dtype, shape)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                with part.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, part.stat().st_size)
 
     def _open(self) -> None:
         self._file = np.load(self._folder / "values.npy", mmap_mode="r+")

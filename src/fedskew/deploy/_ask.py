@@ -170,8 +170,7 @@ def exchange(
     pending = {sent: client for sent, client in zip(pushed, questions, strict=False) if sent}
     if len(pushed) < len(messages):
         pending = {}  # whose ids these are is not known
-    unsent = questions.keys() - pending.values()
-    failed = dict.fromkeys(sorted(unsent), "the SuperLink did not take its message")
+    failed = dict.fromkeys(sorted(questions.keys() - pending.values()), "the SuperLink did not take its message")
     contents: dict[int, RecordDict] = {}
     deadline, over = time.monotonic() + timeout, threading.Event()
     arrivals: queue.SimpleQueue[tuple[str, Message | Exception]] = queue.SimpleQueue()
@@ -179,7 +178,13 @@ def exchange(
         threading.Thread(target=_pull, args=(grid, sent, arrivals, over), daemon=True).start()
     try:
         while pending:
-            sent, reply = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            try:  # short waits: an interrupt by a thread of Flower's, as when its SuperLink has ended, cuts none short
+                sent, reply = arrivals.get(timeout=min(left, LONGEST_PAUSE))
+            except queue.Empty:
+                if left:
+                    continue
+                break
             client = pending.pop(sent)
             if isinstance(reply, httpx.HTTPError):
                 raise reply  # the SuperLink has ended, and with it this run
@@ -189,8 +194,6 @@ def exchange(
                 contents[client] = reply.content
             else:
                 failed[client] = error_line(reply)
-    except queue.Empty:
-        pass
     finally:
         over.set()
     return Arrivals(contents, failed, tuple(pending.values()))

@@ -76,10 +76,7 @@ class Sites(Backend):
         validator.begin(cohort, sent)
         contents = self._instructions(round, cohort, sent)
         replies = self.members.ask(
-            MessageType.TRAIN,
-            contents,
-            lambda content, client: validator.read(content, client, round),
-            f"round {round}",
+            MessageType.TRAIN, contents, lambda reply, client: validator.read(reply, client, round), f"round {round}"
         )
         began = time.perf_counter()
         updates = validator.updates(round, replies)

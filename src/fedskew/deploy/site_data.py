@@ -42,8 +42,8 @@ from fedskew.data import unlabelled as load_unlabelled
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
-from fedskew.errors import ArgumentError, ConfigError, DataError, nearest, placed
-from fedskew.files import private_folder, replacing
+from fedskew.errors import ArgumentError, ConfigError, DataError, RunError, nearest, placed
+from fedskew.files import private_folder, replacing, writing
 from fedskew.parameters import first_mistake
 from fedskew.randomness import Purpose, generator
 from fedskew.trees import read_tree
@@ -116,16 +116,13 @@ class SiteData:
             place = path.parent / Path(described.unlabelled).expanduser()
             window = tuple((described.data or {}).get("window", ()))
             unlabelled = functools.partial(_read_unlabelled, path, place, agreement, window)
-        try:
+        wrong = placed(f"{path}: data.", ConfigError, of=(ArgumentError, ConfigError))
+        with placed(f"{path}: ", DataError, of=DataError), wrong:
             if described.data is None:
                 samples = _no_samples(agreement, state)
             else:
                 found = _read(described.data, path.parent, agreement)
                 samples = _fitted(found, agreement, state, "separator" in described.data)
-        except (ArgumentError, ConfigError) as error:
-            raise ConfigError(f"{path}: data.{error}") from None
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
         return dataclasses.replace(samples, unlabelled=unlabelled)
 
 
@@ -162,20 +159,18 @@ def _no_samples(agreement: Agreement, state: Path) -> SiteData:
 
 
 def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:
-    options = dict(table)
-    own = "window" in options
+    options, own = dict(table), "window" in table
     if options["name"] == "csv" and agreement.table is not None:
         if {"schema", "label", "client"} & options.keys():
             raise ConfigError("schema: the agreement has it (encoder in deploy.toml), and the columns of labels too")
         options["schema"] = agreement.encoder
     name, root = options.pop("name"), options.pop("root", None)
     place = None if root is None else beside / Path(root).expanduser()
-    rng = generator(0, Purpose.DATA)
     load = components.find(data.INDEX, name, "name")
     if ":" not in name:
         if agreement.window and "window" in inspect.signature(load).parameters:
             options.setdefault("window", agreement.window)
-        made = data.load(name, place, rng=rng, encoder=agreement.info.made_encoder(), **options)
+        made = data.load(name, place, rng=generator(0, Purpose.DATA), encoder=agreement.info.made_encoder(), **options)
         if made.encoder is not None and made.encoder.kind == "text" and agreement.encoder is None:
             raise DataError(
                 "deploy.toml has no words (encoder), so that a word would have another number at each site; whoever "
@@ -256,8 +251,7 @@ def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Input
     if agreement.mean:
         of = agreement.mean, agreement.std
         mean, std = (torch.tensor(one, dtype=torch.float64).view(1, -1, *[1] * (inputs.ndim - 2)) for one in of)
-        values = (values - mean) / std
-        values = values.nan_to_num(nan=0.0)
+        values = ((values - mean) / std).nan_to_num(nan=0.0)
     return values if agreement.sums_moments else values.float()
 
 
@@ -291,7 +285,9 @@ class SiteStates:
     def keep(self, round: int, state: Mapping[str, Tensor]) -> None:
         """Write the state after a round, atomically."""
         private_folder(self._folder)
-        with replacing(self._path(round), shared=True) as part:
+        path = self._path(round)
+        unwritten = placed(f"{path}: can't be written: ", RunError, of=SafetensorError)
+        with unwritten, writing(path), replacing(path, shared=True) as part:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part)
 
     def _rounds(self) -> list[int]:

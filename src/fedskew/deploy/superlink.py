@@ -130,20 +130,15 @@ def _signer(headers: MutableMapping[str, str]) -> str | None:
 async def _refuse(send: Send, status: int, reason: str) -> None:
     """Answer with a status and one line, and end the connection."""
     body = f"{reason}\n".encode()
-    headers = [
-        (b"content-type", b"text/plain"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
+    length = str(len(body)).encode()
+    headers = [(b"content-type", b"text/plain"), (b"content-length", length), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 def _is_local(scope: Scope) -> bool:
     """Return whether a request comes from this machine: over loopback, or from the address that it was sent to."""
-    client, server = scope.get("client"), scope.get("server")
-    if not client:
-        return False
+    client, server = scope.get("client") or [""], scope.get("server")
     try:
         address = ipaddress.ip_address(client[0])
     except ValueError:

@@ -54,8 +54,6 @@ TIMEOUT = 5.0
 WORTH_SAYING = 2.0
 """Seconds of difference between clocks from which on a site is warned."""
 
-DAY = 86400.0
-
 SHORTEST_PAUSE, PAUSE_SHARE, LONGEST_PAUSE = 0.1, 0.1, 3.0
 """Seconds between looks for a message: this share of the time since the last reply. The longest is Flower's own."""
 
@@ -70,8 +68,7 @@ MESSAGE, TRANSFORMERS = b".", b"t"
 """What wakes the process that forks one for each message: of any app, or of one whose network is of transformers, which
 takes seconds to import.
 """
-BY_HASH = {"agreed.toml": ""}
-"""Replaces Flower's check of trusted entities."""
+BY_HASH = {"agreed.toml": ""}  # replaces Flower's check of trusted entities
 
 
 class _UnreachableError(RunError):
@@ -154,7 +151,7 @@ def _check_server(address: str, authority: Path) -> ServerCheck:
     except (TypeError, ValueError):
         raise RunError(f"{address}: what answers there tells no time, so it is no fedskew server") from None
     # The server answered between `began` and `ended`, with whole seconds that it updates once a second.
-    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - ended) / DAY
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - ended) / 86400
     return ServerCheck((began + ended) / 2 - (server_time + 1), (ended - began) / 2 + 1, days)
 
 
@@ -226,11 +223,15 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     sys.argv = [
         "flower-supernode",
         *("--superlink", server, "--root-certificates", str(authority)),
-        *("--auth-supernode-private-key", str(folder / "key")),
-        *("--node-config", f"data={json.dumps(str(data))}"),
+        *("--auth-supernode-private-key", str(folder / "key"), "--node-config", node_config(data)),
         *arguments,
     ]
     flower_supernode()
+
+
+def node_config(data: Path) -> str:
+    """Return the config by which Flower tells its apps a site's `data.toml`: TOML, without a quote within quotes."""
+    return f"data={json.dumps(str(data), ensure_ascii=False)}".replace('\\"', "\\u0022")
 
 
 def is_agreed(content: bytes, data: Path) -> bool:

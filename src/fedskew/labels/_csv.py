@@ -193,8 +193,7 @@ def _wide(sheet: Sheet, at: int, others: list[int]) -> Table:
     clients = sheet.texts(at, "client")
     if _repeats(clients):
         lines, name = [line for line, _ in sheet], next(name for name, times in Counter(clients).items() if times > 1)
-        first = clients.index(name)
-        again = clients.index(name, first + 1)
+        first, again = [row for row, own in enumerate(clients) if own == name][:2]
         samples = "" if len(others) > 2 else f"; if each row is one sample, count them: fedskew counts {sheet.path}"
         sheet.fail(lines[again], f"client {name!r} occurs twice; its first row is line {lines[first]}{samples}")
     return sheet.amounts(others), clients, [sheet.header[column] for column in others]

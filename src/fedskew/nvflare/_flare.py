@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ FloatArray = NDArray[np.float64]
 
 COUNTS = "label_counts"
 """Key of label counts in a model's `meta`, and the task in which a workflow asks for them."""
+MOST_SAMPLES = 1e9  # of a client, of one class
 
 
 def _name(model: FLModel, default: int) -> str:
@@ -38,14 +40,22 @@ def _label_counts(model: FLModel) -> FloatArray:
     if counts is None:
         raise ArgumentError(f"it has no {COUNTS}; the client adds meta={{{COUNTS!r}: counts}} to it")
     row: FloatArray = as_counts([counts], COUNTS)[0]
+    if row.max() > MOST_SAMPLES:
+        raise ArgumentError(f"{COUNTS}: has {row.max():g} of a class; {MOST_SAMPLES:g} samples at most")
     return row
+
+
+def _unlike(forms: Mapping[str, Hashable]) -> list[str]:
+    # of several as frequent forms, that of the first client
+    usual = Counter(forms.values()).most_common(1)
+    return [name for name, form in forms.items() if form != usual[0][0]]
 
 
 class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes without types
     """Aggregates models by a weighting of fedskew, from the label counts that clients send with them.
 
     Works for whole models and for differences, of numpy arrays or PyTorch tensors. Whole numbers, such as batch norm's
-    counters, are the largest of the clients'. A model without label counts, with other arrays than the first one's, or
+    counters, are the largest of the clients'. A model without label counts, with other arrays than most clients', or
     with values that are not finite is left out, which the log says. The result has the weights as `meta["weights"]`.
 
     Args:
@@ -72,9 +82,7 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
         if has(self._rule, "keeps_state"):
             raise ConfigError(f"weighting: {weighting} keeps something between rounds; take one that weighs by counts")
         if has(self._rule, "needs_target") and target is None:
-            raise ConfigError(
-                f"target: {weighting} weighs clients towards a target label mix; give one share per class"
-            )
+            raise ConfigError(f"target: {weighting} weighs clients towards a target label mix; give its shares")
         if weight_limit is not None and not 0 < weight_limit <= 1:
             raise ConfigError(f"weight_limit: expected a share above 0 and at most 1, got {weight_limit!r}")
         self.reset_stats()
@@ -88,7 +96,7 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
         """Take the model of one client, or leave it out and say why."""
         name = _name(model, len(self._models))
         try:
-            self._counts[name] = self._check(model)
+            self._counts[name] = _check(model)
             self._models[name] = model
         except ArgumentError as error:
             self.warning(f"left out the model of {name}: {error}")
@@ -97,6 +105,10 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
         """Return the weighted mean of the models, and forget them; ArgumentError if none was accepted."""
         if not self._models:
             raise ArgumentError(f"no client sent a model with its label counts; add meta={{{COUNTS!r}: counts}} to it")
+        forms = {name: (len(self._counts[name]), _form(model)) for name, model in self._models.items()}
+        for name in _unlike(forms):
+            self.warning(f"left out the model of {name}: its classes or arrays are not those of most clients")
+            del self._models[name]
         names = sorted(self._models)
         models, counts = [self._models[name] for name in names], np.stack([self._counts[name] for name in names])
         sizes, limit = counts.sum(axis=1), self.weight_limit
@@ -110,20 +122,6 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
             metrics=_metrics([model.metrics for model in models], weights),
             meta={"weights": dict(zip(names, weights.tolist(), strict=True))},
         )
-
-    def _check(self, model: FLModel) -> FloatArray:
-        """Return the label counts of a model; ArgumentError if it can't be used."""
-        row = _label_counts(model)
-        for name, other in self._models.items():
-            if row.shape != self._counts[name].shape:
-                of = len(self._counts[name])
-                raise ArgumentError(f"{COUNTS}: {len(row)} classes, and another client's are of {of}")
-            if _shapes(model) != _shapes(other):
-                raise ArgumentError("its arrays have other names or shapes than another client's")
-        for key, value in model.params.items():
-            if not np.isfinite(_array(value)).all():
-                raise ArgumentError(f"{key} is not finite")
-        return row
 
 
 class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without types
@@ -165,9 +163,7 @@ class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without type
                 "are not told; take fedentopt"
             )
         if has(self._rule, "needs_target"):
-            raise ConfigError(
-                f"selection: {selection} needs a target label mix, which is given to weightings only here"
-            )
+            raise ConfigError(f"selection: {selection} needs a target label mix, which is given to weightings alone")
         self._sites: list[str] = []
         self._selection_state: Any = None
 
@@ -200,9 +196,8 @@ class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without type
                 counts[name] = _label_counts(reply)
             except ArgumentError as error:
                 self.warning(f"left out {name}: {error}")
-        usual = Counter(map(len, counts.values())).most_common(1)
-        for name in [name for name, row in counts.items() if len(row) != usual[0][0]]:
-            self.warning(f"left out {name}: {COUNTS}: {len(counts.pop(name))} classes, and most have {usual[0][0]}")
+        for name in _unlike({name: len(row) for name, row in counts.items()}):
+            self.warning(f"left out {name}: {COUNTS}: {len(counts.pop(name))} classes, as most do not have")
         if not counts:
             raise ArgumentError(
                 f"no site sent its label counts; in the task {COUNTS!r} a client sends "
@@ -215,8 +210,18 @@ class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without type
         self._selection_state = self._rule.init(self._counts)
 
 
-def _shapes(model: FLModel) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(np.shape(value)) for key, value in model.params.items()}
+def _check(model: FLModel) -> FloatArray:
+    """Return the label counts of a model; ArgumentError if it can't be used."""
+    for key, value in (model.params or {}).items():
+        array = _array(value)
+        if array.dtype.kind not in "iubf" or not np.isfinite(array).all():
+            raise ArgumentError(f"{key} has a value that is no finite number")
+    return _label_counts(model)
+
+
+def _form(model: FLModel) -> Hashable:
+    arrays = {key: _array(value) for key, value in (model.params or {}).items()}
+    return model.params_type, frozenset((key, array.shape, array.dtype) for key, array in arrays.items())
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -237,9 +242,15 @@ def _mean(values: Sequence[Any], weights: FloatArray) -> Any:
 
 
 def _metrics(metrics: Sequence[Mapping[str, Any] | None], weights: FloatArray) -> dict[str, float] | None:
-    """Return the weighted mean of each metric that every client has."""
-    shared = [one for one in metrics if one]
-    if len(shared) < len(metrics):
-        return None
-    keys = [key for key in shared[0] if all(isinstance(one.get(key), int | float) for one in shared)]
-    return {key: float(weights @ [one[key] for one in shared]) for key in keys}
+    """Return the weighted mean of each metric of which half of the clients or more report a finite number."""
+    found = {}
+    for key in {key: None for one in metrics for key in one or ()}:
+        pairs = ((weight, (one or {}).get(key)) for weight, one in zip(weights, metrics, strict=True))
+        told = [(weight, value) for weight, value in pairs if _is_finite(value)]
+        if (whole := sum(weight for weight, _ in told)) > 0 and 2 * len(told) >= len(metrics):
+            found[key] = float(sum(weight / whole * value for weight, value in told))
+    return found or None
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
