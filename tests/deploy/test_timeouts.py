@@ -52,8 +52,8 @@ def test_an_interrupt_that_a_thread_of_flowers_raises_ends_a_round_that_waits(mo
     began = time.monotonic()
     threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()  # as where its SuperLink has ended
     with pytest.raises(KeyboardInterrupt):
-        _ask.exchange(grid, {0: 1}, {0: RecordDict()}, "train", 5.0)
-    assert time.monotonic() - began < 3
+        _ask.exchange(grid, {0: 1}, {0: RecordDict()}, "train", 30.0)
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.slow

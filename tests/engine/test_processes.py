@@ -185,6 +185,16 @@ def test_what_cannot_be_sent_and_too_little_shared_memory_are_said_with_what_to_
     refused(r"engine.backend: /dev/shm is too small .*--shm-size", several, sent)
 
 
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+    settings = "partition={'rule': 'iid', 'clients': 2}, model='logistic', method='fedavg', training={'rounds': 1}"
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import fedskew\nfedskew.simulate(data='digits', {settings}, engine={{'backend': 'processes'}})\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert 'exit status 1; a script has what trains below `if __name__ == "__main__":`' in done.stderr
+
+
 def test_senseless_numbers_of_processes_are_refused():
     with pytest.raises(ArgumentError, match="processes: must be at least 1, not 0"):
         backend(processes=0)

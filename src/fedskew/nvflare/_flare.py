@@ -197,7 +197,7 @@ class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without type
             except ArgumentError as error:
                 self.warning(f"left out {name}: {error}")
         for name in _unlike({name: len(row) for name, row in counts.items()}):
-            self.warning(f"left out {name}: {COUNTS}: {len(counts.pop(name))} classes, as most do not have")
+            self.warning(f"left out {name}: {COUNTS}: {len(counts.pop(name))} classes, unlike most")
         if not counts:
             raise ArgumentError(
                 f"no site sent its label counts; in the task {COUNTS!r} a client sends "
