@@ -13,6 +13,7 @@ import pytest
 from federated import LocalGrid, federate, fedskew, silent_on, tree
 from flwr.app import Message
 
+from common import stop_at
 from fedskew.errors import EndedEarlyError
 
 
@@ -55,12 +56,8 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
     grid = federation.grid({"ash": silent_on("train")})
     run = federation.run(grid)
 
-    def stop(record: Any) -> None:
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run.run(resume=True, progress=stop)
+        run.run(resume=True, progress=stop_at(3))
     federation.run(grid).run(resume=True)  # how long it is skipped is part of the server's state
     records = federation.records()
     assert [record["round"] for record in records if record["deployment"]["silent"]] == [1, 3, 6]
