@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_829, "docstrings": 9_559, "files": 315, "names": 333},
+    "src": {"code": 38_808, "docstrings": 9_553, "files": 315, "names": 333},
     "tests": {"code": 33_363},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

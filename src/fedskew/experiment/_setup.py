@@ -64,7 +64,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     device = choose_device(config.engine.device)
     whole_task = task or make_task(config, seed)
     raw = whole_task.dataset
-    method = _work.make_method(config, raw)
+    method = methods.build(config.method, config.training.momentum)
+    if raw.multi_label:
+        method = methods.for_findings(method, config.engine.label_counts == "summed")
     network = _work.make_network(config, seed, method, raw.num_classes, raw.in_shape, _some(raw).cpu()).to(device)
     module, task, features = _work.behind_body(config, method, whole_task, network, _some(raw).to(device))
     dataset, held_out = task.dataset, torch.from_numpy(task.validation)

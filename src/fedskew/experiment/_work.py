@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew import components, data, engine, methods, metrics, models, own_code
-from fedskew.data import Dataset, Inputs
+from fedskew import components, data, engine, metrics, models, own_code
+from fedskew.data import Inputs
 from fedskew.data.features import MOST_BYTES, Features
 from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.engine.target import logits_of
@@ -32,12 +32,6 @@ from fedskew.models.weights import load_weights
 from fedskew.personal import Names, Personal
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
-
-
-def make_method(config: Config, dataset: Dataset) -> Method:
-    """Build the method of a config for a data set; CombinationError where it can't train on several labels a sample."""
-    method = methods.build(config.method, config.training.momentum)
-    return methods.for_findings(method, config.engine.label_counts == "summed") if dataset.multi_label else method
 
 
 def make_network(
