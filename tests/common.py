@@ -37,6 +37,12 @@ def fedskew(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def one_line(error: FedskewError, case: object) -> None:
+    """An error of a fuzzed case says all in one line."""
+    if "\n" in str(error):
+        raise AssertionError(case) from error
+
+
 def task(
     clients: int, beta: float | None = None, labels: int | None = None, width: int | None = None, **training: Any
 ) -> dict[str, Any]:
