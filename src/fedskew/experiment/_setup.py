@@ -26,7 +26,7 @@ from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, s
 from fedskew.errors import BackendWarning, ConfigError, placed
 from fedskew.executors import cores
 from fedskew.experiment import _work
-from fedskew.experiment._config import Config, FloatArray
+from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
@@ -34,7 +34,7 @@ from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
-from fedskew.experiment._task import Task, make_task, model_info
+from fedskew.experiment._task import FloatArray, Task, make_task, model_info
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
 from fedskew.models import FlatModel, ModelState
