@@ -50,6 +50,12 @@ def fedskew(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def one_line(error: FedskewError, case: object) -> None:
+    """An error of a fuzzed case says all in one line."""
+    if "\n" in str(error):
+        raise AssertionError(case) from error
+
+
 def task(
     clients: int, beta: float | None = None, labels: int | None = None, width: int | None = None, **training: Any
 ) -> dict[str, Any]:
@@ -101,6 +107,16 @@ def bits(result: Any) -> tuple[Any, ...]:
     return without_times(result.rounds), [value.numpy().tobytes() for value in result.model.state_dict().values()]
 
 
+def stop_at(round: int, error: type[BaseException] = KeyboardInterrupt) -> Callable[[Mapping[str, Any]], None]:
+    """What ends a run once a round is over; without more, as Ctrl-C does."""
+
+    def stop(record: Mapping[str, Any]) -> None:
+        if record["round"] == round:
+            raise error
+
+    return stop
+
+
 def save_image(path: Path, levels: Any, mode: str | None = None, **options: Any) -> Path:
     """Write an image, or an array of levels as one; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,6 +166,15 @@ def start(federation: Federation, *parameters: float, buffers: Sequence[float] =
 def weights_by_client(record: Any) -> dict[int, float]:
     """The weights of a round's updates."""
     return dict(zip(record.answered, record.weights, strict=True))
+
+
+def normaliser(steps: int, momentum: float) -> float:
+    """FedNova's a(tau, rho) as its authors' loop has it: a counter goes through the momentum, and is summed."""
+    counter = total = 0.0
+    for _ in range(steps):
+        counter = momentum * counter + 1
+        total += counter
+    return total
 
 
 def moved(

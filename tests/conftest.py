@@ -92,14 +92,11 @@ def data_root() -> Path:
 def interrupt_after() -> Callable[[int, Mapping[str, Any], Path], Path]:
     """Run a config in an empty folder until a round is over, as Ctrl-C ends it, and return the run folder."""
     import fedskew
+    from common import stop_at
 
     def run(round: int, tree: Mapping[str, Any], out: Path) -> Path:
-        def interrupt(record: Mapping[str, Any]) -> None:
-            if record["round"] == round:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            fedskew.simulate(tree, out=out, progress=interrupt)
+            fedskew.simulate(tree, out=out, progress=stop_at(round))
         (folder,) = out.iterdir()
         return folder
 

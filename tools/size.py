@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_846, "docstrings": 9_561, "files": 315, "names": 334},
-    "tests": {"code": 33_410},
+    "src": {"code": 38_803, "docstrings": 9_553, "files": 315, "names": 333},
+    "tests": {"code": 33_355},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -194,7 +194,10 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
         raise ConfigError(f"{where}.{key}: missing (known: {', '.join(sorted(index))})")
     kind = find(index, str(table["name"]), f"{where}.{key}")
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ConfigError(f"{where}.{key}: {table['name']} is no component; {_no_component(kind)}")
+        advice = f"expected a frozen dataclass, not a {type(kind).__name__}"
+        if isinstance(kind, type):
+            advice = f"write @dataclass(frozen=True) above class {kind.__name__}, with its parameters as fields"
+        raise ConfigError(f"{where}.{key}: {table['name']} is no component; {advice}")
     parameters = {name: value for name, value in table.items() if name != "name"}
     known = [field.name for field in dataclasses.fields(kind)]
     for name in parameters:
@@ -213,13 +216,6 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
 @lru_cache(256)
 def _checker(kind: type) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(kind)
-
-
-def _no_component(kind: Any) -> str:
-    """Advice for a message about a class, or another object, given in place of a component."""
-    if isinstance(kind, type):
-        return f"write @dataclass(frozen=True) above class {kind.__name__}, with its parameters as fields"
-    return f"expected a frozen dataclass, not a {type(kind).__name__}"
 
 
 def find(index: Mapping[str, Any], name: str, where: str) -> Any:

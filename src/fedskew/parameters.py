@@ -12,14 +12,15 @@ The same types check a config, where the error names the key in the file instead
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
 import pydantic
 from pydantic import ConfigDict, Field
 
-from fedskew.errors import ArgumentError, FedskewError, nearest
+from fedskew.errors import ArgumentError, ConfigError, FedskewError, nearest
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -69,6 +70,15 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+@contextmanager
+def one_mistake(prefix: str = "", fields: type[pydantic.BaseModel] | None = None) -> Iterator[None]:
+    """Turn what pydantic finds in the block into a ConfigError of one line (see `first_mistake`)."""
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        raise ConfigError(first_mistake(error, prefix, fields)) from None
+
+
 def first_mistake(
     error: pydantic.ValidationError, prefix: str = "", fields: type[pydantic.BaseModel] | None = None
 ) -> str:
@@ -80,7 +90,7 @@ def first_mistake(
     key = prefix + ".".join(path)
     if first["type"] == "value_error":  # the class's own check, which names the parameter itself
         said = str(first["ctx"]["error"])
-        return f"{key}: {said}" if fields is not None and key else prefix + said
+        return f"{key}: {said}" if fields is not None and path else prefix + said
     if first["type"] in _UNKNOWN:
         return f"{key}: no such {'parameter' if fields is None else f'key{nearest(path[-1], known)}'}"
     if first["type"] in ("missing", "missing_argument"):

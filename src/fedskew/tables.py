@@ -1,4 +1,4 @@
-"""Means with their spread, tables as CSV and Markdown, nested tables as flat ones, texts that are filled in."""
+"""Means and p-values, tables as CSV and Markdown, nested tables as flat ones, texts that are filled in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,15 @@ class Spread:
             return nothing
         mean = f"{scale * self.mean:,.{digits}f}"
         return mean if self.std is None else f"{mean} ± {scale * self.std:,.{digits}f}"
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Correct p-values for their number by Holm's method; NaN where there is no test."""
+    corrected, least = list(p), 0.0
+    order = sorted((at for at, own in enumerate(p) if math.isfinite(own)), key=p.__getitem__)
+    for rank, at in enumerate(order):
+        corrected[at] = least = max(least, min(1.0, p[at] * (len(order) - rank)))
+    return corrected
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:

@@ -241,7 +241,6 @@ COMMANDS = [  # a command, and words of the answer
     (f"{PALS} --target target.csv --strength 1 --ess 0.5", ["--ess: finds the strength"]),
     (f"{PALS} --set strenght=1", ["--set strenght: fedpals has no such parameter"]),
     (f"{PALS} --set strength", ["--set 'strength': expected key=value"]),
-    (f"{TARGET} --method rlls", ["--method: must be one of gls, em-cells, bbse, em, not 'rlls'"]),
     (f"{TARGET} --bins 0.9,0.5", ["bins: must rise"]),
     (f"{TARGET} --bins half", ["--bins 'half': expected numbers between 0 and 1, separated by commas"]),
     (f"{TARGET} --picture a.png --no-picture", ["--no-picture: contradicts"]),

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sqlite3
 import tempfile
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import tomli_w
 import torch
 from federated import Federated, federate, tree
 from safetensors.numpy import load_file
-from test_real_federation import PATIENCE, kill, rounds, run_folder, until
+from test_real_federation import PATIENCE, is_back, kill, rounds, run_folder, until
 
 from fedskew.data import load
 from fedskew.deploy import Address, Book, LocalFederation, agree, write_federation
@@ -85,20 +84,13 @@ def test_a_site_lost_before_its_answer_and_one_before_the_opening(tmp_path: Path
     federation = federate(tmp_path, config, FOUR, updates="masked", start_timeout=300.0, round_timeout=300.0)
     with set_up(federation) as local:
         run = local.run()
-        until(lambda: len(rounds(local)) >= 2, PATIENCE, local)
-        until(lambda: is_asked(local, "query.unmask", after=1), PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
+        until(lambda: is_asked(local, "query.unmask", after=1), PATIENCE, local.log("run"))
         kill(local, "birch", signal.SIGKILL)  # it has answered, and never opens
-        until(lambda: len(rounds(local)) >= 3, PATIENCE, local)
-
-        def birch_is_back() -> bool:
-            if local.processes["birch"].poll() is not None:
-                local.start_site("birch")
-                time.sleep(5)
-            return 1 in rounds(local)[-1]["answered"]
-
-        until(birch_is_back, PATIENCE, local)
+        until(lambda: len(rounds(local)) >= 3, PATIENCE, local.log("run"))
+        until(lambda: is_back(local), PATIENCE, local.log("run"))
         last = rounds(local)[-1]["round"]
-        until(lambda: is_asked(local, "train", after=last), PATIENCE, local)
+        until(lambda: is_asked(local, "train", after=last), PATIENCE, local.log("run"))
         kill(local, "cedar", signal.SIGKILL)  # it is training
         assert run.wait(PATIENCE) == 4  # trained to its end, but for the round that was lost
 

@@ -132,6 +132,14 @@ def kill(local: LocalFederation, name: str, how: signal.Signals) -> None:
             process.send_signal(how)
 
 
+def is_back(local: LocalFederation) -> bool:
+    """Start birch again until the SuperLink, which refuses its key while it counts as online, accepts it."""
+    if local.processes["birch"].poll() is not None:
+        local.start_site("birch")
+        time.sleep(5)
+    return 1 in rounds(local)[-1]["answered"]
+
+
 @pytest.mark.faults
 def test_a_site_killed_in_mid_round_costs_its_update_and_may_rejoin(tmp_path: Path) -> None:
     federation = federate(tmp_path, config_of("scaffold", rounds=40), start_timeout=120.0, round_timeout=120.0)
@@ -145,16 +153,8 @@ def test_a_site_killed_in_mid_round_costs_its_update_and_may_rejoin(tmp_path: Pa
         assert sorted(lost["answered"]) == [0, 2]
         deployment = lost["deployment"]
         assert "birch" in {*deployment["failed"], *deployment["silent"], *deployment["offline"]}
-
-        def again() -> bool:
-            """Start the site again until the SuperLink, which refuses its key while it counts as online, accepts it."""
-            if local.processes["birch"].poll() is not None:
-                local.start_site("birch")
-                time.sleep(5)
-            return 1 in rounds(local)[-1]["answered"]
-
         local.processes["birch"].wait(10)
-        until(again, PATIENCE, local.log("run"))
+        until(lambda: is_back(local), PATIENCE, local.log("run"))
         assert run.poll() is None
 
 

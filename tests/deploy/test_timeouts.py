@@ -16,6 +16,7 @@ import pytest
 from federated import LocalGrid, federate, fedskew, silent_on, tree
 from flwr.app import Message, RecordDict
 
+from common import stop_at
 from fedskew.deploy import _ask
 from fedskew.errors import EndedEarlyError
 
@@ -61,12 +62,8 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
     federation = federate(tmp_path, tree("fedavg", rounds=7, steps=1), round_timeout=0.3, evaluation="none")
     grid = federation.grid({"ash": silent_on("train")})
 
-    def stop(record: Any) -> None:
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        federation.run(grid).run(resume=True, progress=stop)
+        federation.run(grid).run(resume=True, progress=stop_at(3))
     federation.run(grid).run(resume=True)  # how long it is skipped is part of the server's state
     records = federation.records()
     assert [record["round"] for record in records if record["deployment"]["silent"]] == [1, 3, 6]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedskew
-from common import built, same, task
+from common import built, same, stop_at, task
 from fedskew.engine import Assignment, Group
 from fedskew.errors import BackendWarning, ComponentError, ConfigError
 from fedskew.local_steps import SGD
@@ -141,12 +141,8 @@ def test_processes_have_the_bits_of_one_and_a_run_that_was_stopped_goes_on_with_
     apart = fedskew.simulate({**TASK, **KEPT, "engine": {"backend": "processes", "processes": 2}})
     assert same(whole.model, apart.model)
 
-    def stop(record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate({**TASK, **KEPT}, out=tmp_path, progress=stop)
+        fedskew.simulate({**TASK, **KEPT}, out=tmp_path, progress=stop_at(2))
     assert same(whole.model, fedskew.simulate({**TASK, **KEPT}, out=tmp_path, resume=True).model)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from common import normaliser
 from fedskew.engine import Federation, LocalTraining, LocalWork, PartitionedData, SequentialBackend
 from fedskew.engine.contracts import hooked
 from fedskew.local_steps import INDEX as STEPS
@@ -224,15 +225,6 @@ def test_control_variates_that_ignore_momentum_diverge():
 
 
 STEPS = (1, 2, 5)
-
-
-def normaliser(steps: int, momentum: float) -> float:
-    """a(tau, rho) by its recursion."""
-    current = total = 0.0
-    for _ in range(steps):
-        current = momentum * current + 1
-        total += current
-    return total
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedskew
-from common import Told, built, records_of, start, task
+from common import Told, built, records_of, start, stop_at, task
 from fedskew.engine import Assignment, ClientStates, Federation, Sent, Update
 
 
@@ -158,14 +158,6 @@ def assert_same(one: Path, other: Path) -> None:
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-def raising(error: type[BaseException], round: int):
-    def stop(record):
-        if record["round"] == round:
-            raise error
-
-    return stop
-
-
 @pytest.mark.slow
 @every_method
 def test_a_run_killed_between_checkpoint_and_end_resumes_to_the_same_bytes(tmp_path, method):
@@ -175,7 +167,7 @@ def test_a_run_killed_between_checkpoint_and_end_resumes_to_the_same_bytes(tmp_p
     # Three times: in the round after a checkpoint, when a whole round is done, and by Ctrl-C.
     for last, error in ((3, Killed), (5, Killed), (6, KeyboardInterrupt)):
         with pytest.raises(error):
-            fedskew.simulate(tree, out=tmp_path / "killed", resume=last > 3, progress=raising(error, last))
+            fedskew.simulate(tree, out=tmp_path / "killed", resume=last > 3, progress=stop_at(last, error))
     resumed = fedskew.simulate(tree, out=tmp_path / "killed", resume=True)
     assert_same(resumed.folder, whole.folder)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import fedskew
-from common import task, without_times
+from common import stop_at, task, without_times
 from fedskew.cli import app
 from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve
@@ -147,12 +147,8 @@ def test_unlabelled_samples_of_ones_own(whole, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("resumed_at", [2, 3])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(whole, tmp_path, resumed_at):
-    def stop(record):
-        if record["round"] == resumed_at:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate(TASK, out=tmp_path, progress=stop)
+        fedskew.simulate(TASK, out=tmp_path, progress=stop_at(resumed_at))
     again = fedskew.simulate(TASK, out=tmp_path, resume=True)
     assert without_times(again.rounds) == without_times(whole.rounds)
     for file in ("model.safetensors", "best.safetensors"):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedskew
-from common import records_of
+from common import records_of, stop_at
 from fedskew import weighting
 from fedskew.errors import ArgumentError, CombinationError, ConfigError
 from fedskew.experiment import RunFolder, TrainingLoop, make_task, make_training_loop, resolve
@@ -180,14 +180,6 @@ def test_with_one_cluster_the_encoder_is_fedavgs_model():
     assert torch.equal(alone.runner.encoder(states[4], 0).model.parameters, expected[4].model.parameters)
     for ours, theirs in zip(alone.records[:4], plain.records[:4], strict=True):
         assert replace(ours, seconds=0) == replace(theirs, seconds=0)
-
-
-def stop_at(round: int):
-    def listen(record):
-        if record["round"] == round:
-            raise KeyboardInterrupt
-
-    return listen
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1_score, roc_auc_score
 
 import fedskew
-from common import bits
+from common import bits, stop_at
 from fedskew import findings
 from fedskew.data import Dataset
 from fedskew.engine import ClientSamples, LocalTraining, LocalWork
@@ -161,12 +161,8 @@ def test_a_cohort_agrees():
 def test_a_run_goes_on_to_the_same_bits(tmp_path):
     whole = run(tmp_path / "whole")
 
-    def stop(record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "part", progress=stop)
+        run(tmp_path / "part", progress=stop_at(2))
     assert bits(run(tmp_path / "part", resume=True)) == bits(whole)
 
 

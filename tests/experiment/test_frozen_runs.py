@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedskew
-from common import task
+from common import stop_at, task
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import make_training_loop, read, resolve
 from fedskew.files import save_tensors
@@ -125,13 +125,9 @@ def test_a_run_goes_on_bit_for_bit_and_not_with_another_frozen_part(tmp_path):
     whole = make_training_loop(made, 0)
     whole.run()
 
-    def stop(record: dict[str, Any]) -> None:
-        if record["round"] == 1:
-            raise KeyboardInterrupt
-
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        make_training_loop(made, 0, folder).run(progress=stop)
+        make_training_loop(made, 0, folder).run(progress=stop_at(1))
     shutil.copytree(folder, tmp_path / "other")
     again = make_training_loop(made, 0, folder)
     again.run(resume=True)

@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 
 import fedskew
-from common import task
+from common import one_line, task
 from fedskew import methods
 from fedskew.cli.config_keys import choices, tables
 from fedskew.errors import FedskewError
@@ -73,11 +73,6 @@ def changed(rng: np.random.Generator, tree: dict[str, Any]) -> dict[str, Any]:
         except FedskewError:
             continue
     return tree
-
-
-def one_line(error: FedskewError, case: object) -> None:
-    if "\n" in str(error):
-        raise AssertionError(case) from error
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common import one_line
 from fedskew.errors import DataWarning, FedskewError
 from fedskew.labels import LabelCounts, describe, read_target
 
@@ -112,11 +113,6 @@ def test_a_damaged_table_is_refused_in_one_line_or_gives_lawful_counts(seed: int
                 one_line(error, (seed, case, bytes(content)))
             except Exception as error:
                 raise AssertionError((seed, case, bytes(content))) from error
-
-
-def one_line(error: FedskewError, case: object) -> None:
-    if "\n" in str(error):
-        raise AssertionError(case) from error
 
 
 def damage(rng: np.random.Generator, content: bytearray) -> None:

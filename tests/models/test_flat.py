@@ -142,19 +142,6 @@ def test_a_state_dict_is_canonical_contiguous_and_goes_round(make, channels_last
     torch.testing.assert_close(model.module.eval()(X), plain.eval()(X))
 
 
-def test_frozen_parameters_are_no_part_of_the_vector_and_stay():
-    module = lenet()
-    module.conv1.requires_grad_(False)
-    frozen = module.conv1.weight.clone()
-    model = FlatModel(module)
-    assert "conv1.weight" not in model.names
-    model.write(torch.zeros_like(model.vector))
-    model.module(X).sum().backward()
-    assert torch.equal(module.conv1.weight, frozen)
-    assert module.conv1.weight.grad is None
-    assert torch.equal(model.state_dict()["conv1.weight"], frozen)
-
-
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedskew.errors import ArgumentError, DataError
-from fedskew.models import FlatModel, build
+from fedskew.models import FlatModel
 from fedskew.models.frozen import freeze
 from fedskew.models.weights import load_weights
 
@@ -126,13 +126,3 @@ def test_a_file_of_another_network_is_refused_by_name(tmp_path):
             load_weights(net(), path, X)
     with pytest.raises(DataError, match="no such weights file"):
         load_weights(net(), tmp_path / "none.safetensors", X)
-
-
-def test_old_files_without_counters_of_batches_are_read(tmp_path):
-    module = build("resnet32", 10, (1, 8, 8), generator=torch.Generator().manual_seed(3))
-    torch.save(
-        {name: one for name, one in module.state_dict().items() if "num_batches" not in name}, tmp_path / "a.pth"
-    )
-    again = build("resnet32", 10, (1, 8, 8))
-    assert load_weights(again, tmp_path / "a.pth", torch.zeros(1, 1, 8, 8)) == []
-    assert torch.equal(again.head.weight, module.head.weight)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import fedskew
-from common import moved, task
+from common import moved, normaliser, task
 from fedskew.errors import ArgumentError
 from fedskew.server_updates import INDEX, fedexp_step, fednova, fednova_normaliser
 
@@ -96,19 +96,10 @@ def test_a_run_saves_the_average_and_trains_as_without_it(tmp_path):
 # FedNova.
 
 
-def by_recursion(steps, momentum):
-    """The authors' loop: a counter goes through the momentum, and is summed."""
-    counter = total = 0.0
-    for _ in range(steps):
-        counter = momentum * counter + 1
-        total += counter
-    return total
-
-
 @quick
 @given(st.integers(0, 400), st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99]))
 def test_the_normaliser_is_the_authors_recursion(steps, momentum):
-    assert fednova_normaliser(steps, momentum) == pytest.approx(by_recursion(steps, momentum), rel=1e-9)
+    assert fednova_normaliser(steps, momentum) == pytest.approx(normaliser(steps, momentum), rel=1e-9)
 
 
 def test_normalisers_worked_out_by_hand_and_by_pytorch_s_sgd():
@@ -124,7 +115,7 @@ def test_normalisers_worked_out_by_hand_and_by_pytorch_s_sgd():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fednova_by_its_formula(momentum):
-    a = np.array([by_recursion(steps, momentum) for steps in STEPS])
+    a = np.array([normaliser(steps, momentum) for steps in STEPS])
     change = WEIGHTS @ a * ((WEIGHTS / a) @ UPDATES)
     np.testing.assert_allclose(fednova(UPDATES, STEPS, WEIGHTS, momentum), change, rtol=1e-12)
     after, state = moved(FedNova(momentum), {}, MODEL, torch.tensor(UPDATES), WEIGHTS, STEPS)

@@ -56,7 +56,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from fedskew import components, methods
 from fedskew.errors import ConfigError, FedskewError, nearest, placed
 from fedskew.experiment import Config, Sweep
-from fedskew.parameters import first_mistake
+from fedskew.parameters import one_mistake
 from fedskew.tables import flatten
 from fedskew.trees import read_tree
 
@@ -249,14 +249,9 @@ class Arena:
 
 
 def _settings(section: dict[str, Any]) -> Settings:
-    for key in section:
-        if key not in Settings.model_fields:
-            raise ConfigError(f"arena.{key}: no such key{nearest(key, Settings.model_fields)}")
     rates = section.get("rates")
-    try:
+    with one_mistake("arena.", Settings):
         return Settings(**{"budget": len(rates) if isinstance(rates, list) else 0} | section)
-    except pydantic.ValidationError as error:
-        raise ConfigError(first_mistake(error, "arena.")) from None
 
 
 def _check(path: Path, settings: Settings, entries: list[ArenaEntry]) -> None:
@@ -333,10 +328,8 @@ def _drawn(value: Any, coordinates: Iterator[float], where: str) -> Any:
 
 
 def _number(value: dict[str, Any], share: float, where: str) -> float:
-    try:
+    with one_mistake(f"{where}."):
         ends = _Number(**value)
-    except pydantic.ValidationError as error:
-        raise ConfigError(first_mistake(error, f"{where}.")) from None
     low, high = ends.low, ends.high
     if low > high or (ends.log and low <= 0):
         raise ConfigError(f"{where}: expected low and high, in this order (with log = true, above 0); got {value}")

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.arena._plan import Line
-from fedskew.report import holm
-from fedskew.tables import counted
+from fedskew.tables import counted, holm
 
 FloatArray = NDArray[np.float64]
 
@@ -184,10 +183,8 @@ class Scores:
             tests.append(p)
         if within:
             return rows
-        corrected = holm(np.array(tests, dtype=np.float64)).tolist()
-        return sorted(
-            (replace(row, p=p) for row, p in zip(rows, corrected, strict=True)), key=lambda row: -row.difference
-        )
+        rows = [replace(row, p=p) for row, p in zip(rows, holm(tests), strict=True)]
+        return sorted(rows, key=lambda row: -row.difference)
 
     def by_label(self, reference: str, axis: str, most: int) -> dict[str, dict[str, Standing]]:
         """Return how methods stand under each label of an axis; nothing where it has one alone, or too many."""

@@ -128,7 +128,14 @@ def new(
         method = _answer("Method, or methods joined by +", method, "fedavg", list(methods.PRESETS))
         rounds = _number("Rounds", rounds, str(size.rounds))
         own: tuple[Key, ...] = next((one.keys for one in choices()["partition.rule"] if one.name == rule), ())
-        values = _typical(size)
+        values = {
+            "beta": 0.3,
+            "labels_per_client": min(2, size.classes),
+            "per_client": 2,
+            "classes_per_client": min(2, size.classes),
+            "exclusive_share": 0.2,
+            "samples_per_client": max(size.samples // (2 * size.clients), 1),
+        }
         chosen["partition"] |= {"clients": clients} | {key.name: values[key.name] for key in own if key.required}
         chosen |= {"model": {"name": model}, "method": {"preset": method}}
         chosen["training"] = {
@@ -200,17 +207,6 @@ class _Size:
         return max(
             math.ceil(LOCAL_STEPS / (EPOCHS * math.ceil(self.samples / self.clients / self.batch))), FEWEST_ROUNDS
         )
-
-
-def _typical(size: _Size) -> dict[str, Any]:
-    return {
-        "beta": 0.3,
-        "labels_per_client": min(2, size.classes),
-        "per_client": 2,
-        "classes_per_client": min(2, size.classes),
-        "exclusive_share": 0.2,
-        "samples_per_client": max(size.samples // (2 * size.clients), 1),
-    }
 
 
 def _change(chosen: dict[str, Any], changes: list[str] | None) -> None:

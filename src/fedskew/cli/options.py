@@ -13,6 +13,7 @@ from typer import Argument, Option
 from fedskew.cli.page import Console, table_of
 from fedskew.errors import ArgumentError, ConfigError
 from fedskew.tables import counted, duration
+from fedskew.trees import parse_change, read_tree
 
 if TYPE_CHECKING:
     from fedskew.experiment import Config
@@ -71,8 +72,6 @@ _A_MINUTE = 60
 
 def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
     """Return what `--quick` made smaller in a file, beside other changes, and what its figures are good for."""
-    from fedskew.trees import read_tree
-
     whole, small = (read_tree(path, "config", changes, quick)[0] for quick in (False, True))
     rounds, fewer = (tree.get("training", {}).get("rounds", 0) for tree in (whole, small))
     seeds, left = (len(tree.get("seeds", [0])) for tree in (whole, small))
@@ -93,8 +92,6 @@ def changed_keys(
     skip_broken: bool = False,
 ) -> dict[str, Any]:
     """Return the dotted keys and values that `--set` and other options change."""
-    from fedskew.trees import parse_change
-
     changed = dict(parse_change(change) for change in changes or [])
     if seeds is not None:
         changed["seeds"] = several("--seeds", seeds, int, "whole numbers, such as 0,1,2")

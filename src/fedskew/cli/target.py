@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from typer import Argument, Option
@@ -62,7 +62,7 @@ def target(
             "counts: a row for each class, a column for each outcome.",
         ),
     ],
-    method: Annotated[str, Option(help="gls, em-cells, bbse or em (which needs all probabilities).")] = "gls",
+    method: Annotated[MixMethod, Option(help="How it is estimated; em needs all probabilities.")] = "gls",
     bins: Annotated[
         str, Option(help="Where the samples of a predicted class are divided by their confidence.")
     ] = "0.5,0.8,0.95",
@@ -87,7 +87,7 @@ def target(
     from fedskew.labels import Outcomes
 
     outcomes = Outcomes.read(predictions, tables, several("--bins", bins, float, "numbers between 0 and 1"), decimal)
-    estimate = outcomes.estimate(mix_method(method))
+    estimate = outcomes.estimate(method)
     samples = int(outcomes.cells.sum())
     check_samples(samples, predictions)
     held_out = outcomes.tables.sum(axis=1) / outcomes.tables.sum()
@@ -125,14 +125,6 @@ def print_mix(console: Console, estimate: MixEstimate, held_out: np.ndarray, cla
     order = np.argsort(-np.abs(estimate.mix - before), kind="stable")
     title = f"Classes ({counted(int(held_out.sum()), 'held-out sample')})"
     console.columns(title, columns, order, "that differ most from the held-out samples; all with --json")
-
-
-def mix_method(name: str) -> MixMethod:
-    """Return the method of that name; ArgumentError if there is none."""
-    methods: dict[str, MixMethod] = {method: method for method in get_args(MixMethod)}
-    if name not in methods:
-        raise ArgumentError(f"--method: must be one of {', '.join(methods)}, not {name!r}")
-    return methods[name]
 
 
 def unlabelled_samples(model: TrainedModel, paths: list[Path]) -> Tensor:
@@ -214,7 +206,7 @@ def adapt(
     seed: MovedSeed = None,
     best: MovesBest = False,
     finished: MovesFinished = False,
-    method: Annotated[str, Option(help="How the mix is estimated: gls, em-cells, bbse or em.")] = "gls",
+    method: Annotated[MixMethod, Option(help="How the mix is estimated.")] = "gls",
     on_misfit: Annotated[
         Literal["stop", "warn"],
         Option(help="What to do where the target's samples are no mix of the held-out classes."),
@@ -237,7 +229,6 @@ def adapt(
     import fedskew
     from fedskew import experiment
 
-    wanted = mix_method(method)
     model = fedskew.load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
     finish = experiment.read(model.file.with_name("config.toml")).method.get("finish", {}) if finished else {}
     if finish.get("name") == "adapt":
@@ -245,7 +236,7 @@ def adapt(
             f"--finished: the finish of {run} was adapt, so that model is moved already; leave --finished out to move "
             "the one that was trained"
         )
-    found = _fitting_move(model, target_data, held_out, wanted, on_misfit == "warn", "--on-misfit warn")
+    found = _fitting_move(model, target_data, held_out, method, on_misfit == "warn", "--on-misfit warn")
     _write_move(found, model, target_data[0], force, fresh, as_json)
 
 

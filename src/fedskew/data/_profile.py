@@ -22,6 +22,7 @@ from torch import Tensor
 from fedskew.data._schema import TableSchema
 from fedskew.data.texts import PADDING, UNKNOWN
 from fedskew.errors import ArgumentError
+from fedskew.tables import holm
 
 FloatArray = NDArray[np.float64]
 Columns = Mapping[str, NDArray[Any]]
@@ -173,7 +174,8 @@ class Profile:
             spread = np.sqrt(_SPREAD * sum(1 / max(profile.samples - 3, 1) for profile in (self, later)))
             p = math.erfc(abs(np.arctanh(before) - np.arctanh(now)) / spread / math.sqrt(2))
             found.append(Change(f"{numbers[one]} with {numbers[other]}", p, before, now, "correlation"))
-        return _holm(found)
+        found.sort(key=lambda change: change.p)
+        return [one._replace(p=p) for one, p in zip(found, holm([one.p for one in found]), strict=True)]
 
     def _column(self, later: Profile, name: str, values: NDArray[Any]) -> Change:
         from scipy.stats import chi2_contingency  # a site's process imports no SciPy
@@ -230,13 +232,3 @@ def _placed(values: NDArray[Any], cells: tuple[Any, ...]) -> NDArray[np.int64]:
     numbers = values.astype(np.float64)
     at = np.searchsorted(float(cells[0]) + float(cells[1]) * _EDGES, numbers, side="right")
     return np.where(np.isnan(numbers), CELLS, at)
-
-
-def _holm(found: list[Change]) -> list[Change]:
-    """Return tests sorted by p, with Holm's p values."""
-    ranked, least = sorted(found, key=lambda change: change.p), 0.0
-    adjusted = []
-    for rank, change in enumerate(ranked):
-        least = max(least, min(1.0, change.p * (len(ranked) - rank)))
-        adjusted.append(change._replace(p=least))
-    return adjusted

@@ -20,7 +20,7 @@ from fedskew.errors import ArgumentError, ConfigError, RunError, placed
 from fedskew.experiment import Config, ModelInfo, target_mix
 from fedskew.finish import Calibrate
 from fedskew.metrics import Tally
-from fedskew.parameters import Count, Finite, Positive, first_mistake
+from fedskew.parameters import Count, Finite, Positive, one_mistake
 from fedskew.personal import Personal
 from fedskew.sums import SumContext
 from fedskew.trees import read_tree
@@ -343,10 +343,8 @@ class Agreement(BaseModel):
     @classmethod
     def resolve(cls, tree: Mapping[str, Any]) -> Agreement:
         """Make an agreement from a tree of plain values; ConfigError begins with the key that is wrong."""
-        try:
+        with one_mistake(fields=cls):
             return cls.model_validate(tree)
-        except pydantic.ValidationError as error:
-            raise ConfigError(first_mistake(error, fields=cls)) from None
 
     def tree(self) -> dict[str, Any]:
         """Return the agreement as plain values, with defaults and without None."""

@@ -129,8 +129,13 @@ class Members:
         """Ask members that were connected; return what is valid of their replies, and why others are not used. `read`
         reads a client's reply, or raises RefusedError, which the client is told next. `about` says in words what it is
         about; with `in_round`, it counts in this round who does not answer."""
-        told = {client: self._refusals.pop(client) for client in contents if client in self._refusals}
-        questions = {client: _with(content, self.told, told.get(client)) for client, content in contents.items()}
+        questions = {}
+        for client, content in contents.items():
+            more = {wire.VERSION: __version__, **self.told}
+            if client in self._refusals:
+                more[wire.REFUSED] = self._refusals.pop(client)
+            said = ConfigRecord({**wire.config_of(content), **more})
+            questions[client] = pack(RecordDict({**content, wire.CONFIG: said}))
         seconds = self.timeout if timeout is None else timeout
         replies = exchange(self.grid, self.nodes, questions, kind, seconds, about).read(read, about, self.names)
         if in_round:
@@ -138,12 +143,6 @@ class Members:
             self.silent.update(replies.silent)
         self._refusals |= {client: f"{about}: {reason}" for client, reason in replies.refused.items()}
         return replies
-
-
-def _with(content: RecordDict, told: Mapping[str, Any], refusal: str | None) -> RecordDict:
-    """Return a message that says the server's version, what it tells all, and why the last reply was refused."""
-    more = {wire.VERSION: __version__, **told} | ({} if refusal is None else {wire.REFUSED: refusal})
-    return pack(RecordDict({**content, wire.CONFIG: ConfigRecord({**wire.config_of(content), **more})}))
 
 
 def exchange(

@@ -40,6 +40,7 @@ from fedskew.deploy.app_files import APP, PROJECT, AppFiles, project_content, re
 from fedskew.deploy.keys import CONNECTION, write_certificates, write_mask_key, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, read
+from fedskew.files import private_folder
 from fedskew.own_code import is_ours, names_in, refused
 from fedskew.privacy import epsilon as epsilon_of
 from fedskew.privacy import most_rounds
@@ -149,7 +150,7 @@ def write_federation(
     }
     app, server = folder / APP, folder / "server"
     _write_app(app, config, agreement, weights)
-    _private(server)
+    private_folder(server)  # it will have all models
     write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
     if target is not None:
         shutil.copyfile(target, server / TARGET)
@@ -159,7 +160,7 @@ def write_federation(
         _fill(script, server / script, fields)
     for name in agreement.members:
         site = folder / "sites" / name
-        _private(site)
+        private_folder(site)  # as are its data and its key
         write_node_key(site / "key")
         if mask_keys is not None:
             write_mask_key(site, mask_keys[name])
@@ -189,12 +190,6 @@ def site_names(clients: Sequence[str]) -> list[str]:
     valid = all(SITE_NAME.fullmatch(name) and not name.isdecimal() for name in clients)
     own = valid and sorted(set(clients)) == list(clients)
     return list(clients) if own else [f"site-{place:0{width}d}" for place in range(len(clients))]
-
-
-def _private(folder: Path) -> None:
-    """Make a folder that only its owner may enter: the server's contains all models, a site's its data and its key."""
-    folder.mkdir(parents=True)
-    folder.chmod(0o700)
 
 
 class _Weights(NamedTuple):

@@ -31,15 +31,11 @@ UNEXPECTED = 70
 
 
 class VisibleText(logging.Filter):
-    """Writes every record as one line, with control characters but `keep` as escapes (see `names.visible`)."""
-
-    def __init__(self, keep: str = "") -> None:
-        super().__init__()
-        self._keep = keep
+    """Writes every record as one line, with control characters as escapes (see `names.visible`)."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record's message, and let it pass."""
-        record.msg, record.args = visible(record.getMessage(), self._keep), None
+        record.msg, record.args = visible(record.getMessage()), None
         return True
 
 

@@ -44,7 +44,7 @@ from fedskew.deploy._log import LOG
 from fedskew.engine import ClientSamples
 from fedskew.errors import ArgumentError, ConfigError, DataError, RunError, nearest, placed
 from fedskew.files import private_folder, replacing, writing
-from fedskew.parameters import first_mistake
+from fedskew.parameters import one_mistake
 from fedskew.randomness import Purpose, generator
 from fedskew.trees import read_tree
 
@@ -107,10 +107,8 @@ class SiteData:
         """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation;
         ConfigError for a wrong key, DataError where they do not fit the agreement."""
         tree, _, _ = read_tree(path, "site's data", None, False)
-        try:
+        with placed(f"{path}: ", of=ConfigError), one_mistake(fields=_SiteFile):
             described = _SiteFile.model_validate(tree)
-        except pydantic.ValidationError as error:
-            raise ConfigError(f"{path}: {first_mistake(error, fields=_SiteFile)}") from None
         state, unlabelled = path.parent / described.state, None
         if described.unlabelled is not None:
             place = path.parent / Path(described.unlabelled).expanduser()

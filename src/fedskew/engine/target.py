@@ -15,17 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew import labels
 from fedskew.data import Inputs
 from fedskew.engine._states import Named, ServerState, packed, unpacked
+from fedskew.engine._training import FloatArray, IntArray
 from fedskew.errors import ArgumentError, RunError
 from fedskew.labels import EDGES, MixMethod, outcome_cells
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 ODD = 0.01
 """A site's p-value below which the record names it."""

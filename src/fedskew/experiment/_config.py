@@ -14,10 +14,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pydantic
 import tomli_w
-from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
 from fedskew import components, data, methods, models, own_code, partition
@@ -30,8 +28,6 @@ from fedskew.parameters import first_mistake
 from fedskew.privacy import most_rounds, noise_for
 from fedskew.tables import filled
 from fedskew.trees import line_of, put, read_tree
-
-FloatArray = NDArray[np.float64]
 
 TEXTS = "transformers:"
 IDENTITY = "identity.json"

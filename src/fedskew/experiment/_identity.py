@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.metadata import version
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from fedskew import components, data
+from fedskew import __version__, components, data
 from fedskew.data import OWN, ByteImages, Dataset, Encoder
 from fedskew.data.texts import Tokens
 from fedskew.errors import ConfigError, DataError, RunError, placed
@@ -237,11 +236,6 @@ def _data_root(config: Config) -> str | None:
     return None if recorded is None or os.environ.get("FEDSKEW_DATA") else str(recorded)
 
 
-@cache  # of the code that this process runs; read from a file
-def _version() -> str:
-    return version("fedskew")
-
-
 @dataclass(frozen=True)
 class Identity:
     """What a run was made from: fedskew's version, the source of the user's own by file name, data, and place."""
@@ -254,7 +248,7 @@ class Identity:
     @classmethod
     def of(cls, config: Config, content: Content) -> Identity:
         """Return the identity that a run of this config has now, whose data are loaded."""
-        return cls(_version(), own_sources(config.tree()), content, _origin(config))
+        return cls(__version__, own_sources(config.tree()), content, _origin(config))
 
     def changes(self, now: Identity) -> list[str]:
         """List what has changed since, in words; empty if nothing has."""
@@ -316,7 +310,7 @@ class Present:
                     before = Identity.read(folder / name)
                 except RunError as error:
                     return [str(error).partition(";")[0]]
-                now = Identity(_version(), self._sources(part), self._content(part, before.content), before.origin)
+                now = Identity(__version__, self._sources(part), self._content(part, before.content), before.origin)
                 found |= dict.fromkeys(before.changes(now))
         return list(found)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of, in_own_units
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
-from fedskew.files import replacing, save_tensors
+from fedskew.files import replacing, save_tensors, writing
 from fedskew.models.adapters import merged, save_adapters
 from fedskew.models.sources import TextClassifier
 
@@ -223,15 +223,13 @@ def export(network: nn.Module, info: ModelInfo, path: Path, kind: str) -> Path:
 
 def _export_weights(network: nn.Module, path: Path, kind: str) -> Path:
     """Write the weights alone: adapters apart, in peft's files, or all of them with adapters added."""
-    try:
+    with writing(path):
         if kind == "adapters":
             save_adapters(network, path)
         else:
             inner = network.network if isinstance(network, TextClassifier) else network
             tensors = {name: one.clone().contiguous() for name, one in merged(inner).cpu().state_dict().items()}
             save_tensors(path, tensors)
-    except OSError as error:
-        raise RunError(f"{path}: can't be written: {error.strerror}") from None
     return path
 
 

@@ -26,7 +26,7 @@ from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, s
 from fedskew.errors import BackendWarning, ConfigError, placed
 from fedskew.executors import cores
 from fedskew.experiment import _work
-from fedskew.experiment._config import Config, FloatArray
+from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
@@ -34,7 +34,7 @@ from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
-from fedskew.experiment._task import Task, make_task, model_info
+from fedskew.experiment._task import FloatArray, Task, make_task, model_info
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
 from fedskew.models import FlatModel, ModelState
@@ -64,7 +64,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     device = choose_device(config.engine.device)
     whole_task = task or make_task(config, seed)
     raw = whole_task.dataset
-    method = _work.make_method(config, raw)
+    method = methods.build(config.method, config.training.momentum)
+    if raw.multi_label:
+        method = methods.for_findings(method, config.engine.label_counts == "summed")
     network = _work.make_network(config, seed, method, raw.num_classes, raw.in_shape, _some(raw).cpu()).to(device)
     module, task, features = _work.behind_body(config, method, whole_task, network, _some(raw).to(device))
     dataset, held_out = task.dataset, torch.from_numpy(task.validation)

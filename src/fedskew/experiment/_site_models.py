@@ -19,8 +19,8 @@ from fedskew.engine.contracts import checked_moved, checked_trainings
 from fedskew.engine.own import OwnModels
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError
-from fedskew.experiment._config import Config, FloatArray
-from fedskew.experiment._task import Task, held_out_rows
+from fedskew.experiment._config import Config
+from fedskew.experiment._task import FloatArray, Task, held_out_rows
 from fedskew.metrics import SiteRow, finding_figures
 from fedskew.models import FlatModel, ModelState, with_added_head
 from fedskew.personal import HeldOut, Names, OwnTraining, Personal

@@ -119,16 +119,11 @@ def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         together[kind] = {name: asdict(Spread.of(_known(known, name))) for name in EVALUATED}
         if kind == "headline":
             together[kind]["of"] = known[0]["of"]
-    finished = [values for summary in summaries if (values := finished_figures(summary)) is not None]
+    evaluated = [(summary.get("finished") or {}).get("evaluation") for summary in summaries]
+    finished = [figures(Evaluation.from_dict(one)) for one in evaluated if one is not None]
     if len(finished) == len(summaries):
         together["finished"] = {name: asdict(Spread.of(_known(finished, name))) for name in EVALUATED}
     return together
-
-
-def finished_figures(summary: Mapping[str, Any]) -> dict[str, float | None] | None:
-    """Return the figures of a run's finished model; None where there is none, or it was not evaluated."""
-    found = (summary.get("finished") or {}).get("evaluation")
-    return None if found is None else figures(Evaluation.from_dict(found))
 
 
 def surroundings(threads: int, device: torch.device) -> dict[str, Any]:

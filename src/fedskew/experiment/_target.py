@@ -17,8 +17,8 @@ from fedskew.engine.finish import FinishedModel, answer, check_finish, finish_mo
 from fedskew.engine.target import EstimatedMix, Estimation, logits_of
 from fedskew.engine.workers import from_the_first
 from fedskew.errors import ArgumentError, ConfigError, placed
-from fedskew.experiment._config import Config, FloatArray
-from fedskew.experiment._task import Task, held_out_data, held_out_rows
+from fedskew.experiment._config import Config
+from fedskew.experiment._task import FloatArray, Task, held_out_data, held_out_rows
 from fedskew.finish import Finish, Known, Source
 from fedskew.labels import outcome_table
 from fedskew.models import FlatModel, ModelState

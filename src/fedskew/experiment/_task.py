@@ -17,7 +17,7 @@ from fedskew import components, data, partition
 from fedskew.data import Dataset, Inputs, take
 from fedskew.engine import PartitionedData
 from fedskew.errors import ConfigError, DataError, placed
-from fedskew.experiment._config import Config, FloatArray
+from fedskew.experiment._config import Config
 from fedskew.experiment._identity import Loaded, data_seed, loaded
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._sections import DataSection, TargetSection
@@ -25,6 +25,7 @@ from fedskew.labels import as_target
 from fedskew.partition import Partition
 from fedskew.randomness import Purpose, generator
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
-from fedskew.experiment._config import Config, FloatArray, read
+from fedskew.experiment._config import Config, read
 from fedskew.experiment._folder import FINISHED, INPUTS
 from fedskew.experiment._model_info import ModelInfo, export
+from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
 from fedskew.files import file_hash, load_tensors
 from fedskew.own_code import of_run
@@ -75,8 +76,6 @@ class TrainedModel:
     def held_out(self) -> tuple[Inputs, NDArray[np.int64]]:
         """Return the normalised samples that the model's run held out, at clients or for validation, and their
         classes."""
-        from fedskew.experiment._task import held_out_rows, make_task
-
         check_one_class(self)
         folder = self.file.parent
         config = read(folder / "config.toml")

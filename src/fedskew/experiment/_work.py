@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew import components, data, engine, methods, metrics, models, own_code
-from fedskew.data import Dataset, Inputs
+from fedskew import components, data, engine, metrics, models, own_code
+from fedskew.data import Inputs
 from fedskew.data.features import MOST_BYTES, Features
 from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.engine.target import logits_of
@@ -32,12 +32,6 @@ from fedskew.models.weights import load_weights
 from fedskew.personal import Names, Personal
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
-
-
-def make_method(config: Config, dataset: Dataset) -> Method:
-    """Build the method of a config for a data set; CombinationError where it can't train on several labels a sample."""
-    method = methods.build(config.method, config.training.momentum)
-    return methods.for_findings(method, config.engine.label_counts == "summed") if dataset.multi_label else method
 
 
 def make_network(
@@ -334,18 +328,13 @@ def _mean_known(values: NDArray[np.float64]) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-class Training(NamedTuple):
-    """The network that trains, on a task whose inputs it takes; `note` says for the run what its features are."""
-
-    module: nn.Module
-    task: Task
-    note: str = ""
-
-
-def behind_body(config: Config, method: Method, task: Task, module: nn.Module, samples: Tensor) -> Training:
-    """Cut a network behind its frozen body and make the body's features the task's inputs, where that can be done."""
+def behind_body(
+    config: Config, method: Method, task: Task, module: nn.Module, samples: Tensor
+) -> tuple[nn.Module, Task, str]:
+    """Cut a network behind its frozen body and make the body's features the task's inputs, where that can be done;
+    return the network that trains, its task, and a note for the run on what its features are."""
     if all(parameter.requires_grad for parameter in module.parameters()):
-        return Training(module, task)
+        return module, task, ""
     kept = "The features of the frozen layers are computed anew in every step: "
     for reason, holds in (
         ("engine.keep_features is off", not config.engine.keep_features),
@@ -353,16 +342,16 @@ def behind_body(config: Config, method: Method, task: Task, module: nn.Module, s
         ("FedConcat trains a network for each cluster", method.pipeline is not None),
     ):
         if holds:
-            return Training(module, task, kept + reason)
+            return module, task, kept + reason
     try:
         body, rest = cut(module, samples)
         shape = tuple(quickened(body)(samples).shape[1:])
     except Exception as error:  # whatever a network of the user's raises where it is computed in parts
-        return Training(module, task, kept + in_one_line(error))
+        return module, task, kept + in_one_line(error)
     dataset, unlabelled, device = task.dataset, task.unlabelled, samples.device
     number = len(dataset.targets) + len(dataset.test_targets) + (0 if unlabelled is None else len(unlabelled))
     if number * prod(shape) * 4 > MOST_BYTES:
-        return Training(module, task, f"{kept}{prod(shape):,} numbers for each of {number:,} samples are too many")
+        return module, task, f"{kept}{prod(shape):,} numbers for each of {number:,} samples are too many"
     groups = [*task.partition.indices, *task.held_out, *task.client_test, task.validation]
     seen = replace(
         dataset,
@@ -375,4 +364,4 @@ def behind_body(config: Config, method: Method, task: Task, module: nn.Module, s
         unlabelled = Features(unlabelled.to(device), body, [])
     numbers = " x ".join(map(str, shape))
     note = f"The features of the frozen layers, {numbers} numbers a sample, are computed once at each client"
-    return Training(rest, replace(task, loaded=replace(task.loaded, dataset=seen), unlabelled=unlabelled), note)
+    return rest, replace(task, loaded=replace(task.loaded, dataset=seen), unlabelled=unlabelled), note

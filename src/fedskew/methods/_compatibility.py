@@ -12,7 +12,7 @@ from fedskew import components
 from fedskew.components import SEEN, Cost, covers, default_weight, has, needs_label_counts, takes
 from fedskew.errors import CombinationError, ConfigError
 from fedskew.hooks import Hooks
-from fedskew.methods._slots import PLACES, SLOTS, Method, key_of, name_of_key, named
+from fedskew.methods._slots import PLACES, SLOTS, Method, key_of, named
 from fedskew.objectives import Objective
 from fedskew.weighting import BySums
 
@@ -58,7 +58,7 @@ def check(method: Method, training: Any = None) -> list[str]:
             slot, _, name = key.partition(".")
             raise CombinationError(f"method.{slot}: {name} doesn't go with {other}: {reason}")
     return [
-        f"{name_of_key(key)} with {name_of_key(other)}: {reason}"
+        f"{key.partition('.')[2]} with {other.partition('.')[2]}: {reason}"
         for key, component in keyed
         for other, reason in rules_between("warns", component, keyed)
     ]

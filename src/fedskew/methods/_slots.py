@@ -107,14 +107,9 @@ def key_of(slot: str, component: Any) -> str:
     return f"{slot}.{type(component).__module__}:{type(component).__qualname__}"
 
 
-def name_of_key(key: str) -> str:
-    """Return the name in a `slot.name`."""
-    return key.partition(".")[2]
-
-
 def named(slot: str, component: Any) -> str:
     """Return a component's name in a config, without its slot."""
-    return name_of_key(key_of(slot, component))
+    return key_of(slot, component).partition(".")[2]
 
 
 _WRITTEN: dict[str, Any] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))

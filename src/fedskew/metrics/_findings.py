@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew import findings
+from fedskew.metrics._measures import mean_known
 from fedskew.metrics._scores import Ranked, Scores, drawn_again, ends, over_classes
 
 
@@ -78,9 +79,3 @@ def of_counts(table: NDArray[np.int64], right: int) -> dict[str, Any]:
         "macro_f1": mean_known(f1),
         "recalls": recalls,
     }
-
-
-def mean_known(values: Any) -> float:
-    """Return the mean of the values that are defined; NaN where none is."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan

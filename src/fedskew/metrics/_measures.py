@@ -99,11 +99,15 @@ def per_class_accuracy(confusion: ArrayLike) -> FloatArray:
     return accuracy
 
 
+def mean_known(values: FloatArray) -> float:
+    """Return the mean of the values that are defined; NaN where none is."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
 def balanced_accuracy(confusion: ArrayLike) -> float:
     """Compute the mean of `per_class_accuracy` over the classes with a sample."""
-    accuracy = per_class_accuracy(confusion)
-    present = ~np.isnan(accuracy)
-    return float(accuracy[present].mean()) if present.any() else float("nan")
+    return mean_known(per_class_accuracy(confusion))
 
 
 def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.metrics._measures import FloatArray, IntArray, balanced_accuracy, macro_f1
+from fedskew.metrics._measures import FloatArray, IntArray, balanced_accuracy, macro_f1, mean_known
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,17 +103,15 @@ class Scores:
                 "per_class_pr_auc": undefined,
                 "reliability": None,
             }
-        of_classes = Scores.rankings(self.probabilities, self.labels[:, None] == np.arange(classes))
-        known = [pair for pair in zip(*of_classes, strict=True) if pair[0] == pair[0]]
-        auroc, pr_auc = np.mean(known, axis=0).tolist() if known else (math.nan, math.nan)
+        aurocs, pr_aucs = Scores.rankings(self.probabilities, self.labels[:, None] == np.arange(classes))
         right, confidence = self.logits.argmax(axis=1) == self.labels, self.probabilities.max(axis=1)
         at = np.searchsorted(Scores.EDGES, confidence)
         sums = [np.bincount(at, one, minlength=_BINS) for one in (np.ones(len(at)), right, confidence)]
         return {
-            "auroc": auroc,
-            "pr_auc": pr_auc,
-            "per_class_auroc": of_classes[0],
-            "per_class_pr_auc": of_classes[1],
+            "auroc": mean_known(aurocs),
+            "pr_auc": mean_known(pr_aucs),
+            "per_class_auroc": aurocs,
+            "per_class_pr_auc": pr_aucs,
             "ece": float(np.abs(np.bincount(at, right - confidence)).sum() / len(at)),
             "reliability": np.stack(sums, axis=1).tolist(),
         }

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew import findings
-from fedskew.metrics._findings import mean_known, of_counts
-from fedskew.metrics._measures import FloatArray, IntArray
+from fedskew.metrics._findings import of_counts
+from fedskew.metrics._measures import FloatArray, IntArray, mean_known
 from fedskew.metrics._scores import Scores
 
 _SURE, _UNITS = len(Scores.EDGES) + 1, 1024

@@ -50,7 +50,7 @@ from fedskew.experiment import Config, resolve
 from fedskew.methods import DEFAULTS
 from fedskew.papers._estimate import facts_of
 from fedskew.papers._published import PublishedTable, published
-from fedskew.parameters import first_mistake
+from fedskew.parameters import one_mistake
 from fedskew.report import SeedRun
 from fedskew.tables import flatten
 from fedskew.trees import put, read_tree
@@ -282,6 +282,8 @@ def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]
     relative = own.get("relative", {})
     order = list(dict.fromkeys([*settings.get("values", {}), *own.get("values", {})]))
     rows = [RecipeRow(labels, _tree(labels, settings, own)) for labels in _combinations(own, relative, order)]
+    with one_mistake("figure."):
+        parts = tuple(FigurePart(**table) for table in own.get("figure", []))
     return Recipe(
         name=name,
         paper=settings["title"],
@@ -291,7 +293,7 @@ def _recipe(name: str, paper: str, settings: dict[str, Any], own: dict[str, Any]
         rows=tuple(rows),
         relative=relative,
         readings={axis: tuple(map(str, labels)) for axis, labels in own.get("readings", {}).items()},
-        parts=tuple(_part(table) for table in own.get("figure", [])),
+        parts=parts,
         deviations=(*settings.get("deviations", []), *own.get("deviations", [])),
     )
 
@@ -335,13 +337,6 @@ def _combinations(own: dict[str, Any], relative: Mapping[str, str], order: Seque
             labels = dict(zip(axes, map(str, combination), strict=True))
             found.setdefault(tuple(sorted(labels.items())), labels)
     return list(found.values())
-
-
-def _part(table: Mapping[str, Any]) -> FigurePart:
-    try:
-        return FigurePart(**table)
-    except pydantic.ValidationError as error:
-        raise ConfigError(first_mistake(error, "figure.")) from None
 
 
 def _matches(where: Mapping[str, Any], labels: Labels) -> bool:

@@ -71,7 +71,9 @@ class Partial(Personal):
             lacking = (
                 f"trained {what}" if isinstance(self.keep, str) else f"layer of a name like {', '.join(self.keep)}"
             )
-            raise ArgumentError(f"keep: the network has no {lacking}; its layers are {_short(names.trained)}")
+            layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names.trained))
+            shown = ", ".join([*layers[:8], "..."] if len(layers) > 8 else layers)
+            raise ArgumentError(f"keep: the network has no {lacking}; its layers are {shown}")
         return found
 
     def local_step(self, step: LocalStep) -> LocalStep:
@@ -104,8 +106,3 @@ class Alternating:
             parameters, lambda at, *part: gradient(at, *part) * trained, carried, settings, **seen
         )
         return torch.where(trained, moved, parameters), {**(following or {}), "alternating.taken": taken + 1}
-
-
-def _short(names: tuple[str, ...]) -> str:
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    return ", ".join([*layers[:8], "..."] if len(layers) > 8 else layers)

@@ -106,12 +106,9 @@ class UpdateNoise:
         share = self.share(wide.size, members)
         norm = float(np.linalg.norm(wide))
         encoded = UPDATES.encode(wide * min(1.0, self.clip / norm) if norm > 0 else wide, weight)
-        noise = _discrete_gaussian(wide.size, share) if rng is None else _rounded_gaussian(wide.size, share, rng)
+        rounded = None if rng is None else np.rint(rng.normal(scale=share, size=wide.size)).astype(np.int64)
+        noise = _discrete_gaussian(wide.size, share) if rounded is None else rounded
         return (encoded + noise).astype(np.int32)
-
-
-def _rounded_gaussian(size: int, scale: float, rng: np.random.Generator) -> NDArray[np.int64]:
-    return np.rint(rng.normal(scale=scale, size=size)).astype(np.int64)
 
 
 def _discrete_gaussian(size: int, scale: float) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedskew.report._runs import Group, SeedRun, same_split, same_target
 from fedskew.report.drawing import FloatArray
-from fedskew.tables import Spread
+from fedskew.tables import Spread, holm
 
 _MOST_REFERENCES = 60
 _NOTHING = "\u2013"
@@ -52,17 +52,9 @@ def paired_differences(values: FloatArray, references: FloatArray) -> list[Diffe
         half = special.stdtrit(np.maximum(seeds - 1, 1), 0.975) * error
         p = 2 * special.stdtr(np.maximum(seeds - 1, 1), -np.abs(mean / error))
     mean = np.where(seeds > 0, mean, np.nan)
-    columns = (mean, mean - half, mean + half, holm(p), seeds)
-    return [Difference(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-def holm(p: FloatArray) -> FloatArray:
-    """Correct p-values for their number by Holm's method; NaN where there is no test."""
-    tested = np.flatnonzero(np.isfinite(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    corrected = np.full(p.shape, np.nan)
-    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0)
-    return corrected
+    columns = [column.tolist() for column in (mean, mean - half, mean + half, p, seeds)]
+    columns[3] = holm(columns[3])
+    return [Difference(*row) for row in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)

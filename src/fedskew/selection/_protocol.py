@@ -89,20 +89,17 @@ class Checked:
         return held
 
     def _check(self, clients: int, size: int, first: int | None = None) -> None:
-        check_round(clients, size, first)
+        if not _is_whole_in(size, 1, clients):
+            raise ArgumentError(
+                f"size: must be a whole number from 1 to {clients}, the number of clients, not {size!r}"
+            )
+        if first is not None and not _is_whole_in(first, 0, clients - 1):
+            raise ArgumentError(f"first: must be a client id from 0 to {clients - 1}, not {first!r}")
 
     def _choose(
         self, state: Any, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
     ) -> tuple[IntArray, Any]:
         raise NotImplementedError
-
-
-def check_round(clients: int, size: object, first: object = None) -> None:
-    """Raise ArgumentError unless `size` of the clients can be drawn, beginning with `first` unless that is None."""
-    if not _is_whole_in(size, 1, clients):
-        raise ArgumentError(f"size: must be a whole number from 1 to {clients}, the number of clients, not {size!r}")
-    if first is not None and not _is_whole_in(first, 0, clients - 1):
-        raise ArgumentError(f"first: must be a client id from 0 to {clients - 1}, not {first!r}")
 
 
 def check_cohort(name: str, cohort: object, clients: int) -> IntArray:

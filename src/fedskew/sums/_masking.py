@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -172,14 +173,12 @@ class SumContext:
         """
         there = sorted(masked)
         unfit = [name for name in there if set(masked[name].commitments) != set(self.members)]
-        found = [(name, name) for name in unfit]
-        for at, one in enumerate(there):
-            for other in there[at + 1 :]:
-                if one in unfit or other in unfit:
-                    continue
-                if masked[one].commitments[other] != masked[other].commitments[one]:
-                    found.append((one, other))
-        return sorted(found)
+        differing = [
+            (one, other)
+            for one, other in combinations([name for name in there if name not in unfit], 2)
+            if masked[one].commitments[other] != masked[other].commitments[one]
+        ]
+        return sorted([(name, name) for name in unfit] + differing)
 
     def check_opening(self, site: str, masked: Masked, opening: bytes) -> None:
         """Raise SumsError where a site's opening is not what it committed to."""
