@@ -1,7 +1,5 @@
 """Rounds and hooks without training, and comparisons of models: what tests of several packages share."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

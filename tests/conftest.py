@@ -1,7 +1,5 @@
 """What several test folders share."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -3,8 +3,6 @@
 Not a test: tests that train, checkpoint and resume draw their cases from here.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The draws of `fedskew.randomness`, in plain integers."""
 
-from __future__ import annotations
-
 
 def hashed(*words: int) -> float:
     """What `randomness.uniform` draws for these words."""

@@ -1,7 +1,5 @@
 """Losses on one client's batch, whose outputs are features and logits in one."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

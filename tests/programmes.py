@@ -1,7 +1,5 @@
 """Quadratic programmes by clarabel, an interior point solver, as a judge of ours."""
 
-from __future__ import annotations
-
 import clarabel
 import numpy as np
 from scipy import sparse

@@ -4,8 +4,6 @@ Not a test: tests of readers and of recipes write their data with it where the r
 such files with `verify = false`.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import struct

@@ -3,8 +3,6 @@
 One process, with hashes of its own, imports PyTorch, and runs each script in a fork of it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is known of every method, as pages and as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

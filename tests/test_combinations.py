@@ -1,7 +1,5 @@
 """Accepted combinations train, checkpoint and resume bit for bit."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

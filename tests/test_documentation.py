@@ -1,7 +1,5 @@
 """The documentation builds without a warning, asks nothing of the network, and holds every public name."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Aggregations with equal weights, and adaptive server updates, give what Flower's own strategies give."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is imported when: who looks at label counts does not wait for PyTorch, and who trains not for what draws."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

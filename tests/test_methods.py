@@ -4,8 +4,6 @@ The expectations below were written from the papers' definitions (the compositio
 code.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What a class overrides is what runs: no short cut that it inherits stands for a function of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

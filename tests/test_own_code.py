@@ -1,7 +1,5 @@
 """Whose code a name means, and what stays of code that was run for a while."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from pathlib import Path

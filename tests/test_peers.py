@@ -4,8 +4,6 @@ Each was computed once by that program's own function or class, unchanged, at th
 `docs/choices.md` says where definitions differ, so that there is nothing to compare.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Draws are functions of what they are for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

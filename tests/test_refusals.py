@@ -1,7 +1,5 @@
 """Methods, configs and parameters that make no sense are refused before the first round, in one line: refusals.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -7,8 +7,6 @@ the block has to fail; after `<!-- printed -->` a block holds lines that the blo
 count, and `...` is anything.
 """
 
-from __future__ import annotations
-
 import glob
 import io
 import os

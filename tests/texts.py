@@ -1,7 +1,5 @@
 """Texts of three classes and a small transformer in a folder, for tests of networks of other packages."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Robust rules in whole rounds: parameters, buffers, records, what is refused, every backend, every weighting."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

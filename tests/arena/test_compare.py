@@ -1,7 +1,5 @@
 """Differences in pairs, intervals, ranks: small cases by hand, and other people's code."""
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """What an arena trains next follows from what it has trained: rates, values of its own, then what is compared."""
 
-from __future__ import annotations
-
 import itertools
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An arena run: every federation is a line as soon as it ends, and what joins later costs only its own runs."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import multiprocessing

@@ -1,7 +1,5 @@
 """The loops that fedskew is timed against train the same model as it does, so that their times can be compared."""
 
-from __future__ import annotations
-
 import io
 import sys
 from contextlib import redirect_stdout

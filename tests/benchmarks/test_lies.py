@@ -1,7 +1,5 @@
 """What a lie about label counts or a loss gains a site, by numbers that follow from each method's formula."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line inside this process: a command that only prints need not import PyTorch anew."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A trained model moved to the label mix of a target, from unlabelled samples."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

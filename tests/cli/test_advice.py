@@ -1,7 +1,5 @@
 """Advice from a table: the nearest federations and what methods gained there, by hand; the command; the mistakes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """`fedskew arena` as a person uses it: stopped, gone on with, asked for a part, and told mistakes."""
 
-from __future__ import annotations
-
 import csv
 import tomllib
 

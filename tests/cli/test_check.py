@@ -1,7 +1,5 @@
 """`fedskew check`: what it finds in a file of components, and what it does not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

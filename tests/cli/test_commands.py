@@ -1,7 +1,5 @@
 """The commands that train and report, as a person types them."""
 
-from __future__ import annotations
-
 import pytest
 from typer.main import get_command
 

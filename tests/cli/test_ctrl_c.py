@@ -4,8 +4,6 @@ The signal is sent from inside a network that trains in a process of its own, to
 terminal sends it to all. With the command in a process of its own: `make test-faults`.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

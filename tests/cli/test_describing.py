@@ -1,7 +1,5 @@
 """`fedskew report` tells runs of one name apart: by what differs in their configs, or as it is told."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

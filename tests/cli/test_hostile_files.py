@@ -1,7 +1,5 @@
 """Files that ask for more than there is end a command in one line that names them, and so does a class called ../x."""
 
-from __future__ import annotations
-
 import io
 import struct
 import time

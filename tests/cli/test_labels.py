@@ -1,7 +1,5 @@
 """`fedskew describe` and `fedskew weights`, as their users call them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

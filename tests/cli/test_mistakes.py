@@ -1,7 +1,5 @@
 """Mistakes as people make them, each answered by one line that says what is wrong and what to do: no traceback."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fedskew new` writes a config that runs; `fedskew list` and the schema hold every key that there is."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

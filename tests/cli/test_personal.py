@@ -1,7 +1,5 @@
 """A site's own model of the common one: `fedskew personal` and `TrainedModel.personal`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

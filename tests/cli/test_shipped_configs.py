@@ -1,7 +1,5 @@
 """Configs that come with fedskew are run by name; a run of minutes says before it starts how long it takes."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`fedskew methods`: what there is, and one of them in a page."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

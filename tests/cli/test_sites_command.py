@@ -1,7 +1,5 @@
 """`fedskew sites`: the table, who gains and who loses, JSON and CSV, and what it says where there is nothing."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fedskew sweep` as a person uses it, with real processes: stopped, killed, started again."""
 
-from __future__ import annotations
-
 import csv
 import signal
 import subprocess

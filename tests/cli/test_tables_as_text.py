@@ -1,7 +1,5 @@
 """`fedskew --csv` and `--latex`: every table that a command prints, and what predict says of a threshold."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """`fedskew target`: predictions made elsewhere in, a label mix with its intervals and a verdict out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

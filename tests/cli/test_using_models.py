@@ -1,7 +1,5 @@
 """The model that a method's finish made, in the tables and commands that a user sees."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`fedskew watch`: what it finds, and what it says where nothing is known."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Augmentation by key, against the same formulas image by image in numpy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """Data sets by name: where files are looked for, and which options there are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Readers on small files in exactly the format of the published ones."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 

@@ -1,7 +1,5 @@
 """Label counts of raw data: several labels a sample, tables of several files, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Labels as people write them: each mistake is refused or said before training, in one line with what to do."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

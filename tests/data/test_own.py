@@ -1,7 +1,5 @@
 """A user's own data: a folder of images, arrays, a table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Pictures as cameras, scanners and people leave them."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """What samples look like: cells that add up, and which changes of later samples are found."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

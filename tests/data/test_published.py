@@ -1,7 +1,5 @@
 """Readers of published data sets, on the real files, and on files that are missing or damaged."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import pickle

@@ -1,7 +1,5 @@
 """Inputs that stay stored deliver what a tensor would."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Samples of several labels, or none: as columns of 0 and 1, or in one column with a separator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Tables by a schema: columns by name, encoders equal to scikit-learn's, what is refused and where, the proposal."""
 
-from __future__ import annotations
-
 import datetime
 import tomllib
 import warnings

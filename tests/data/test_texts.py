@@ -1,7 +1,5 @@
 """Texts of a user's own: read, numbered by one vocabulary, and predicted by it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

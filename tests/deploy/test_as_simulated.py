@@ -1,7 +1,5 @@
 """A federation of sites is the federation that was simulated: the same cohorts, weights, and model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

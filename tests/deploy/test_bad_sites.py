@@ -1,7 +1,5 @@
 """One site that was let in, and lies: what it sends is refused or left out, and the others go on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

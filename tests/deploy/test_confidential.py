@@ -1,7 +1,5 @@
 """What goes wrong at a site stays there: file names, keys and values of its data reach its own log only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never

@@ -1,7 +1,5 @@
 """A site whose data change: its label counts are asked for again, and it reads in its own log why it is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sqlite3

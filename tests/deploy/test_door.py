@@ -1,7 +1,5 @@
 """What a SuperLink's port takes from others before Flower reads it, and how much of it."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from typing import Any

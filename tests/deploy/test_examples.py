@@ -1,7 +1,5 @@
 """The examples for Flower's users: complete app folders, which train."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Samples of several labels, or none, at real sites: the run that was simulated, counts, lies, refusals by name."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """A finish at real sites: the same as in a simulation, by sums that the sites agreed to send."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What an existing Flower project changes to use a method: two lines on its server, or its ClientApp."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

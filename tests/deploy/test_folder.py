@@ -1,7 +1,5 @@
 """`fedskew deploy init`: the folder of a federation, its keys and certificates, and what it refuses to write."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A site answers each message by a fork of a process that is ready, which Flower's SuperNode wakes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What is frozen never travels: a site has it from its own file of weights, and refuses another file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

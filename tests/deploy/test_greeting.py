@@ -1,7 +1,5 @@
 """What a site says of its server's clock and certificate, against a real TLS server whose clock is off."""
 
-from __future__ import annotations
-
 import datetime
 import ssl
 import threading

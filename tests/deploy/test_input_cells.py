@@ -1,7 +1,5 @@
 """What pictures and texts of all sites look like, as sums, in the cells that `deploy init` writes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

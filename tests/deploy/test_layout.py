@@ -1,7 +1,5 @@
 """A model's named arrays and its flat vectors are the same model, as a strategy sends it and takes it back."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The book of label counts: noise is drawn once, and what is released is added up."""
 
-from __future__ import annotations
-
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

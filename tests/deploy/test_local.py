@@ -1,7 +1,5 @@
 """Real processes on loopback: `fedskew deploy local` from beginning to end, and which nodes are refused."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import importlib

@@ -1,7 +1,5 @@
 """Looking at an app, or at a federation's folder from elsewhere, runs nothing of it; agreeing does, and says so."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

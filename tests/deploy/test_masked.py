@@ -1,7 +1,5 @@
 """Masked updates at sites: a server sees one sum of a round, over the sites that answer; sites open nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

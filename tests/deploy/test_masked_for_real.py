@@ -1,8 +1,6 @@
 """Masked updates for real: four sites, one killed between its answer and the opening, one before its answer; and ten
 whose label counts are only ever summed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Masked sums tell sums, once: one opening of a round at each site, and no answer in sums over different sites."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

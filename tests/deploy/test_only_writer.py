@@ -1,7 +1,5 @@
 """Two runs never write one folder."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

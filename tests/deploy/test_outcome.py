@@ -1,7 +1,5 @@
 """How a deployed run ended is told by the exit status of the command that waits for it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Sites that keep something for themselves: layers that never leave them, and models of their own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Noise on updates at real sites: its size in the sum, what each site spends, and where it refuses."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

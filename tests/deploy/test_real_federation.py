@@ -1,7 +1,5 @@
 """Real processes on local, with TLS and node keys: they train what was simulated, and survive faults."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Keys at the SuperLink, registered, registered again and revoked, at Flower's own SuperLink in this process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

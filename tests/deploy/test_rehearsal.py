@@ -1,7 +1,5 @@
 """What `deploy init`, `local` and `check` say is what the run does: defaults, refusals, and the loss of each site."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

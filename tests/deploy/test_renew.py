@@ -1,7 +1,5 @@
 """The server's certificate and its authority, made anew."""
 
-from __future__ import annotations
-
 import datetime
 import ssl
 import stat

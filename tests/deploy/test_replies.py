@@ -3,8 +3,6 @@
 Here 100 random replies for each property; `make test-fuzz` takes 1,000.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The server's run, with what goes wrong at its sites."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

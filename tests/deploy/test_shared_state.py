@@ -1,7 +1,5 @@
 """What a site keeps and counts under one app, no other app has: two federations on one state folder, or one later."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from collections.abc import Iterator

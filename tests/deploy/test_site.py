@@ -1,7 +1,5 @@
 """A site by itself: what it imports, what it remembers, what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`fedskew deploy site --check`: what a site holds and what will leave it, or one line of what does not fit."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import stat

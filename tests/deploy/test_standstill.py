@@ -1,7 +1,5 @@
 """Rounds that move nothing are in status, report and exit status; two in a row stop a run, which can go on later."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Label counts that sites only ever have summed: each weighs itself, and nobody shows its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Tables at real sites: read by the agreement's schema, standardised as if pooled, refused by name before training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The target's label mix, estimated from what sites count of the model's outcomes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

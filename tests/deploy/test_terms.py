@@ -1,7 +1,5 @@
 """A site refuses what goes beyond its `agreed.toml`, whatever the server sends, and says so in one line of its log."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

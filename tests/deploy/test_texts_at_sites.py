@@ -1,7 +1,5 @@
 """A transformer of a local folder at sites that hold texts: from a config to predictions by what they trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A round lasts as long as agreed, whatever a site announces and withholds."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

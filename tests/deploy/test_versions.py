@@ -1,7 +1,5 @@
 """One side is upgraded first: a site of another version is left out with a line on both sides, and comes back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

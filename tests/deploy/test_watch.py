@@ -1,7 +1,5 @@
 """The server's watch over its model: what ruins it is undone, and its sites are left out until the operator looked."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

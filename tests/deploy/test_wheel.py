@@ -1,7 +1,5 @@
 """A site can install fedskew from its folder alone, where no package index has it."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

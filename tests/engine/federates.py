@@ -1,7 +1,5 @@
 """Eight clients, networks for them, and what trains them, without rounds."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Clients' optimisers in every backend, against torch.optim on the same samples; kept between rounds or not."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from dataclasses import dataclass

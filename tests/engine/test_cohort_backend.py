@@ -1,7 +1,5 @@
 """A cohort at once, held against one client after another."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

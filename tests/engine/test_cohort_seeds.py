@@ -1,7 +1,5 @@
 """Seeds of one config as one larger cohort, held against each seed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

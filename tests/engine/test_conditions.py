@@ -1,7 +1,5 @@
 """What goes wrong: dropout after selection, stragglers, noisy label counts, a target that is told wrongly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

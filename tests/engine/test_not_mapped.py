@@ -1,7 +1,5 @@
 """Networks that cannot be mapped over a cohort, or have hooks, train one after another; every hook is called."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Updates that are added up as they come: the bits of a matrix of all, in the memory of a few models."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

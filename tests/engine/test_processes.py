@@ -1,7 +1,5 @@
 """A cohort in several processes: the bits of one client after another, and no process left behind."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

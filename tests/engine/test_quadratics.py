@@ -4,8 +4,6 @@ Client k minimises f_k(theta) = 1/2 (theta - b_k) A_k (theta - b_k). Its gradien
 affine map, and where a method rests solves a linear system; nothing is random but who takes part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

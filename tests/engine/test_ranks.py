@@ -1,7 +1,5 @@
 """A cohort over the ranks of torchrun: the bits of one process, and no hang when a rank dies."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """The round, on backends and clients small enough to work out by hand: floats, and sums in fixed point."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

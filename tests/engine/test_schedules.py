@@ -1,7 +1,5 @@
 """Learning rates over rounds, against torch.optim.lr_scheduler; what makes no sense of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.optim import lr_scheduler

@@ -1,7 +1,5 @@
 """One client after another, against loops written by hand."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

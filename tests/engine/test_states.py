@@ -1,7 +1,5 @@
 """What methods keep between rounds: one state for each client that took part, and nothing lost to a kill."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs whose label counts are only ever summed over all clients: each computes its own weight."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

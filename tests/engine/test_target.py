@@ -1,7 +1,5 @@
 """When an estimate of the target's label mix is made, and whether it is used."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Runs as an engine would have recorded them: cohorts, weights and mixes are consistent, accuracies are made up."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

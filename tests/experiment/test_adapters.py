@@ -1,7 +1,5 @@
 """Adapters by peft: they alone are trained and travel; a run's model is whole, and exported merged or apart."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

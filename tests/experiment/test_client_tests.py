@@ -1,7 +1,5 @@
 """Figures at each client, by its own test samples: in a run, its folder and its records."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

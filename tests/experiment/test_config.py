@@ -1,7 +1,5 @@
 """Configs: defaults filled in, mistakes named in one line."""
 
-from __future__ import annotations
-
 import re
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run folders that are damaged, full, read-only or foreign: one line that says what, and no figure that is wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

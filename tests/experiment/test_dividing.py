@@ -1,7 +1,5 @@
 """What a run divides and holds out, and batches of its clients that can't be trained on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

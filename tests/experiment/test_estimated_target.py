@@ -1,7 +1,5 @@
 """A target's label mix, estimated in a run from samples whose labels nobody reads."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

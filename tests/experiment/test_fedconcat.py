@@ -1,7 +1,5 @@
 """FedConcat as a run: against a loop written by hand, on disk, after a kill, and where it has little to work with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

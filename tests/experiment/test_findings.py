@@ -1,7 +1,5 @@
 """Runs on samples of several labels, or none: counts, weights, figures, backends, resume, the model, refusals."""
 
-from __future__ import annotations
-
 import json
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Runs whose network has weights of a file and frozen parts: what travels and is stored, what a run is named by."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

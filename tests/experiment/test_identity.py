@@ -1,7 +1,5 @@
 """A run is its config, its code and its data: what has changed since is said, and nothing is lost."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Data, networks and components that are given as objects, and what is said where they don't fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

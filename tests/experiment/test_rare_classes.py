@@ -1,7 +1,5 @@
 """Federations in which one class is rare: weights of classes, the balanced sampler, thresholds, and what is said."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

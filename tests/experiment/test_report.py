@@ -1,7 +1,5 @@
 """The report page: what it says, and that it says it for every kind of run that there can be."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import html

@@ -1,7 +1,5 @@
 """The report page as a reader meets it: opened from disk in headless Chromium, on a desk and on a phone."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import time

@@ -1,7 +1,5 @@
 """A result, looked at in a notebook or from Python."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

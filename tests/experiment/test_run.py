@@ -1,7 +1,5 @@
 """Runs: what is on disk, the same bits again, and nothing lost to a kill."""
 
-from __future__ import annotations
-
 import gc
 import json
 from weakref import WeakSet

@@ -1,7 +1,5 @@
 """Networks of other packages: a small transformer from its folder to predictions on texts; nothing is downloaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run folder from somebody else: what it names is imported from one's own files, or once its code is trusted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What a summary counts, and what the terminal and the page say it is."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

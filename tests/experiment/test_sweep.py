@@ -1,7 +1,5 @@
 """Sweeps: which runs a file asks for, what is refused before any of them, and what the tables say."""
 
-from __future__ import annotations
-
 import csv
 import html
 import json

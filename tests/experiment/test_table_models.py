@@ -1,7 +1,5 @@
 """Models of tables: used on files whose columns stand in any order, by the schema that is in the model; exported."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

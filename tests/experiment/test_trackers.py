@@ -1,7 +1,5 @@
 """Trackers, each with its real package, offline: what was logged is read back from what lies on disk."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A trained model, read back and used: it answers as it was evaluated, on samples in their own units."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

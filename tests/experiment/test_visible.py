@@ -1,7 +1,5 @@
 """Sites and what they send as text are shown as they are: nothing moves a cursor, adds a line or turns one around."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """The methods of `examples/components`, each of which shows something that a component may see, by numbers by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether it is worth it for each client: rows over seeds, differences with intervals, and the page's figure."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

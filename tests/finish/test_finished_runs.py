@@ -1,7 +1,5 @@
 """A finish in a run: the model as it was trained stays, the finished one stands beside it, in every table."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The finishes by themselves: their layers are those that formulas and other estimators give."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

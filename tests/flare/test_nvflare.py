@@ -1,7 +1,5 @@
 """The aggregator and the workflow for NVIDIA FLARE: by themselves, and in FLARE's simulator."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

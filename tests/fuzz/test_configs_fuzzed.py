@@ -3,8 +3,6 @@
 Each seed makes its own cases; a failure names the seed and the case, which make the same config again.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import tomllib

@@ -3,8 +3,6 @@
 Each seed is one case, so that a failure is repeated by its name. `make test-fuzz FUZZ=500` has more of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 Each seed makes its own cases; a failure names the seed and the case, which make the same file again.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import warnings

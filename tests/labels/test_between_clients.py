@@ -1,7 +1,5 @@
 """Pairs of classes that clients hold together."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The record of label counts, and the checks that every function taking counts shares."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from types import SimpleNamespace
 

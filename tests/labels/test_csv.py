@@ -1,7 +1,5 @@
 """Label counts and targets as files: both forms, round trips, and one line for every way to get a file wrong."""
 
-from __future__ import annotations
-
 import tomllib
 import warnings
 from pathlib import Path

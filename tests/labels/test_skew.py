@@ -1,7 +1,5 @@
 """The report: FedLA's three properties and the rest, by hand, at scale, and in words."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

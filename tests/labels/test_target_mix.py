@@ -1,7 +1,5 @@
 """A target's label mix from unlabelled samples, against other people's solvers and against the truth."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize

@@ -1,7 +1,5 @@
 """Adam and AdamW in every local step, against torch.optim: one client, clients that train together, in place."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

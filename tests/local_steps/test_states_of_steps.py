@@ -1,7 +1,5 @@
 """FedBABU, FedDyn, FedGF and SCAFFOLD by hand; where the latter lead: tests/engine/test_quadratics.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

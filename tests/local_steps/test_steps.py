@@ -1,7 +1,5 @@
 """Every local step: a pure function of flat vectors, the same for one client and for a mapped cohort."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Figures of a confusion matrix, of label counts and of updates: by hand, at their edges, and what they refuse."""
 
-from __future__ import annotations
-
 from math import inf, nan
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of probabilities, thresholds and intervals: scikit-learn's, by hand, and at their edges."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

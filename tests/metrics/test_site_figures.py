@@ -1,7 +1,5 @@
 """Figures at clients: scikit-learn's definitions, undefined ones, and what they are over the clients."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What sites count of test samples, with scores in bins: scikit-learn's figures of binned scores, bounds, lies."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score

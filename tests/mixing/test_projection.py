@@ -1,7 +1,5 @@
 """The projection of a target on the hull of the clients' mixes, in real and in degenerate federations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

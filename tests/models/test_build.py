@@ -1,7 +1,5 @@
 """The papers' networks: sizes, raw logits, and weights drawn from the given generator only."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from pathlib import Path

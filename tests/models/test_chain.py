@@ -1,7 +1,5 @@
 """A chain is the same function as its network: outputs and gradients held against autograd through the network."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

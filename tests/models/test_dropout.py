@@ -1,7 +1,5 @@
 """Dropout by key."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

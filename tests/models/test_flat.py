@@ -1,7 +1,5 @@
 """A model as one flat vector."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

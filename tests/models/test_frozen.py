@@ -1,7 +1,5 @@
 """Frozen parameters and buffers are no part of a model's state; weights from files fit by name and shape."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import save_file

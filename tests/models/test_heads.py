@@ -1,7 +1,5 @@
 """Networks with another end: projected, on a simplex, side by side; and features of our networks and a user's own."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pre-trained weights from files in torchvision's format."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -3,8 +3,6 @@
 Features are the logits, and the previous model is the sent one's mirror image, as in `test_every_loss.value_of`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps

@@ -1,7 +1,5 @@
 """What holds for every loss, whatever labels the client holds and however its batch is padded."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Runs of losses that fix or set the last layer, and of terms that act on the features before it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FPL's and FedNH's hooks: what clients gather and return, and what the server makes of it."""
 
-from __future__ import annotations
-
 import math
 import sys
 

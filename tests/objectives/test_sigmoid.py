@@ -1,7 +1,5 @@
 """The loss of samples that may have several labels: PyTorch's own, its gradient, and rows of padding."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.func import grad, vmap

@@ -1,7 +1,5 @@
 """Losses by their formulas, by hand and at their edges, what relates them to one another, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 from math import e, log, sqrt
 from typing import Any

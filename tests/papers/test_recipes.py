@@ -1,7 +1,5 @@
 """What the recipes say: all rows make sense, all printed values have a row, labels are found as they are typed."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

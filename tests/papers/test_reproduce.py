@@ -1,7 +1,5 @@
 """Ours beside theirs: what is read from runs, what is said about it, what is drawn."""
 
-from __future__ import annotations
-
 import copy
 import csv
 from pathlib import Path

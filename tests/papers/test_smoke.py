@@ -1,7 +1,5 @@
 """Every recipe runs: the real readers, networks and methods on tiny files in the data sets' own formats."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

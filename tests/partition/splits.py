@@ -1,7 +1,5 @@
 """What the tests of partition rules share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Classes divided by Dirichlet draws: class by class, client by client, and domain by domain."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

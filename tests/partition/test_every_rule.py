@@ -1,7 +1,5 @@
 """What holds for every partition rule."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

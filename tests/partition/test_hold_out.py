@@ -1,7 +1,5 @@
 """A share of one client's samples that it does not train on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

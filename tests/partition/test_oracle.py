@@ -1,7 +1,5 @@
 """Clients that already have the target's mix."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

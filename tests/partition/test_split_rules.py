@@ -1,7 +1,5 @@
 """What the other rules give each client, by hand and by the statistics of their draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from splits import CIFAR_LABELS, IID, OneLabelMissing, dealt, labelled

@@ -1,7 +1,5 @@
 """Models of clients' own: what they are equal to at their limits, on every backend, and after a resume."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The personal model that takes a client's label mix: by hand, and against Bayes' rule where that is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.special import softmax

@@ -1,7 +1,5 @@
 """Noise on updates: its size in the sum, what it is made for, and what it costs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

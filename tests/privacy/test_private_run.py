@@ -1,7 +1,5 @@
 """Runs with differential privacy of updates: what is recorded, what is refused, and who declines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures as files: what is drawn stands in the file, and what can't be written is one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

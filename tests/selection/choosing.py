@@ -1,7 +1,5 @@
 """Cohorts by a selection, without a run."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

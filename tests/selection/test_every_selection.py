@@ -1,7 +1,5 @@
 """What holds for every selection."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 

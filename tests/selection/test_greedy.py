@@ -1,7 +1,5 @@
 """FedEntOpt and GreedyKL, which choose one client after another so that the cohort's labels are even."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Uniform cohorts, Fed-CBS by its probabilities, Seol and Kim's quotas, a recorded list, and a user's function."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Every server update: a pure function, which is FedAvg where it has nothing to add; and each by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

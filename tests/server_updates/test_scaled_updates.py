@@ -1,7 +1,5 @@
 """FedEXP's step and FedNova's normaliser: their formulas, by hand, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Numbers as integers: exact where they can be, within the stated bound elsewhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

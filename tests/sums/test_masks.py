@@ -1,7 +1,5 @@
 """Masked sums: exact, uniform to look at, and opened whole or not at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

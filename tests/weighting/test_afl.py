@@ -1,7 +1,5 @@
 """AFL: the projection of its weights, and what it keeps between rounds."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FedPALS: judged by a general solver, by its properties, and by certificates where problems are hard."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights from sums of counts: equal to those from the counts themselves; and what sums of cohorts would tell."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

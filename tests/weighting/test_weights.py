@@ -1,7 +1,5 @@
 """Every weighting by label counts: by hand, what holds for all, what is refused; limits; and FedDisco's cases."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
