@@ -63,7 +63,7 @@ class Child:
         self.process.join()
         code = self.process.exitcode
         if code is None or code >= 0:
-            hint = '; a script has what trains below `if __name__ == "__main__":`, as each process runs it, too'
+            hint = '; put what trains below `if __name__ == "__main__":`, as each process runs the script, too'
             return f"exit status {code}{hint if code == 1 and not are_safe() else ''}"
         name = signal.Signals(-code).name
         return f"{name}, perhaps for want of memory" if name == "SIGKILL" else name

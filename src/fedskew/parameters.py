@@ -31,6 +31,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, 1 or above."""
 Size = Annotated[int, Field(ge=0, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**64)]
 """A whole number, 0 or above."""
 Switch = Annotated[bool, Field(strict=True)]
 """True or false, and nothing that only stands for them."""

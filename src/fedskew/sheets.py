@@ -67,8 +67,8 @@ class Sheet:
         self.line, self.header = next(self._rows(), (0, []))
         if not self.header:
             raise error(f"{path}: the file is empty (expected {expected})")
-        while not self.header[-1] and not any(cells[-1] for _, cells in self):
-            self.header.pop()
+        if not self.header[-1]:
+            del self.header[max(at for _, cells in self._rows() for at, cell in enumerate(cells, 1) if cell) :]
 
     def fail(self, line: int, wrong: str, column: str | None = None) -> NoReturn:
         """Raise the error that names this place."""

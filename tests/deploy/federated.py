@@ -123,6 +123,11 @@ class LocalGrid(Grid):
         to = [one for one in self.asked if self.apps[one.metadata.dst_node_id][0] == name]
         return [one for one in to if one.metadata.message_type == kind][-1]
 
+    def leave(self, record: Any) -> None:
+        """All are gone after round 1."""
+        if record["round"] == 1:
+            self.offline.update(self.apps)
+
     def get_nodes(self) -> Iterable[Any]:
         return [
             SimpleNamespace(node_id=node, name=name)

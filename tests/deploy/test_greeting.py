@@ -123,7 +123,7 @@ def test_a_file_that_names_no_server_is_one_line(tmp_path: Path) -> None:
         run_supernode(tmp_path / "none.toml", [])
 
 
-@pytest.mark.parametrize("folder", ["plain", "a b=c", "Föd 😀", "it's", 'say "hi"', "back\\slash"])
+@pytest.mark.parametrize("folder", ["plain", "a b=c", "Föd 😀", "it's", 'say "hi"', "back\\slash", "\x7f"])
 def test_flower_reads_the_place_of_the_data_whatever_the_folder_is_called(folder: str) -> None:
     data = Path("/srv") / folder / "data.toml"
     assert parse_config_args([node_config(data)]) == {"data": str(data)}

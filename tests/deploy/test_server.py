@@ -128,12 +128,7 @@ def test_no_connected_site_leaves_the_model_and_plays_no_round(
             grid.offline.clear()
 
     monkeypatch.setattr("time.sleep", nap)
-
-    def gone(record: Any) -> None:
-        if record["round"] == 1:
-            grid.offline.update(grid.apps)
-
-    run.run(resume=True, progress=gone)
+    run.run(resume=True, progress=grid.leave)
     assert len(naps) == 3
     assert [record["round"] for record in federation.records()] == [0, 1, 2]
     assert [entry.message for entry in caplog.records if "waiting after round 1" in entry.message]

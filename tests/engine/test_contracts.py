@@ -152,11 +152,12 @@ def test_what_a_component_makes_of_its_arrays_is_its_own_affair():
         answered.sizes[:] = answered.target[:] = 0.2
         return answered.sizes
 
-    target, two = {"mix": [1, *[0] * 9]}, (own(weigh=lambda answered: np.full(5, 0.2)), own(weigh=in_place))
-    there, new = (fedskew.simulate(TASK, method={"weighting": one}, target=target) for one in two)
-    assert bits(there) == bits(new)
-    votes = own(combine=lambda updates, weights: (updates.sign().int(), weights))
-    assert fedskew.simulate(TASK, method={"aggregation": votes}).rounds[1]["weights"]
+    weigh = own(weigh=lambda answered: np.full(5, 0.2)), own(weigh=in_place)
+    signs = torch.Tensor.sign, torch.Tensor.sign_
+    votes = [own(combine=lambda updates, weights, of=of: (of(updates).int(), weights)) for of in signs]
+    for slot, two in {"weighting": weigh, "aggregation": votes}.items():
+        there, new = (fedskew.simulate(TASK, method={slot: one}, target={"mix": [1, *[0] * 9]}) for one in two)
+        assert bits(there) == bits(new)
 
 
 def logarithm_of_0(batch, context):

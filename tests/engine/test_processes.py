@@ -190,7 +190,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path):
         f"import fedskew\nfedskew.simulate(data='digits', {settings}, engine={{'backend': 'processes'}})\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert 'exit status 1; a script has what trains below `if __name__ == "__main__":`' in done.stderr
+    assert 'exit status 1; put what trains below `if __name__ == "__main__":`' in done.stderr
 
 
 def test_senseless_numbers_of_processes_are_refused():

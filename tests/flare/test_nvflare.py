@@ -72,27 +72,27 @@ def test_tensors_a_target_and_a_weight_limit(flare: Any) -> None:
 def test_what_can_t_be_used_is_left_out_and_said(flare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     aggregator, said = flare.aggregator(), []
     monkeypatch.setattr(aggregator, "warning", said.append)  # FLARE's log needs a running job
-    good, difference = {"w": np.zeros(2)}, flare.model(8, {"w": np.zeros(2)}, COUNTS[1])
+    good, difference = {"w": np.zeros(2)}, flare.model(10, {"w": np.zeros(2)}, COUNTS[1])
     difference.params_type = "DIFF"
     for place, (params, counts) in enumerate([
         (good, None),
         (good, [1, -1, 0]),
         (good, [1e308, 1e308, 0]),
         ({"w": np.array([np.nan, 0])}, COUNTS[1]),
-        ({"w": np.array(["a", "b"])}, COUNTS[1]),
+        ({"w": np.array(["a", "b"])}, COUNTS[1]), ({"w": [[1], [1, 2]]}, COUNTS[1]), ({}, COUNTS[1]),
         (good, [1, 2]),
         ({"w": np.zeros(3)}, COUNTS[1]),
         ({"w": np.full(2, 1000)}, COUNTS[1]),  # of whole numbers the largest would be taken
     ]):  # fmt: skip
         aggregator.accept_model(flare.model(place, params, counts))
-    for model in (difference, flare.model(10, good, COUNTS[0]), flare.model(11, good, COUNTS[1])):
+    for model in (difference, flare.model(11, good, COUNTS[0]), flare.model(12, good, COUNTS[1])):
         aggregator.accept_model(model)
     made = aggregator.aggregate_model()
-    reasons = ["has no label_counts", "not negative", "1e+09 samples", *["no finite number"] * 2, *["of most"] * 4]
-    for place, (reason, line) in enumerate(zip(reasons, said, strict=True)):
+    unfit = ["no label_counts", "not negative", "1e+09 samples", *["no finite number"] * 2, "shape", "no arrays"]
+    for place, (reason, line) in enumerate(zip([*unfit, *["most frequent"] * 4], said, strict=True)):
         assert line.startswith(f"left out the model of site-{place}: ")
         assert reason in line
-    assert [*made.meta["weights"]] == ["site-10", "site-11"]
+    assert [*made.meta["weights"]] == ["site-11", "site-12"]
     np.testing.assert_array_equal(made.params["w"], [0, 0])
 
 

@@ -61,7 +61,7 @@ def test_both_forms_are_read_as_programs_and_spreadsheets_write_them(tmp_path: P
         "client;x;y\na;1'500;2.5\n",
         "client;x;y\na;1\u202f500;2,5\n",
         "client;x;y\na;1500,0;2,50\n",
-        "client;x;y;;\na;1500;2,5;;\n;;;;\n",
+        "client;x;y;;\na;1500;2,5\n;;;;\n",
         "client;x;y\na;1500;2,5;\n",
         "Client,x,y\na,1500,2.5\n",
         "client;label;n\na;x;1500\na;y;2,5\n",

@@ -56,7 +56,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from fedskew import components, methods
 from fedskew.errors import ConfigError, FedskewError, nearest, placed
 from fedskew.experiment import Config, Sweep
-from fedskew.parameters import one_mistake
+from fedskew.parameters import Seed, one_mistake
 from fedskew.tables import flatten
 from fedskew.trees import read_tree
 
@@ -83,14 +83,14 @@ class _Number(_Table):
 
 
 class _Tuning(_Table):
-    partitions: list[NonNegativeInt] = pydantic.Field(default=[TUNING_SEED], min_length=1)
-    seeds: list[NonNegativeInt] = pydantic.Field(default=[TUNING_SEED], min_length=1)
+    partitions: list[Seed] = pydantic.Field(default=[TUNING_SEED], min_length=1)
+    seeds: list[Seed] = pydantic.Field(default=[TUNING_SEED], min_length=1)
 
 
 class Settings(_Table):
     """The table `[arena]`; `reference` is the label of the method that the others are compared with."""
 
-    partitions: list[NonNegativeInt] = pydantic.Field([0], min_length=1)
+    partitions: list[Seed] = pydantic.Field([0], min_length=1)
     rates: list[PositiveFloat] = []
     budget: NonNegativeInt = 0
     widen: bool = False
@@ -238,7 +238,7 @@ class Arena:
             entry = ArenaEntry(situation, method, cell.config, own.get(method, ()))
             by_situation.setdefault(tuple(situation.values()), []).append(entry)
         entries = [entry for group in by_situation.values() for entry in group]
-        labels = [entry["label"] if isinstance(entry, dict) else entry for entry in sweep["methods"]]
+        labels = [entry["label"].strip() if isinstance(entry, dict) else entry for entry in sweep["methods"]]
         if settings.reference not in labels:
             similar = nearest(settings.reference, labels)
             raise ConfigError(f"{path}: arena.reference: no method is labelled {settings.reference!r}{similar}")

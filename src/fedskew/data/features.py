@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew.data._dataset import Inputs
-from fedskew.files import replacing, writing
+from fedskew.files import locked, replacing, writing
 
 MOST_BYTES = 1 << 32
 """Largest features of a data set that are kept."""
@@ -53,10 +53,11 @@ class Features:
         self._folder = place or Path(tempfile.mkdtemp(prefix="fedskew-features-"))
         if place is None:
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        if not (self._folder / "known.npy").exists():
-            self._make("values.npy", np.float32, self.shape)
-            self._make("known.npy", np.bool_, (len(self._groups),))
-        self._open()
+        with locked(self._folder, 60.0):  # two that made them at once would each have the values of one
+            if not (self._folder / "known.npy").exists():
+                self._make("values.npy", np.float32, self.shape)
+                self._make("known.npy", np.bool_, (len(self._groups),))
+            self._open()
 
     @property
     def device(self) -> torch.device:

@@ -231,7 +231,8 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
 
 def node_config(data: Path) -> str:
     """Return the config by which Flower tells its apps a site's `data.toml`: TOML, without a quote within quotes."""
-    return f"data={json.dumps(str(data), ensure_ascii=False)}".replace('\\"', "\\u0022")
+    said = json.dumps(str(data).replace('"', "\0"), ensure_ascii=False)
+    return f"data={said}".replace("\\u0000", "\\u0022").replace("\x7f", "\\u007f")
 
 
 def is_agreed(content: bytes, data: Path) -> bool:

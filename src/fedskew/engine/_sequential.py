@@ -377,9 +377,8 @@ class _FullObjective:
     def value(self, parameters: Tensor) -> Tensor:
         """Compute the mean objective, 0-d; 0 for a client without samples."""
         self._backend.model.write(parameters)
-        return torch.stack(
-            [parameters.new_zeros(()), *(objective.value() * share for objective, share in self._parts())]
-        ).sum()
+        parts = (objective.value() * share for objective, share in self._parts())
+        return torch.stack([parameters.new_zeros(()), *parts]).sum()
 
     def _parts(self) -> Iterator[tuple[_BatchObjective, float]]:
         """Yield the objective on at most `ROWS_AT_ONCE` samples, and their share of the client's samples."""

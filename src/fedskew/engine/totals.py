@@ -191,12 +191,12 @@ def weigh(federation: Federation, state: ServerState, members: Cohort, updates: 
         weighting, fallback = FedAvg(), "none of these clients' samples has a label"
     where, kept = f"round {state.round}: ", state.of("weighting")
     given = Answered(counts, sizes, mix, members.ids, kept, limit)
-    reads = components.takes(weighting, "weigh", "updates")
-    changes = as_matrix([update.change for update in updates]) if reads else None
+    changes = as_matrix([one.change for one in updates]) if components.takes(weighting, "weigh", "updates") else None
 
     def weighed(given: Answered) -> FloatArray:
-        given = deepcopy(given) if is_own(weighting) else given  # one's own may write to it
-        found = federation.sight(state, members.notes).call("weighting", weighting, "weigh", given, updates=changes)
+        # one's own may write to them
+        given, rows = deepcopy((given, changes)) if is_own(weighting) else (given, changes)
+        found = federation.sight(state, members.notes).call("weighting", weighting, "weigh", given, updates=rows)
         return checked_weights(weighting, found, members.ids, where)
 
     free = weights = weighed(given)
@@ -295,9 +295,7 @@ def total_of(
     if type(method.aggregation) is Mean or not sent.numel():
         mean = weighted_sum(buffers, weights).to(sent.dtype)
     else:
-        moved = _combined(
-            method.aggregation, "combine_buffers", buffers - sent, weights, sight, state.of("aggregation")
-        )
+        moved = _combined(method.aggregation, "combine_buffers", buffers - sent, weights, sight, kept)
         mean = sent + weighted_sum(*moved).to(sent.dtype)
     if len(rows) == len(changes):
         weights = shares
@@ -361,7 +359,8 @@ def _combined(
     aggregation: Any, function: str, changes: Tensor, weights: FloatArray, sight: Sight, kept: Named
 ) -> tuple[Tensor, FloatArray]:
     unlogged = {"log": lambda name, value: None} if function == "combine_buffers" else {}
-    combined = sight.call("aggregation", aggregation, function, changes, weights, kept=kept, **unlogged)
+    given = changes.clone() if is_own(aggregation) else changes  # one's own may write to it
+    combined = sight.call("aggregation", aggregation, function, given, weights, kept=kept, **unlogged)
     return checked_aggregate(aggregation, combined, changes, f"round {sight.state.round}: ")
 
 

@@ -24,7 +24,7 @@ from fedskew.errors import ConfigError, FedskewError, in_one_line, placed
 from fedskew.experiment import _sections as sections
 from fedskew.experiment._own import with_names
 from fedskew.files import file_hash, write_text
-from fedskew.parameters import first_mistake
+from fedskew.parameters import Seed, first_mistake
 from fedskew.privacy import most_rounds, noise_for
 from fedskew.tables import filled
 from fedskew.trees import line_of, put, read_tree
@@ -65,7 +65,7 @@ class Config(sections.Section):
     """Version of this format."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)] = "run"
     """The run's name; its folder is `<name>-<hash>`."""
-    seeds: list[Annotated[int, Field(ge=0, lt=2**64)]] = Field([0], min_length=1)
+    seeds: list[Seed] = Field([0], min_length=1)
     """Seeds; the run is repeated for each of them."""
     data: sections.DataSection
     partition: sections.PartitionSection

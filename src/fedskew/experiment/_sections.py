@@ -13,6 +13,7 @@ from fedskew.engine.target import Estimation
 from fedskew.executors import cores
 from fedskew.labels import MixMethod
 from fedskew.local_steps import Adam
+from fedskew.parameters import Seed
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -77,7 +78,7 @@ class PartitionSection(Named):
     clients: Annotated[int, Field(ge=1)] | None = None
     """Number of clients, including a target client where the rule has one. "natural" merges whole clients until so many
     are left (without it: it keeps all); "file" has its own number."""
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    seed: Seed | None = None
     """Seed of all that decides who holds what: samples that are held out or left out, and the rule's draws. With it,
     runs of different `seeds` train on one and the same federation; without it: a run's own seed."""
     oracle: bool = False

@@ -50,10 +50,8 @@ def make_network(
         name = type(component).__name__
         if config.model.adapters is not None:
             raise ConfigError(f"model.adapters: {name} changes the network itself; leave out one of them")
-        try:
+        with placed(f"model.name: {name} can't adapt {config.model.name}: "):
             module = component.adapt(module, drawn)
-        except ArgumentError as error:
-            raise ConfigError(f"model.name: {name} can't adapt {config.model.name}: {error}") from None
     return module
 
 

@@ -164,8 +164,8 @@ def check_functions(method: Method) -> None:
         reads, known = getattr(component, "reads", None), {"teacher", "previous", "broadcast"}
         if slot == "objective" and not (isinstance(reads, frozenset | set) and reads <= known):
             raise ConfigError(
-                f"method.objective: {name}.reads must be a set, reads: ClassVar[frozenset[str]] = frozenset(), or with "
-                "what it reads: 'teacher', 'previous', 'broadcast'"
+                f"method.objective: {name}.reads must be a set of what it reads, 'teacher', 'previous' or 'broadcast', "
+                f"such as reads: ClassVar[frozenset[str]] = frozenset(); it is {reads!r}"
             )
         if slot == "finish" and not isinstance(getattr(component, "asks", None), frozenset | set):
             raise ConfigError(

@@ -31,9 +31,9 @@ FloatArray: TypeAlias = NDArray[np.float64]
 ROUNDING = 1e-14
 """Sums of shares over many clients up to this size count as zero."""
 
-# Weights at kappa differ from those of the limit infinity by 1.5 / kappa at most, relatively: from INFINITE on by
-# rounding alone, and Newton steps have no digits left there.
-DIRECT, FINEST, INFINITE = 1e-6, 1e-20, 1e14
+# Weights at kappa differ from those of the limit infinity by 1.5 / kappa at most, relatively; further on, Newton steps
+# have too few digits left, from 1e12 on under a limit on weights.
+DIRECT, FINEST, INFINITE = 1e-6, 1e-20, 1e11
 """The least kappa that is solved without the projection, the least of all (below: the limit 0), and infinity."""
 
 ON_FACE, IN_HULL = 1e-12, 1e-10
@@ -105,7 +105,7 @@ class Programme:
         self._limit = np.inf if limit is None or limit >= 1 else max(limit, 1 / number)
 
     def solve(self, kappa: float) -> Solution:
-        """Compute the optimal weights at kappa = strength / samples: below 1e-20 it is 0, from 1e14 on infinite."""
+        """Compute the optimal weights at kappa = strength / samples: below 1e-20 it is 0, from 1e11 on infinite."""
         if kappa >= INFINITE:
             weights, gap, kkt = self._level, 0.0, 0.0
         else:

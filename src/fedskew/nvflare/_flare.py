@@ -55,8 +55,8 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
     """Aggregates models by a weighting of fedskew, from the label counts that clients send with them.
 
     Works for whole models and for differences, of numpy arrays or PyTorch tensors. Whole numbers, such as batch norm's
-    counters, are the largest of the clients'. A model without label counts, with other arrays than most clients', or
-    with values that are not finite is left out, which the log says. The result has the weights as `meta["weights"]`.
+    counters, are the largest of the clients'. A model without label counts, with values that are not finite, or unlike
+    most (arrays, types; of a tie, the first) is left out, as the log says. `meta["weights"]` has the result's weights.
 
     Args:
         weighting: A weighting's name (`fedskew methods`), such as "fedla", or `module:Class` of your own.
@@ -98,7 +98,7 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
         try:
             self._counts[name] = _check(model)
             self._models[name] = model
-        except ArgumentError as error:
+        except (ArgumentError, TypeError, ValueError) as error:  # of a list that is no array, too
             self.warning(f"left out the model of {name}: {error}")
 
     def aggregate_model(self) -> FLModel:
@@ -107,7 +107,7 @@ class WeightingAggregator(ModelAggregator):  # type: ignore[misc]  # FLARE comes
             raise ArgumentError(f"no client sent a model with its label counts; add meta={{{COUNTS!r}: counts}} to it")
         forms = {name: (len(self._counts[name]), _form(model)) for name, model in self._models.items()}
         for name in _unlike(forms):
-            self.warning(f"left out the model of {name}: its classes or arrays are not those of most clients")
+            self.warning(f"left out the model of {name}: its classes or arrays are not the most frequent ones")
             del self._models[name]
         names = sorted(self._models)
         models, counts = [self._models[name] for name in names], np.stack([self._counts[name] for name in names])
@@ -212,7 +212,9 @@ class SelectingFedAvg(FedAvg):  # type: ignore[misc]  # FLARE comes without type
 
 def _check(model: FLModel) -> FloatArray:
     """Return the label counts of a model; ArgumentError if it can't be used."""
-    for key, value in (model.params or {}).items():
+    if not model.params:
+        raise ArgumentError("it has no arrays")
+    for key, value in model.params.items():
         array = _array(value)
         if array.dtype.kind not in "iubf" or not np.isfinite(array).all():
             raise ArgumentError(f"{key} has a value that is no finite number")
@@ -220,7 +222,7 @@ def _check(model: FLModel) -> FloatArray:
 
 
 def _form(model: FLModel) -> Hashable:
-    arrays = {key: _array(value) for key, value in (model.params or {}).items()}
+    arrays = {key: _array(value) for key, value in model.params.items()}
     return model.params_type, frozenset((key, array.shape, array.dtype) for key, array in arrays.items())
 
 
@@ -245,8 +247,7 @@ def _metrics(metrics: Sequence[Mapping[str, Any] | None], weights: FloatArray) -
     """Return the weighted mean of each metric of which half of the clients or more report a finite number."""
     found = {}
     for key in {key: None for one in metrics for key in one or ()}:
-        pairs = ((weight, (one or {}).get(key)) for weight, one in zip(weights, metrics, strict=True))
-        told = [(weight, value) for weight, value in pairs if _is_finite(value)]
+        told = [(w, own) for w, one in zip(weights, metrics, strict=True) if _is_finite(own := (one or {}).get(key))]
         if (whole := sum(weight for weight, _ in told)) > 0 and 2 * len(told) >= len(metrics):
             found[key] = float(sum(weight / whole * value for weight, value in told))
     return found or None

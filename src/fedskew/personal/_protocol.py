@@ -16,8 +16,8 @@ Layers: TypeAlias = Literal["all", "head"]
 class Names(NamedTuple):
     """Names of a network's tensors: trained parameters, floating-point buffers, and parts of these.
 
-    `head` are the trained parameters of its last linear layer, which has an output for each class, none where that is
-    frozen or not linear; `norm` are parameters and buffers of its normalisations.
+    `head` are the trained parameters of its last linear layer, which has an output for each class (of several such, the
+    one written last), none where that is frozen or not linear; `norm` are parameters and buffers of its normalisations.
     """
 
     trained: tuple[str, ...]
