@@ -115,6 +115,11 @@ def stop_at(round: int, error: type[BaseException] = KeyboardInterrupt) -> Calla
     return stop
 
 
+def table(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def save_image(path: Path, levels: Any, mode: str | None = None, **options: Any) -> Path:
     """Write an image, or an array of levels as one; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -173,6 +173,7 @@ def test_situations_come_one_after_another_and_a_choice_has_the_same_runs_and_lo
         ("budget = 5", "budget = 5\ntogether = 0", "arena.together: input should be greater than 0 (got 0)"),
         ("[arena]", "[areno]", "an arena needs a table [arena]"),
         ("partitions = [0, 1]", "partitions = [0, 0]", "expected different seeds"),
+        ("partitions = [0, 1]", f"partitions = [{2**64}]", "arena.partitions: input should be less than"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line(tmp_path, old: str, new: str, message: str) -> None:

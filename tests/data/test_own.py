@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common import save_image
+from common import save_image, table
 from fedskew import data
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, DataError, DataWarning
@@ -274,11 +274,6 @@ def test_a_file_that_is_no_npz_is_refused(content, tmp_path):
 
 
 # ---- csv
-
-
-def table(path, text: str):
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_a_table_with_clients_and_a_test_file(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from common import table
 from fedskew import data
 from fedskew.data import Proposal, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, ConfigError, DataError, DataWarning
@@ -28,11 +29,6 @@ TABLE = "row,sex,age,dose,diagnosis\n1,f,30,1.5,ill\n2,m,,2.5,well\n3,,50,0.5,il
 
 def rng():
     return np.random.default_rng(0)
-
-
-def table(path, text: str):
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def load(path, schema=SCHEMA, **options):

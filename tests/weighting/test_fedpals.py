@@ -271,3 +271,7 @@ def test_the_limit_of_a_round_is_solved_with_and_not_cut_afterwards() -> None:
     ess = FedPALS(ess=0.9).solve(Answered(counts, counts.sum(axis=1), np.array([0.6, 0.3, 0.1]), limit=0.5))[0]
     assert ess.ess >= 0.9 * 3 * (1 - 1e-9)
     assert ess.weights.max() <= 0.5
+    counts = np.array([[30, 49, 41], [8, 23, 6], [9, 20, 49]])  # FedAvg within the limit, however large the strength
+    for kappa in (1e11, 5e13, 9.9e13, np.inf):
+        weights = fedpals_solve(counts, [0.5, 0.1, 0.4], kappa * counts.sum(), limit=0.5).weights
+        np.testing.assert_allclose(weights, [0.5, 37 / 230, 78 / 230], atol=1e-10)

@@ -31,8 +31,8 @@ FloatArray: TypeAlias = NDArray[np.float64]
 ROUNDING = 1e-14
 """Sums of shares over many clients up to this size count as zero."""
 
-# Weights at kappa differ from those of the limit infinity by 1.5 / kappa at most, relatively; further on, Newton steps
-# have too few digits left, from 1e12 on under a limit on weights.
+# Weights at kappa differ from those at infinity by 1.5 / kappa at most, relatively. Of a larger kappa Newton steps have
+# too few digits: from 1e12 on where weights have an upper limit, from 1e15 on without one.
 DIRECT, FINEST, INFINITE = 1e-6, 1e-20, 1e11
 """The least kappa that is solved without the projection, the least of all (below: the limit 0), and infinity."""
 

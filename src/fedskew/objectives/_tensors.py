@@ -73,7 +73,7 @@ def cross_entropy_slope(
     """Return the same of `(..., batch, classes)`, and its gradient by the logits."""
     if mask is None and logits.dim() == 2:  # of one client, by autograd's functions; -100: no class is ignored
         log_shares, share, how = torch.log_softmax(logits, 1), logits.new_ones(()), (weights, 1, -100)  # the mean
-        if weights is not None:  # PyTorch's mean is divided by those of a batch: the sum
+        if weights is not None:  # the sum, by rows: PyTorch's mean would be divided by the weights of the batch
             share, how = share / logits.shape[0], (weights, 2, -100)
         loss, rows = _NLL(log_shares, targets, *how)
         by_shares = _NLL_BACKWARD(share, log_shares, targets, *how, rows)
