@@ -267,6 +267,8 @@ COMMANDS = [  # a command, and words of the answer
     ("schema measured.csv", ["'0.143' is a measurement", "regression is not what fedskew does"]),
     ("schema named.csv", ["24 different labels", "hardly classes", "names of samples?"]),
     ("schema joined.csv", ["'Edema|Effusion' looks like several", "(--separator)"]),
+    ("describe joined.csv --separator ;", ["'Edema|Effusion' looks like several", "(--separator)"]),
+    ("advise joined.csv --separator ;", ["'Edema|Effusion' looks like several"]),
     ("schema joined.csv --separator ; --label dx", ["joined.csv: no column 'dx' of labels"]),
     ("new a.toml --data csv --root joined.csv", ["joined.csv: the label 'Edema|Effusion' looks like several"]),
     ("new a.toml --data csv --root joined.csv --set data.separator=;", ["'Edema|Effusion' looks like several"]),

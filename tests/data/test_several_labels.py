@@ -120,9 +120,10 @@ def test_more_mistakes_of_several_labels(tmp_path):
     one_hot = columns(tmp_path, [(1, 0, 0), (0, 1, 0), (0, 0, 1)] * 10)
     with pytest.warns(DataWarning, match="if they are one-hot columns of one label, write one column of names"):
         assert data.load("csv", one_hot, rng=rng(), label=list(NAMES)).multi_label
-    for cell in ("Edema||Hernia", "Edema|No Finding"):
+    odd = "of line 3 has an empty part, or says none beside another"
+    for cell, words in (("Edema||Hernia", odd), ("Edema|No Finding", odd), ("", "write none where it has none")):
         path.write_text(f"age,label\n1,Edema|Hernia\n2,{cell}\n", encoding="utf-8")
-        with pytest.raises(DataError, match="of line 3 has an empty part, or says none beside another"):
+        with pytest.raises(DataError, match=words):
             data.load("csv", path, rng=rng(), separator="|")
     many = np.eye(63, dtype=int)
     np.savez(tmp_path / "many.npz", x=np.zeros((63, 1)), y=many | many[::-1])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, DataError, nearest, placed
-from fedskew.labels import CountsLike, describe
+from fedskew.labels import CountsLike, LabelCounts, describe
 from fedskew.tables import csv_text
 
 FloatArray = NDArray[np.float64]
@@ -38,7 +38,7 @@ class Advice:
             80 %), in how many federations it was `ahead`, `of` how many that it trained in.
         neighbours: The nearest federations, nearest first: `federation` in words, `distance`, the `best` method and its
             `gain`.
-        supported: Whether the federation is like those of the table; otherwise no method is named.
+        supported: Whether the federation is like those of the table (one label a sample); else no method is named.
     """
 
     methods: tuple[dict[str, Any], ...]
@@ -129,6 +129,7 @@ def advise(
     near = np.argsort(distances, kind="stable")[:NEIGHBOURS]
     rows = np.flatnonzero(alike)[near]
     usual = np.sort(apart, axis=1)[:, min(len(near), len(apart) - 1)].max()  # each is its own nearest
+    several = isinstance(counts, LabelCounts) and not np.array_equal(counts.sizes, counts.counts.sum(axis=1))
     methods = [_gained(method, own[rows]) for method, own in gains.items() if np.isfinite(own[rows]).any()]
     return Advice(
         tuple(sorted(methods, key=lambda one: -float(one["median"]))),
@@ -136,7 +137,7 @@ def advise(
             {"federation": federations[row], "distance": float(distances[place]), **_best(gains, row)}
             for place, row in zip(near, rows, strict=True)
         ),
-        bool(distances[near[-1]] <= usual + _ROUNDING),
+        bool(distances[near[-1]] <= usual + _ROUNDING) and not several,
     )
 
 

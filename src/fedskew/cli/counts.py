@@ -110,8 +110,7 @@ def counts(
         fedskew counts chests.csv --client hospital --label Edema,Effusion      (or --label findings --separator '|')
         fedskew counts my.toml
     """
-    found = read_source(path, client, label, decimal, totals, data_root, separator=separator)
-    table = found.counts
+    table = read_source(path, client, label, separator, decimal, totals, data_root).counts
     table.to_csv(out or sys.stdout, form)
     if not np.array_equal(table.sizes, table.counts.sum(axis=1)):
         samples = counted(int(table.sizes.sum()), "sample")
@@ -133,11 +132,11 @@ def read_source(
     path: Path,
     client: str | None,
     label: str | None,
+    separator: str | None,
     decimal: DecimalSign,
     totals: TotalsAre,
     data_root: Path | None,
     target: Path | None = None,
-    separator: str | None = None,
 ) -> Source:
     """Return the label counts that a file or folder holds, whatever it is, and the target mix of a file, or its own."""
     is_config = path.suffix.lower() == ".toml" or str(path).startswith("@")
@@ -170,8 +169,7 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
     config = read(config_file(path), {} if data_root is None else {"data.root": str(data_root)})
     task = make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
-    training = config.training
-    return Source(counts, task.target, config.target_in_words(), training.participation, training.epochs)
+    return Source(counts, task.target, config.target_in_words(), config.training.participation, config.training.epochs)
 
 
 def _of_run(folder: Path) -> Source:
@@ -205,6 +203,7 @@ def advise(
     table: TablePath = None,
     client: ClientColumn = None,
     label: LabelColumn = None,
+    separator: Separator = None,
     decimal: DecimalSign = None,
     totals: TotalsAre = None,
     data_root: DataRoot = None,
@@ -223,7 +222,7 @@ def advise(
         fedskew advise counts.csv --target target.csv --participation 0.2 --epochs 5
         fedskew advise counts.csv --without fedentopt,ccvr
     """
-    source = read_source(path, client, label, decimal, totals, data_root, target)
+    source = read_source(path, client, label, separator, decimal, totals, data_root, target)
     left_out = several("--without", without, named, "names") if without else []
     found = advice_for(source, participation, epochs, left_out, table)
     if as_json:
@@ -245,12 +244,10 @@ def _cost(label: str) -> str:
     """Return what a method costs beyond FedAvg; a dash where an arena's label is no preset's or finish's name."""
     from fedskew import methods
 
-    finish = label in methods.PLACES["finish"]
-    if not finish and label not in methods.PRESETS:
+    slot = "finish" if label in methods.PLACES["finish"] else "preset"
+    if slot == "preset" and label not in methods.PRESETS:
         return "-"
-    return (
-        str(methods.cost(methods.build(methods.expand({"finish": label} if finish else {"preset": label})))) or "none"
-    )
+    return str(methods.cost(methods.build(methods.expand({slot: label})))) or "none"
 
 
 def advice_for(

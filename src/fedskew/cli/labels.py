@@ -18,6 +18,7 @@ from fedskew.cli.counts import (
     Epochs,
     LabelColumn,
     Participation,
+    Separator,
     Source,
     SourcePath,
     TargetPath,
@@ -46,6 +47,7 @@ def describe(
     target: TargetPath = None,
     client: ClientColumn = None,
     label: LabelColumn = None,
+    separator: Separator = None,
     decimal: DecimalSign = None,
     totals: TotalsAre = None,
     data_root: DataRoot = None,
@@ -71,7 +73,7 @@ def describe(
         fedskew describe my.toml
     """
     drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
-    source = read_source(path, client, label, decimal, totals, data_root, target)
+    source = read_source(path, client, label, separator, decimal, totals, data_root, target)
     report = describe_labels(source.counts, source.target)
     if drawn is not None:
         _draw(source, drawn)
@@ -97,6 +99,7 @@ def weights(
     target: TargetPath = None,
     client: ClientColumn = None,
     label: LabelColumn = None,
+    separator: Separator = None,
     decimal: DecimalSign = None,
     totals: TotalsAre = None,
     data_root: DataRoot = None,
@@ -118,7 +121,7 @@ def weights(
 
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
-    source = read_source(path, client, label, decimal, totals, data_root, target)
+    source = read_source(path, client, label, separator, decimal, totals, data_root, target)
     counts = source.counts
     options = {name: value for name, value in (("strength", strength), ("ess", ess)) if value is not None}
     found = _weigh(counts, method, source.target, options, parameters)
@@ -234,7 +237,6 @@ class _Weighed:
 
     def to_dict(self) -> dict[str, Any]:
         samples = float(self.counts.sizes.sum())
-        strength = self.solved.get("strength")
 
         def by_class(mix: np.ndarray) -> dict[str, float]:
             return dict(zip(self.counts.classes, mix.tolist(), strict=True))
@@ -247,7 +249,7 @@ class _Weighed:
             "ess_share": self.ess / samples,
             # JSON has no infinity.
             "ess_asked": self.asked,
-            "strength": "inf" if strength == math.inf else strength,
+            "strength": "inf" if self.solved.get("strength") == math.inf else self.solved.get("strength"),
             "gap": self.solved.get("gap"),
             "kkt": self.solved.get("kkt"),
             "distance": self.distance(self.weights),
