@@ -153,8 +153,7 @@ def test_the_command_shows_methods_and_neighbours(tmp_path, table, command):
 
 def test_the_command_says_what_methods_cost(tmp_path, command):
     counts = np.random.default_rng(0).multinomial(60, np.full(10, 0.1), 20)
-    lines = [",".join(["client", *"abcdefghij"]), *(",".join(map(str, [at, *row])) for at, row in enumerate(counts))]
-    (tmp_path / "counts.csv").write_text("\n".join(lines))
+    LabelCounts(counts, classes=list("abcdefghij")).to_csv(tmp_path / "counts.csv")
     said = " ".join(command("advise", "counts.csv", "--participation", "0.2").stdout.split())
     assert "costs beyond FedAvg" in said
     assert "client keeps 1 model" in said  # SCAFFOLD's

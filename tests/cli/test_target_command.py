@@ -72,8 +72,7 @@ def test_probabilities_predictions_with_confidence_and_counts_are_the_same_sampl
     np.testing.assert_array_equal(
         by_prediction.tables.reshape(4, 4, 4)[np.ix_(order, order)].reshape(4, 16), by_probability.tables
     )
-    assert by_probability.tables.sum() == 800
-    assert by_probability.cells.sum() == 500
+    assert (by_probability.tables.sum(), by_probability.cells.sum()) == (800, 500)
 
     names = [f"cell {at}" for at in range(16)]
     table(home / "held3.csv", {"class": NAMES, **dict(zip(names, by_probability.tables.T.astype(int), strict=True))})

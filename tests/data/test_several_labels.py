@@ -34,8 +34,8 @@ EXPECTED = [1, 3, 0, 6] * 10  # the bits of Edema, Effusion and Hernia are 1, 2 
 
 def test_findings_are_read_alike_from_columns_separators_arrays_tables_and_objects(tmp_path):
     joined = ["|".join(name for name, has in zip(NAMES, row, strict=True) if has) or "No Finding" for row in ROWS]
-    text = "age,label\n" + "".join(f"{at * 1.5},{cell}\n" for at, cell in enumerate(joined))
-    (tmp_path / "joined.csv").write_text(text, encoding="utf-8")
+    rows = (f"{at * 1.5},{cell}\n" for at, cell in enumerate(joined))
+    (tmp_path / "joined.csv").write_text("age,label\n" + "".join(rows), encoding="utf-8")
     x = np.arange(40.0)[:, None]
     np.savez(tmp_path / "own.npz", x=x, y=np.array(ROWS, dtype=float), classes=np.array(NAMES))
     items = [(torch.tensor([float(at)]), torch.tensor(row)) for at, row in enumerate(ROWS)]
@@ -46,10 +46,8 @@ def test_findings_are_read_alike_from_columns_separators_arrays_tables_and_objec
         from_object(items).read(rng()),
     ]
     for made in read:
-        assert made.multi_label
-        assert made.in_shape == (1,)
+        assert (made.multi_label, made.in_shape, len(made.test_targets)) == (True, (1,), 8)
         assert by_age(made) == EXPECTED
-        assert len(made.test_targets) == 8
     assert [made.classes for made in read] == [NAMES, NAMES, NAMES, ("0", "1", "2")]
 
 
@@ -80,8 +78,7 @@ def test_findings_of_a_table_of_hugging_face(tmp_path):
         (datasets.Dataset.from_dict({"x": x, "label": ids}, features=listed), {}),
     ):
         made = data.from_huggingface(table, rng=rng(), **options)
-        assert (made.classes, made.multi_label) == (NAMES, True)
-        assert by_age(made) == EXPECTED
+        assert (made.classes, made.multi_label, by_age(made)) == (NAMES, True, EXPECTED)
         assert made.encoder.labelled == (NAMES if options else ("label",))
 
 

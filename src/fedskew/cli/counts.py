@@ -13,7 +13,7 @@ import numpy as np
 from typer import Argument, Option
 
 from fedskew.cli.options import DataRoot, config_file, named, several
-from fedskew.cli.page import BARE, AsJson, Console, print_json, table_of
+from fedskew.cli.page import BARE, AsJson, Console, check_apart, print_json, table_of
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, read_target
 from fedskew.tables import counted
@@ -82,7 +82,6 @@ LIMITS = (
 )
 GAIN = ("{method}", "{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
 NEIGHBOUR = ("{federation}", "{distance:.2f}", "{best} {gain:+.1f}")
-_SHOWN = 5
 
 
 def counts(
@@ -111,11 +110,11 @@ def counts(
         fedskew counts my.toml
     """
     table = read_source(path, client, label, separator, decimal, totals, data_root).counts
+    check_apart(out, path)
     table.to_csv(out or sys.stdout, form)
     if not np.array_equal(table.sizes, table.counts.sum(axis=1)):
         samples = counted(int(table.sizes.sum()), "sample")
-        said = f"A sample may have several labels, or none: these are counts of labels, of {samples}."
-        Console(highlight=False, stderr=True).note(said)
+        Console(highlight=False, stderr=True).note(f"Several labels a sample, or none: counts of labels, of {samples}.")
 
 
 class Source(NamedTuple):
@@ -211,11 +210,9 @@ def advise(
 ) -> None:
     """Show what each method gained over FedAvg in the simulated federations that are most like yours.
 
-    Takes seconds; nothing is trained.
-
-    Federations are compared by skew, sizes, participation, epochs and target. For one unlike all simulated ones no
-    method is named. Leave out methods that need what clients won't give, such as their label counts: fedskew methods
-    NAME says what a method needs and reveals, and what the letters of its costs stand for.
+    Takes seconds; nothing is trained. Federations are compared by skew, sizes, participation, epochs and target. For
+    one unlike all simulated ones no method is named. Leave out methods that need what clients won't give, such as label
+    counts: fedskew methods NAME says what a method needs and reveals, and what the letters of its costs stand for.
 
     Examples:
 
@@ -235,7 +232,7 @@ def advise(
         gains = [[*(text.format(**one) for text in GAIN), _cost(one["method"])] for one in found.methods]
         console.print(table_of(["method", ">ahead in", ">median gain", ">80 %", "costs beyond FedAvg"], gains, **BARE))
     console.heading("The nearest simulated federations")
-    near = [[text.format(**one) for text in NEIGHBOUR] for one in found.neighbours[:_SHOWN]]
+    near = [[text.format(**one) for text in NEIGHBOUR] for one in found.neighbours[:5]]
     console.print(table_of(["federation", ">distance", "best there"], near, **BARE))
     console.say(f"\n{LIMITS}")
 

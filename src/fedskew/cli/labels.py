@@ -128,7 +128,7 @@ def weights(
     if csv_path is not None:
         sizes = [f"{size:.17g}" for size in counts.sizes.tolist()]
         rows = zip(counts.clients, sizes, found.weights.tolist(), found.plain.tolist(), strict=True)
-        write_csv(csv_path, [("client", "samples", "weight", "fedavg"), *rows])
+        write_csv(csv_path, [("client", "samples", "weight", "fedavg"), *rows], path, target)
     if as_json:
         print_json(found.to_dict())
         return

@@ -171,9 +171,16 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table of cells."""
+def write_csv(path: Path, rows: Iterable[Sequence[Any]], *read: Path | None) -> None:
+    """Write a table of cells, over no file that the command read."""
+    check_apart(path, *read)
     write_text(path, csv_text(rows))
+
+
+def check_apart(path: Path | None, *read: Path | None) -> None:
+    """Refuse to write over a file that the command reads."""
+    if path is not None and path.resolve() in [file.resolve() for file in read if file is not None]:
+        raise ArgumentError(f"{path}: is a file that the command reads; write to another")
 
 
 def shares(values: Iterable[float], digits: int = 1) -> list[str]:

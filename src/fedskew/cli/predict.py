@@ -106,8 +106,8 @@ def predict(
     decided = model.decide(probabilities).tolist()
     classes = [_answer(model, label, line) for label, line in zip(decided, probabilities, strict=True)]
     if csv_path is not None:
-        rows = zip(names, classes, probabilities.tolist(), strict=True)
-        write_csv(csv_path, [["file", "class", *model.classes], *([name, label, *line] for name, label, line in rows)])
+        rows = zip(names, classes, *probabilities.T.tolist(), strict=True)
+        write_csv(csv_path, [["file", "class", *model.classes], *rows], *images)
     if as_json:
         found = [
             {"file": name, "class": label, "probabilities": dict(zip(model.classes, line, strict=True))}
@@ -128,9 +128,7 @@ def predict(
     rest = f" and {len(named) - CLASSES_NAMED} more" if len(named) > CLASSES_NAMED else ""
     console.note(f"{counted(len(names), 'sample')}; {', '.join(named[:CLASSES_NAMED])}{rest}.")
     if (threshold := model.info.threshold) is not None:
-        console.note(
-            f"{model.classes[1]}: from a probability of {threshold:.3g} on, as the run's validation samples chose."
-        )
+        console.note(f"{model.classes[1]}: from a probability of {threshold:.3g} on, as validation samples chose.")
     if resized:
         size = " x ".join(map(str, model.in_shape[1:]))
         console.note(f"{resized:,} of another size were resized to {size}, as the model takes them.")
@@ -199,7 +197,7 @@ def watch(
     changes = profile.changes(data.Profile.columns(samples, model.schema))
     move, why = _move(model, samples, held_out)
     if csv_path is not None:
-        write_csv(csv_path, [changes[0]._fields, *changes])
+        write_csv(csv_path, [changes[0]._fields, *changes], held_out, *files)
     found = [change for change in changes if change.p < LEVEL]
     if as_json:
         tests = [one._asdict() for one in changes]

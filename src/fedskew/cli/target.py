@@ -98,11 +98,10 @@ def target(
             axes = figure.add_subplot()
             drawing.mix_with_intervals(axes, estimate.mix, estimate.interval(), held_out, outcomes.classes)
     if out is not None:
-        exact = map(repr, estimate.mix.tolist())
-        write_csv(out, [("class", "share"), *zip(outcomes.classes, exact, strict=True)])
+        rows = zip(outcomes.classes, estimate.mix.tolist(), strict=True)
+        write_csv(out, [("class", "share"), *rows], predictions, tables)
     if as_json:
-        more = {"samples": samples, "held_out": held_out.tolist()}
-        print_json(mix_values(estimate, outcomes.classes) | more)
+        print_json(mix_values(estimate, outcomes.classes) | {"samples": samples, "held_out": held_out.tolist()})
         return
     console = Console(highlight=False)
     console.sentences(f"Label mix of {counted(samples, 'sample')}", sentences(estimate, outcomes.classes))
