@@ -222,7 +222,7 @@ COMMANDS = [  # a command, and words of the answer
     ("describe table.tsv", ["table.tsv: can't be read"]),
     ("describe counts.csv --target counts.csv", ["counts.csv, line 2, column 'client': 'Paris', expected a number"]),
     ("describe counts.csv --target 0.2,0.8", ["--target 0.2,0.8: no such file; give a CSV of columns class,share"]),
-    ("describe counts.csv --picture who.xyz", ["--picture: who.xyz: the picture is a page"]),
+    ("describe counts.csv --picture who.xyz", ["who.xyz: the page is to be looked at in a browser"]),
     ("describe counts.csv --picture a.png --no-picture", ["--no-picture: contradicts --picture"]),
     ("advise counts.csv --participation 0", ["participation: must be a share above 0"]),
     ("advise counts.csv --without bb", ["the table has no method 'bb'"]),

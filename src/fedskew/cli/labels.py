@@ -142,8 +142,6 @@ def weights(
 def _draw(source: Source, path: Path) -> None:
     from fedskew.report import SeedRun, write_report
 
-    if path.suffix != ".html":
-        raise ArgumentError(f"--picture: {path}: the picture is a page to look at in a browser; name it .html")
     counts, target = source.counts, source.target
     mix = None if target is None else target / target.sum()
     run = SeedRun("label counts", 0, {}, [], counts.counts, counts.clients, counts.classes, mix, {})

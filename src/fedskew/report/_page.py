@@ -56,6 +56,8 @@ def write_report(
         scripts: A folder above the page's, for the script of 4.8 MB that many pages share; they are to be moved
             together then. None: the page holds it.
     """
+    if path.suffix != ".html":
+        raise ArgumentError(f"{path}: the page is to be looked at in a browser; name it .html")
     groups = _grouped(SeedRun.with_finished(runs))
     whole = [run for group in groups for run in group.seeds]
     ranked = ranking(groups, axes or {}, accuracy) if len(groups) > 1 else None
