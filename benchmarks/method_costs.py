@@ -1,12 +1,16 @@
-"""What methods cost beyond FedAvg: time of the processor, traffic and state, on digits.
+"""What methods cost beyond FedAvg: time of the processor, traffic and state.
 
-    python benchmarks/method_costs.py [METHOD ...] [--rounds 20] [--repeat 3]
+    python benchmarks/method_costs.py [METHOD ...] [--task digits|cifar10] [--rounds 20] [--repeat 3]
 
-Each METHOD is a preset, or presets joined by "+". A round has 5 of 20 clients (each digit divided by Dir(0.1)), 5 local
-epochs of batches of 16, and a network of two hidden layers of 200; one thread. Prints a table in Markdown:
+Each METHOD is a preset, or presets joined by "+". On
+digits a round has 5 of 20 clients (each digit divided by Dir(0.1)), 5 local epochs of batches of 16, and a network of
+two hidden layers of 200; on cifar10 LeNet-5 at 2 of 100 clients, in batches of 64; one thread. Prints a table in
+Markdown:
 
 ms a round      processor time of a round without its evaluation, the least of the repeats, and in brackets its ratio to
                 FedAvg's in the same repeat (median), since a busy machine slows both
+passes          what the method's forward and backward passes take beside FedAvg's, a backward one as two: the ratio
+                to be expected of a network that is large beside its loss
 up, down        numbers sent by and to a client of the cohort, in models
 client, server  numbers kept between rounds at a client that took part, and in the server's checkpoint beyond FedAvg's,
                 in models
@@ -26,10 +30,13 @@ from typing import Any
 from safetensors import safe_open
 
 import fedskew
+from fedskew import methods
+from fedskew.experiment import resolve
 
 METHODS = [
     *("fedadagrad", "fedadam", "fedyogi", "feddisco", "feddyn", "fedacg", "fedcbs", "fedentopt", "scaffold"),
-    *("feddecorr", "feduv", "fedrod", "fedetf", "fedgela", "fednh", "fedbabu", "ccvr"),
+    *("feddecorr", "feduv", "fedrod", "fedetf", "fedgela", "fednh", "fedbabu", "ccvr", "fedprox", "fednova", "fedrs"),
+    *("fedlc", "fedvls", "fedntd", "fedlmd", "fedkd", "moon", "fedmr", "fpl", "fedsam", "fedgf", "fedla", "fedexp"),
 ]
 TASK: dict[str, Any] = {
     "data": "digits",
@@ -39,6 +46,12 @@ TASK: dict[str, Any] = {
     "evaluation": {"every": 10_000},
     "engine": {"backend": "sequential"},
 }
+CIFAR10: dict[str, Any] = {
+    "data": "cifar10",
+    "partition": {**TASK["partition"], "clients": 100},
+    "model": "lenet5",
+    "training": {"participation": 0.02, "epochs": 5, "batch_size": 64, "lr": 0.01},
+}
 
 
 def numbers(path: Path) -> int:
@@ -47,10 +60,16 @@ def numbers(path: Path) -> int:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 (no mapping)
 
 
-def measure(method: str, rounds: int) -> dict[str, float]:
+def passes(method: str) -> float:
+    """The passes of a step, in FedAvg's."""
+    cost = methods.cost(methods.build(resolve({**TASK, "method": method}).method))
+    return 1 + (cost.forward + 2 * cost.backward) / 3
+
+
+def measure(task: dict[str, Any], method: str, rounds: int) -> dict[str, float]:
     """Train, and read clock, records and checkpoint."""
     clock: list[float] = []
-    tree = {**TASK, "method": method, "training": {**TASK["training"], "rounds": rounds}}
+    tree = {**task, "method": method, "training": {**task["training"], "rounds": rounds}}
     with tempfile.TemporaryDirectory() as folder:
         result = fedskew.simulate(tree, out=folder, progress=lambda record: clock.append(time.process_time()))
         assert result.folder is not None
@@ -73,20 +92,22 @@ def main() -> None:
     """Measure all, and print the table."""
     parser = argparse.ArgumentParser(description="What methods cost beyond FedAvg.")
     parser.add_argument("methods", nargs="*", default=METHODS)
+    parser.add_argument("--task", choices=["digits", "cifar10"], default="digits")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()
     names = ["fedavg", *(name for name in given.methods if name != "fedavg")]
-    runs = [{name: measure(name, given.rounds) for name in names} for _ in range(given.repeat)]
-    print("| method | ms a round | up | down | client | server | ms once |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    task = TASK if given.task == "digits" else {**TASK, **CIFAR10}
+    runs = [{name: measure(task, name, given.rounds) for name in names} for _ in range(given.repeat)]
+    print("| method | ms a round | passes | up | down | client | server | ms once |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name in names:
         least = min(run[name]["ms"] for run in runs)
         ratio = median(run[name]["ms"] / run["fedavg"]["ms"] for run in runs)
         found = runs[0][name] | {"server": runs[0][name]["server"] - runs[0]["fedavg"]["server"]}
         rest = " | ".join(f"{found[key]:z.2f}" for key in ("up", "down", "client", "server"))
         once = min(run[name]["once"] for run in runs)
-        print(f"| {name} | {least:.0f} ({ratio:.2f}) | {rest} | {once:.0f} |")
+        print(f"| {name} | {least:.0f} ({ratio:.2f}) | {passes(name):.2f} | {rest} | {once:.0f} |")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ import copy
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedskew.models import Dropout, Faster, FlatModel, Outputs, build, with_features
+from fedskew.models import Dropout, Faster, FlatModel, OnPrototypes, OnSimplex, Outputs, build, with_features
 from fedskew.models._kernels import weigh_of
 
 X = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -254,6 +255,27 @@ def test_our_networks_are_chains(name, shape):
     x = torch.randn(40, *shape, generator=torch.Generator().manual_seed(0))
     assert_same(build(name, 5, shape), x)
     assert_same(build(name, 5, shape), x.clamp_min(0.5))  # as a black border: all values of a window are equal
+
+
+@pytest.mark.parametrize("network", ["lenet5", "mlp3"])
+@pytest.mark.parametrize("head", [partial(OnSimplex, learnt=True), partial(OnSimplex, learnt=False), OnPrototypes])
+def test_a_last_layer_of_cosines_ends_a_chain(network, head):
+    x = torch.randn(40, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    made = head(build(network, 5, (1, 28, 28)), 3.0, generator=torch.Generator().manual_seed(0))
+    assert_same(made, x)
+    before = [p for name, p in made.named_parameters() if not name.startswith("head")]
+    with torch.no_grad():  # no feature has a direction then, and all of them have a gradient
+        before[-1].fill_(1e-9)
+        before[-2].zero_()
+    flat = FlatModel(made)
+    flat.network.train()
+    _, _, expected = by_autograd(flat.module, x)
+    flat.differentiate(x, loss)
+    assert flat.network.chain(x) is not None
+    own = torch.cat([one.expand_as(found).flatten() for one, found in zip(expected, flat._gradients, strict=True)])
+    found = torch.cat([one.flatten() for one in flat._gradients])
+    assert own.any()
+    assert (found - own).norm() <= 5e-6 * own.norm()  # biases' are sums that cancel out
 
 
 @pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "3.weight"])

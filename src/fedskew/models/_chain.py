@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from fedskew.models._dropout import Dropout
-from fedskew.models._network import Outputs
+from fedskew.models._network import SHORTEST, Outputs, unit_rows
+from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
 ROWS_AT_ONCE = 128
@@ -78,6 +79,35 @@ class Linear(Stage):
         if db is not None:
             torch.sum(gradient, 0, out=db)
         return gradient if self.first else torch.mm(gradient, self.weight)
+
+
+class Cosines(Stage):
+    """Scaled cosines of features with directions that no gradient reaches (`CosineHead`)."""
+
+    def __init__(self, layer: CosineHead, first: bool) -> None:
+        super().__init__(layer, first)
+        self.scale, self.by_scale = layer.scale.detach(), gradient_of(layer.scale)
+        self.kept: tuple[Tensor, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Stage`."""
+        length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        length = torch.where(has_direction := length > SHORTEST, length, 1)
+        units, directions = x / length, unit_rows(self.weight)
+        cosines = torch.mm(units, directions.t())
+        self.kept = units, length, has_direction, directions, cosines
+        return self.scale * cosines
+
+    def backward(self, gradient: Tensor) -> Tensor:
+        """See `Stage`."""
+        units, length, has_direction, directions, cosines = self.kept
+        if self.by_scale is not None:
+            self.by_scale.copy_((gradient * cosines).sum())
+        if (by_directions := self.to[0]) is not None:
+            by_directions.zero_()
+        dx = torch.mm(gradient, directions).mul_(self.scale)
+        along = torch.where(has_direction, (dx * units).sum(1, keepdim=True), 0)
+        return dx.sub_(along * units).div_(length)
 
 
 class Convolution(Stage):
@@ -220,7 +250,7 @@ WITHOUT_PARAMETERS = (ReLU, Mask, Flatten, MaxPooling, AveragePooling)
 
 
 class Chain:
-    """Stages one after another; the last is the linear layer whose inputs are the features.
+    """Stages one after another; the last is the linear layer, or that of cosines, whose inputs are the features.
 
     Args:
         stages: In their order.

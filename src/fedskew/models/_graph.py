@@ -29,6 +29,7 @@ from fedskew.models._chain import (
     BatchNorm,
     Chain,
     Convolution,
+    Cosines,
     Flatten,
     Linear,
     Mask,
@@ -37,6 +38,7 @@ from fedskew.models._chain import (
     Stage,
 )
 from fedskew.models._dropout import ChannelDropout, Dropout, count_anew
+from fedskew.models._wrappers import CosineHead
 
 _FUNCTIONS: dict[Any, type[nn.Module]] = {
     **dict.fromkeys((functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"), nn.ReLU),
@@ -49,7 +51,7 @@ _FUNCTIONS: dict[Any, type[nn.Module]] = {
 _STAGES: dict[type[nn.Module], type[Stage]] = {
     nn.Linear: Linear, nn.Conv2d: Convolution, nn.MaxPool2d: MaxPooling, nn.ReLU: ReLU, nn.Flatten: Flatten,
     Dropout: Mask, ChannelDropout: Mask, nn.AvgPool2d: AveragePooling, nn.AdaptiveAvgPool2d: AveragePooling,
-    nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm,
+    nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, CosineHead: Cosines,
 }  # fmt: skip
 _OF_IMAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, ChannelDropout)
 _MANY = 16
@@ -215,7 +217,7 @@ def chain_of(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> Chain:
             stages.insert(-1, stage)
         else:
             stages.append(stage)
-    if not stages or type(stages[-1]) is not Linear:
+    if not stages or not isinstance(stages[-1], Linear | Cosines):
         raise UnreadableError("its logits are not the outputs of a linear layer")
     return Chain(stages, layers)
 

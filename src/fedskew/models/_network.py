@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedskew.errors import ArgumentError
 from fedskew.models._dropout import Dropout
 
-_SHORTEST = 1e-6
+SHORTEST = 1e-6
 """A vector of less length has no direction."""
 
 
@@ -51,21 +51,22 @@ class Network(nn.Module):
         draw_weights(self, generator)
 
 
-def linear_head(network: nn.Module, lacking: str) -> nn.Linear:
+def linear_head(network: nn.Module) -> nn.Linear:
     """Return the last linear layer of a network, its `head`."""
     head = getattr(network, "head", None)
     if not isinstance(head, nn.Linear):
-        raise ArgumentError(f"network: {type(network).__name__} {lacking}")
+        raise ArgumentError(
+            f"network: {type(network).__name__} does not say where its features end; give it a linear layer self.head "
+            "that turns them, (batch, dim), into the logits"
+        )
     return head
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
-    """Divide each row by its length; one that is shorter than 1e-6 has no direction, and stays as it is.
-
-    The gradient is as many times larger as a row is shorter than 1: here it stays below 1e6.
-    """
+    """Divide each row by its length; one that is shorter than 1e-6 has no direction, and stays as it is: the gradient
+    is as many times larger as a row is shorter than 1."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / torch.where(length > _SHORTEST, length, 1)
+    return vectors / torch.where(length > SHORTEST, length, 1)
 
 
 def image_size(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

@@ -18,10 +18,6 @@ from fedskew.errors import ArgumentError
 from fedskew.models._network import Network, Outputs, draw_weights, linear_head, unit_rows
 
 _PROJECTION = 256
-_NO_FEATURES = (
-    "does not say where its features end; give it a linear layer self.head that turns them, (batch, dim), into the "
-    "logits"
-)
 
 
 def with_features(model: nn.Module) -> nn.Module:
@@ -148,8 +144,7 @@ class Projected(Network):
 
 def with_fixed_head(network: nn.Module) -> nn.Module:
     """Freeze the last layer of a network, its `head`, in place; raise ArgumentError where nothing else is trained."""
-    lacking = "does not say which layer is its last; give it a linear layer self.head whose outputs are the logits"
-    linear_head(network, lacking).requires_grad_(False)
+    linear_head(network).requires_grad_(False)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise ArgumentError(
             f"network: {type(network).__name__} has nothing to train but its last layer, which stays as it was drawn; "
@@ -208,7 +203,7 @@ class Concatenated(Network):
 
     def __init__(self, network: nn.Module, encoders: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        head = linear_head(network, _NO_FEATURES)
+        head = linear_head(network)
         if encoders < 1:
             raise ArgumentError(f"encoders: must be at least 1, got {encoders}")
         self.encoders = nn.ModuleList(_encoder(network) for _ in range(encoders))
@@ -241,7 +236,7 @@ def _encoder(network: nn.Module) -> nn.Module:
     return encoder
 
 
-class _CosineHead(nn.Linear):
+class CosineHead(nn.Linear):
     """A last layer whose outputs are `scale * cos(features, direction)`; no gradient reaches its directions."""
 
     scale: Tensor
@@ -271,13 +266,9 @@ class OnSimplex(Network):
 
     def __init__(self, network: nn.Module, scale: float, learnt: bool, generator: torch.Generator) -> None:
         super().__init__()
-        head = linear_head(
-            network,
-            "does not say how many classes it tells apart; give it a linear layer self.head whose outputs are the "
-            "logits",
-        )
+        head = linear_head(network)
         self.network = network
-        self.head = _CosineHead(_simplex(head.out_features, generator), scale, learnt=learnt, fixed=True)
+        self.head = CosineHead(_simplex(head.out_features, generator), scale, learnt=learnt, fixed=True)
         self.train(network.training)
 
     def features(self, x: Tensor) -> Tensor:
@@ -297,9 +288,9 @@ class OnPrototypes(Network):
 
     def __init__(self, network: nn.Module, scale: float, generator: torch.Generator) -> None:
         super().__init__()
-        head = linear_head(network, _NO_FEATURES)
+        head = linear_head(network)
         prototypes = unit_rows(_orthonormal(head.out_features, head.in_features, generator)).float()
-        self.head = _CosineHead(prototypes, scale, learnt=True, fixed=False)
+        self.head = CosineHead(prototypes, scale, learnt=True, fixed=False)
         network.head = nn.Identity()
         self.encoder = network
         self.train(network.training)

@@ -7,8 +7,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 Where a sample may have several labels, or none, `SigmoidCrossEntropy` takes its place.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

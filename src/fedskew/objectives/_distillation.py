@@ -6,8 +6,6 @@ Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the two nam
     L = T^2 mean_n KL( q^g_n || q_n ),    q = softmax(f / T) over the given classes
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -9,8 +9,6 @@ M isn't divided by N, so the term grows with the batch size: it is about N times
 that the paper prints. FedMR's term is the same within each class.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

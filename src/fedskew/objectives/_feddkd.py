@@ -11,8 +11,6 @@ has alpha 1, beta 8, T 4 and a warm-up of 20 epochs; FedVLS gives none, so alpha
 warm-up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -15,8 +15,6 @@ class out of the softmax (m = 0): no gradient reaches its logit. Inference takes
 The loss by itself is FedRoD's, with m = 1.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Generator, Tensor, nn

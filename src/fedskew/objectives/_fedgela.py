@@ -14,8 +14,6 @@ s = 1 / T is fixed; T = 0.2 is the default of the authors' code. The code also h
 the features have fixed length, and C dimensions hold C corners.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -9,8 +9,6 @@ implementations keep it in, as is done here (`exclude_target` gives the printed 
 client lacks has an infinite margin: no gradient reaches its logit. With a `floor`, an addition, it has a finite one.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -10,8 +10,6 @@ that isn't the true one is driven to 0. Where no class is left for the teacher, 
 to a huge loss; here the row's term is 0.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

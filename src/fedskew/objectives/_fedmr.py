@@ -9,8 +9,6 @@ over the classes with two samples or more in the batch; X_c holds their features
 sqrt(unbiased variance + 1e-8). M_c isn't divided by the number of samples, so the term grows with its square.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

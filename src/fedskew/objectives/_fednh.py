@@ -20,8 +20,6 @@ fewer, and n_{k,c} counts the samples of these. fluke's code (a0bd26a) weighs th
 0.1` gives its step), takes the mean of z instead of u(z), and has NaN for a class that no client of a round holds.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -7,8 +7,6 @@ Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Fe
 With two classes the term is 0: one class is left, and its share is 1.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

@@ -12,8 +12,6 @@ FedRoD's other half, a head of its own for each client, reads the features witho
 model of all clients is the same with it and without. fedskew evaluates that model, and has no such heads.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

@@ -9,8 +9,6 @@ linear layer without bias; here the whole logit is scaled, bias included. At alp
 0 a missing class keeps a logit of 0, so it stays in the denominator. Inference uses raw logits.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -14,8 +14,6 @@ So that it can be mapped over a cohort, the median is taken from all N^2 distanc
 last: it lies at a place that is computed, not counted in Python.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

@@ -26,8 +26,6 @@ Where the authors' code and the paper differ:
 With no vacant class L_dis is 0. With exactly one it is 0 too, and so is its gradient: the softmax over one class is 1.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar, Literal
 

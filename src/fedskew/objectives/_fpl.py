@@ -12,8 +12,6 @@ server clusters those of a class by FINCH, with cosine distance, coarsest partit
 of its clusters. Every round has the prototypes of the cohort before it, and the first has none: the term is 0.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -11,8 +11,6 @@ linear d/2 to 256). The sent and the previous model run in evaluation mode. At i
 previous model: the term is 0, as in the authors' code (FedVLS's takes the client's random initialisation).
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch.nn.functional as F

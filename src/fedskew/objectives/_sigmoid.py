@@ -6,8 +6,6 @@ y_{n,c} is 1 where sample n has label c; w_c is its weight (`training.class_weig
 `BCEWithLogitsLoss` with `pos_weight` w, and takes cross-entropy's place where a sample may have several labels.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

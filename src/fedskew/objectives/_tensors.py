@@ -6,8 +6,6 @@ as after it (a "double where"): with a mask on the result alone, a NaN or an inf
 back through the gradient as 0 * inf.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ bool. A wrong shape or dtype, or a number out of range, raises ArgumentError. Fo
 component that each names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
