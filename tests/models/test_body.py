@@ -74,19 +74,16 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("frozen_names", "reason"),
-    [((), "no layer is frozen"), (("head",), "no frozen layer comes before"), (("first",), "no frozen layer comes")],
+    ("module", "frozen_names", "reason"),
+    [
+        (Branches(), [], "no layer is frozen"),
+        (Branches(), ["head"], "no frozen layer comes before"),
+        (Branches(), ["first"], "no frozen layer comes"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2)), ["2"], "no frozen layer"),
+    ],
 )
-def test_what_has_no_body_is_not_cut(frozen_names: tuple[str, ...], reason: str) -> None:
-    module = Branches()
+def test_what_has_no_body_is_not_cut(module: nn.Module, frozen_names: list[str], reason: str) -> None:
     for name in frozen_names:
         module.get_submodule(name).requires_grad_(False)
     with pytest.raises(UnreadableError, match=reason):
-        cut(module, torch.ones(2, 4))
-
-
-def test_a_body_has_a_layer() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2))
-    module[2].requires_grad_(False)
-    with pytest.raises(UnreadableError, match="no frozen layer"):
         cut(module, torch.ones(2, 4))

@@ -108,14 +108,16 @@ def test_batch_norm_of_one_row_is_refused_as_pytorch_does():
     assert int(flat.module[2].num_batches_tracked) == 1
 
 
-def test_predictions_in_training_have_the_statistics_of_the_whole_batch():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(768, 9), nn.BatchNorm1d(9), nn.Linear(9, 5)).train()
+@pytest.mark.parametrize("layers", [[nn.Linear(768, 9), nn.BatchNorm1d(9)], [nn.Dropout(0.5), nn.Linear(768, 9)]])
+def test_predictions_in_training_have_the_statistics_and_the_mask_of_the_whole_batch(layers):
+    module = Dropout.swap(nn.Sequential(nn.Flatten(), *layers, nn.Linear(9, 5))).train()
     network = Faster(copy.deepcopy(module)).train()
-    x = X.repeat(4, 1, 1, 1)
+    x = X.repeat(5, 1, 1, 1)
     with torch.no_grad():
         assert network.chain(x) is not None
         torch.testing.assert_close(network(x), module(x))
-    assert torch.equal(network.module[2].running_mean, module[2].running_mean)
+    for ours, theirs in zip(network.module.buffers(), module.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 LAYERS = {  # a kernel is compiled for each width of a window and block of outputs, in a second: few of these here
@@ -141,6 +143,7 @@ LAYERS = {  # a kernel is compiled for each width of a window and block of outpu
         nn.Conv2d(3, 12, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Flatten(), nn.Dropout(0.5),
         nn.Linear(432, 5),
     ],
+    "dropout used twice": lambda: [nn.Flatten(), d := nn.Dropout(0.5), nn.Linear(768, 9), d, nn.Linear(9, 5)],
     "nothing": lambda: [nn.Identity(), nn.Conv2d(3, 6, 5), nn.Identity(), *head(6 * 144), nn.Identity()],
     "many channels": lambda: [
         nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 20, 3, padding=1, bias=False), nn.MaxPool2d(2), nn.ReLU(),
@@ -209,11 +212,6 @@ def test_chains_of_random_shapes_have_the_gradients_of_autograd(seed):
         assert flat.network.chain(X) is not None, flat.network.rules
         apart = [(found - own).norm() for found, own in zip(flat._gradients, expected, strict=True)]
         assert torch.stack(apart).norm() <= 1e-6 * torch.stack([own.norm() for own in expected]).norm()
-
-
-def test_dropout_that_is_used_twice_draws_two_masks():
-    drop = nn.Dropout(0.5)
-    assert_same(Dropout.swap(nn.Sequential(nn.Flatten(), drop, nn.Linear(768, 9), drop, nn.Linear(9, 5))))
 
 
 @pytest.mark.parametrize(("layer", "times"), [(nn.ReLU(), 1), (nn.BatchNorm2d(4), 2), (Dropout(0.5), 2)])
@@ -380,6 +378,7 @@ def test_a_network_that_is_no_chain_is_computed_as_it_was_written(network):
     [
         ([nn.Conv2d(3, 4, 3, padding="same"), *head(1024)], "Conv2d is no layer of a chain"),
         ([nn.Conv2d(3, 4, 3, padding_mode="circular"), *head(784)], "Conv2d is no layer of a chain"),
+        ([nn.Conv2d(3, 4, 3), nn.AdaptiveMaxPool2d(1), *head(4)], "AdaptiveMaxPool2d is no layer of a chain"),
         ([nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), *head(4 * 196)], "GroupNorm is no layer of a chain"),
         ([nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4, momentum=None), *head(196)], "BatchNorm2d is no layer of a chain"),
         (
@@ -417,9 +416,7 @@ def test_a_branch_on_the_mode_is_read_in_each_mode():
             torch.testing.assert_close(network(X), module(X))
 
 
-def test_other_images_and_other_numbers_are_computed_as_written():
-    network = Faster(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveMaxPool2d(1), *head(4)))
-    assert network.chain(X) is None
+def test_a_batch_without_rows_is_computed_as_written():
     network = Faster(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)))
     assert network.chain(X) is not None
     assert network.chain(X[:0]) is None
@@ -467,13 +464,6 @@ def test_a_copy_and_a_network_whose_tensors_move_read_their_own(again):
             parameter.mul_(2)
         network.eval()
         torch.testing.assert_close(network(X), network.module(X))
-
-
-def test_a_mask_is_that_of_the_whole_batch():
-    network = Faster(Dropout.swap(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(768, 5)))).train()
-    x = X.repeat(5, 1, 1, 1)
-    with torch.no_grad():
-        torch.testing.assert_close(network(x), network.module(x))
 
 
 @pytest.mark.parametrize("at", range(4))
