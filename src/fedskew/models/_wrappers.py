@@ -169,9 +169,8 @@ class _WithAddedHead(nn.Module):
     def __init__(self, network: nn.Module, width: int, classes: int) -> None:
         super().__init__()
         self.network = network
-        with torch.device("meta"):  # neither storage nor random numbers
-            self.added = nn.Linear(width, classes)
-        self.added.to_empty(device=next(network.parameters()).device)
+        device = next(network.parameters()).device
+        self.added = nn.utils.skip_init(nn.Linear, width, classes, device=device)  # no random numbers
         nn.init.zeros_(self.added.weight)
         nn.init.zeros_(self.added.bias)
 
@@ -208,9 +207,8 @@ class Concatenated(Network):
             raise ArgumentError(f"encoders: must be at least 1, got {encoders}")
         self.encoders = nn.ModuleList(_encoder(network) for _ in range(encoders))
         self.encoders.requires_grad_(False).eval()
-        with torch.device("meta"):  # neither storage nor random numbers: weights are drawn once, below
-            self.head = nn.Linear(encoders * head.in_features, head.out_features, bias=head.bias is not None)
-        self.head.to_empty(device="cpu")
+        width, bias = encoders * head.in_features, head.bias is not None
+        self.head = nn.utils.skip_init(nn.Linear, width, head.out_features, bias=bias)  # on the CPU; drawn once, below
         draw_weights(self.head, generator or torch.Generator().manual_seed(0))
         self.head.to(head.weight.device)
 
