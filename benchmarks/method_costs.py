@@ -31,7 +31,6 @@ from safetensors import safe_open
 
 import fedskew
 from fedskew import methods
-from fedskew.experiment import resolve
 
 METHODS = [
     *("fedadagrad", "fedadam", "fedyogi", "feddisco", "feddyn", "fedacg", "fedcbs", "fedentopt", "scaffold"),
@@ -62,7 +61,7 @@ def numbers(path: Path) -> int:
 
 def passes(method: str) -> float:
     """The passes of a step, in FedAvg's."""
-    cost = methods.cost(methods.build(resolve({**TASK, "method": method}).method))
+    cost = methods.cost(methods.build(methods.expand({"preset": method})))
     return 1 + (cost.forward + 2 * cost.backward) / 3
 
 
