@@ -156,14 +156,16 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
         (["images", "--best"], "no validation samples were held out"),
         (["nowhere.png"], "nowhere.png: there is no such file or folder"),
         (["wrong.npz"], "wrong.npz[0]: expected (samples, 1, 8, 8), got (2, 5)"),
-        (["ok.npz", "--csv", "ok.npz"], "ok.npz: is a file that the command reads; write to another"),
+        (["ok.npz", "--csv", "ok.npz"], "ok.npz: is there already, among what the command reads; write to"),
+        (["images", "--csv", "images/03.png"], "images/03.png: is there already"),
+        (["images", "--csv", "RUN/config.toml"], "config.toml: is there already"),
         (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],
 )
 def test_a_mistake_is_one_line(command, run, here, words, message):
     np.savez(here / "wrong.npz", x=np.zeros((2, 5)))
     np.savez(here / "ok.npz", x=np.zeros((2, 8, 8)))
-    done = command("predict", run, *words, status=2)
+    done = command("predict", run, *(word.replace("RUN", str(run)) for word in words), status=2)
     assert message in done.stderr
 
 

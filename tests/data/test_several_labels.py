@@ -95,7 +95,7 @@ MISTAKES = [
     ([(1, 0, 2), *ROWS], "line 2 has '2' for 'Hernia'; several labels a sample are columns of 0 and 1"),
     ([(1, "", 0), *ROWS], "1 sample without a label ('', first in own.csv, line 2)"),
     ([*ROWS, (1, "N/A", 0)], "('N/A', first in own.csv, line 42)"),
-    ([*ROWS, (1, "N/A", 0)], "or write 0 where it has none"),
+    ([*ROWS, (1, "N/A", 0)], "or write 0 (flags), No Finding (cell) or an empty list"),
 ]
 
 
@@ -118,7 +118,7 @@ def test_more_mistakes_of_several_labels(tmp_path):
     with pytest.warns(DataWarning, match="if they are one-hot columns of one label, write one column of names"):
         assert data.load("csv", one_hot, rng=rng(), label=list(NAMES)).multi_label
     odd = "of line 3 has an empty part, or says none beside another"
-    for cell, words in (("Edema||Hernia", odd), ("Edema|No Finding", odd), ("", "write none where it has none")):
+    for cell, words in (("Edema||Hernia", odd), ("Edema|No Finding", odd), ("", "No Finding .cell")):
         path.write_text(f"age,label\n1,Edema|Hernia\n2,{cell}\n", encoding="utf-8")
         with pytest.raises(DataError, match=words):
             data.load("csv", path, rng=rng(), separator="|")

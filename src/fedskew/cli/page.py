@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,15 +173,16 @@ def print_json(value: Any) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]], *read: Path | None) -> None:
-    """Write a table of cells, over no file that the command read."""
+    """Write a table of cells, over nothing that the command read."""
     check_apart(path, *read)
     write_text(path, csv_text(rows))
 
 
 def check_apart(path: Path | None, *read: Path | None) -> None:
-    """Refuse to write over a file that the command reads."""
-    if path is not None and path.resolve() in [file.resolve() for file in read if file is not None]:
-        raise ArgumentError(f"{path}: is a file that the command reads; write to another")
+    """Refuse to write over a file that the command is given, or that stands below a folder, or matches a pattern."""
+    given = [Path(one).resolve() for each in read if each is not None for one in (str(each), *glob(str(each)))]
+    if path is not None and path.is_file() and any(path.resolve().is_relative_to(one) for one in given):
+        raise ArgumentError(f"{path}: is there already, among what the command reads; write to another file")
 
 
 def shares(values: Iterable[float], digits: int = 1) -> list[str]:

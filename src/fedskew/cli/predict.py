@@ -107,7 +107,7 @@ def predict(
     classes = [_answer(model, label, line) for label, line in zip(decided, probabilities, strict=True)]
     if csv_path is not None:
         rows = zip(names, classes, *probabilities.T.tolist(), strict=True)
-        write_csv(csv_path, [["file", "class", *model.classes], *rows], *images)
+        write_csv(csv_path, [["file", "class", *model.classes], *rows], run, *images)
     if as_json:
         found = [
             {"file": name, "class": label, "probabilities": dict(zip(model.classes, line, strict=True))}
@@ -197,7 +197,7 @@ def watch(
     changes = profile.changes(data.Profile.columns(samples, model.schema))
     move, why = _move(model, samples, held_out)
     if csv_path is not None:
-        write_csv(csv_path, [changes[0]._fields, *changes], held_out, *files)
+        write_csv(csv_path, [changes[0]._fields, *changes], run, held_out, *files)
     found = [change for change in changes if change.p < LEVEL]
     if as_json:
         tests = [one._asdict() for one in changes]

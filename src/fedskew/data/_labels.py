@@ -126,7 +126,7 @@ def prepared(
         gone = [one for one in labelled if one[2] in absent]
         of, at, label = gone[0]
         several = any(isinstance(one, tuple) for part in kept for one in part)
-        advice = f"write {'0' if numbered else 'none'} where it has none" if several else "give what they are a name"
+        advice = "write 0 (flags), No Finding (cell) or an empty list" if several else "give what they are a name"
         leave_out = "take them out" if missing is None else "leave them out (data.missing_labels = 'drop')"
         raise DataError(
             f"{where}: {counted(len(gone), 'sample')} without a label ({str(label)!r}, first in {places[of](at)}); "
