@@ -2,10 +2,9 @@
 
     python benchmarks/method_costs.py [METHOD ...] [--task digits|cifar10] [--rounds 20] [--repeat 3]
 
-Each METHOD is a preset, or presets joined by "+". On
-digits a round has 5 of 20 clients (each digit divided by Dir(0.1)), 5 local epochs of batches of 16, and a network of
-two hidden layers of 200; on cifar10 LeNet-5 at 2 of 100 clients, in batches of 64; one thread. Prints a table in
-Markdown:
+Each METHOD is a preset, or presets joined by "+". A round has 5 of 20 clients (each class divided by Dir(0.1)), 5 local
+epochs of batches of 16, and a network of two hidden layers of 200; on cifar10 2 of 100 clients, batches of 64, and
+LeNet-5; one thread. Prints a table in Markdown:
 
 ms a round      processor time of a round without its evaluation, the least of the repeats, and in brackets its ratio to
                 FedAvg's in the same repeat (median), since a busy machine slows both
@@ -49,7 +48,7 @@ CIFAR10: dict[str, Any] = {
     "data": "cifar10",
     "partition": {**TASK["partition"], "clients": 100},
     "model": "lenet5",
-    "training": {"participation": 0.02, "epochs": 5, "batch_size": 64, "lr": 0.01},
+    "training": {**TASK["training"], "participation": 0.02, "batch_size": 64, "lr": 0.01},
 }
 
 

@@ -58,6 +58,8 @@ def test_what_is_missing_is_said_in_one_line(command, run, tmp_path):
     again = fedskew.simulate(CONFIG | {"name": "again"}, out=tmp_path).folder
     (again / "sites.csv").unlink()
     assert "again: is not finished (seed 0); go on with" in command("sites", again, status=None).stderr
+    over = command("sites", f"mine={run}", "--csv", f"{run}/config.toml", status=2)
+    assert "config.toml: is there already, among what the command reads" in over.stderr
     assert "'accurcy' is not one of" in command("sites", run, "--figure", "accurcy", status=None).stderr
 
 

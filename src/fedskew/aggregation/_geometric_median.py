@@ -17,8 +17,6 @@ The result is a mean with other weights, so it goes with every server update; th
 bad clients have less than half of the weight, they can't move it arbitrarily far.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

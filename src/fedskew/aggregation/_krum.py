@@ -15,8 +15,6 @@ Flower's `Krum` and `MultiKrum` do. Under label skew the update with the nearest
 labels: a class that few clients hold is left out with its clients, the more the smaller `keep` is.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -5,8 +5,6 @@
 A single bad client can move the model anywhere: with weight a_k its update need only be 1 / a_k times as long.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

@@ -9,8 +9,6 @@ While the bad clients hold less than half of the weight, every coordinate lies a
 these disagree, and the median of skewed values is not their mean: it costs accuracy where nobody is bad.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -13,8 +13,6 @@ A fixed bound applies to the trainable parameters. Buffers, whose scale differs,
 norms of their own changes; by the median if no quantile is given.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import numpy as np

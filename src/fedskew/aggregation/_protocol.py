@@ -1,7 +1,5 @@
 """The base class of aggregations, and the rules of compatibility that all robust ones share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -9,8 +9,6 @@ down: of 3 clients with beta 0.2 it cuts none.
 It holds against bad clients with at most beta of the weight.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 import numpy as np

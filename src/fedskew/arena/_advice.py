@@ -129,7 +129,7 @@ def advise(
     near = np.argsort(distances, kind="stable")[:NEIGHBOURS]
     rows = np.flatnonzero(alike)[near]
     usual = np.sort(apart, axis=1)[:, min(len(near), len(apart) - 1)].max()  # each is its own nearest
-    several = isinstance(counts, LabelCounts) and not np.array_equal(counts.sizes, counts.counts.sum(axis=1))
+    several = isinstance(counts, LabelCounts) and counts.several
     methods = [_gained(method, own[rows]) for method, own in gains.items() if np.isfinite(own[rows]).any()]
     return Advice(
         tuple(sorted(methods, key=lambda one: -float(one["median"]))),

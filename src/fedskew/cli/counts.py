@@ -112,9 +112,10 @@ def counts(
     table = read_source(path, client, label, separator, decimal, totals, data_root).counts
     check_apart(out, path)
     table.to_csv(out or sys.stdout, form)
-    if not np.array_equal(table.sizes, table.counts.sum(axis=1)):
+    if table.several:
         samples = counted(int(table.sizes.sum()), "sample")
-        Console(highlight=False, stderr=True).note(f"Several labels a sample, or none: counts of labels, of {samples}.")
+        said = f"A sample may have several labels, or none: these are counts of labels, of {samples}."
+        Console(highlight=False, stderr=True).note(said)
 
 
 class Source(NamedTuple):

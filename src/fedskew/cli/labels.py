@@ -235,6 +235,7 @@ class _Weighed:
 
     def to_dict(self) -> dict[str, Any]:
         samples = float(self.counts.sizes.sum())
+        strength = self.solved.get("strength")
 
         def by_class(mix: np.ndarray) -> dict[str, float]:
             return dict(zip(self.counts.classes, mix.tolist(), strict=True))
@@ -247,7 +248,7 @@ class _Weighed:
             "ess_share": self.ess / samples,
             # JSON has no infinity.
             "ess_asked": self.asked,
-            "strength": "inf" if self.solved.get("strength") == math.inf else self.solved.get("strength"),
+            "strength": "inf" if strength == math.inf else strength,
             "gap": self.solved.get("gap"),
             "kkt": self.solved.get("kkt"),
             "distance": self.distance(self.weights),

@@ -180,8 +180,10 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]], *read: Path | None) -> 
 
 def check_apart(path: Path | None, *read: Path | None) -> None:
     """Refuse to write over a file that the command is given, or that stands below a folder, or matches a pattern."""
-    given = [Path(one).resolve() for each in read if each is not None for one in (str(each), *glob(str(each)))]
-    if path is not None and path.is_file() and any(path.resolve().is_relative_to(one) for one in given):
+    if path is None or not path.is_file():
+        return
+    given = [one for each in read if each is not None for one in (str(each), *glob(str(each)))]
+    if any(path.resolve().is_relative_to(Path(one).resolve()) for one in given):
         raise ArgumentError(f"{path}: is there already, among what the command reads; write to another file")
 
 

@@ -47,7 +47,8 @@ def sites(
     from fedskew.metrics import SiteRow
     from fedskew.report import ClientTable
 
-    place = Path(folders[0].partition("=")[2] or folders[0]) / RunFolder.SITE_FIGURES
+    paths = [Path(one.partition("=")[2] or one) for one in folders]
+    place = paths[0] / RunFolder.SITE_FIGURES
     if len(folders) == 1 and place.exists():
         _print_summed(place, figure, as_json)
         return
@@ -56,7 +57,7 @@ def sites(
         _check(run)
     if csv_path is not None:
         cells = [(run.label, run.seed, run.client_names[row.client], *row.cells()) for run in runs for row in run.sites]
-        write_csv(csv_path, [("run", "seed", "name", *SiteRow.__annotations__), *cells])
+        write_csv(csv_path, [("run", "seed", "name", *SiteRow.__annotations__), *cells], *paths)
     labels = dict.fromkeys(run.label for run in runs)
     tables = [ClientTable.of([run for run in runs if run.label == label]) for label in labels]
     if as_json:

@@ -69,6 +69,11 @@ class LabelCounts:
         return self._counts.sum(axis=1) if self._sizes is None else self._sizes
 
     @property
+    def several(self) -> bool:
+        """Whether a sample may have several labels, or none: clients hold other numbers of samples than of labels."""
+        return not np.array_equal(self.sizes, self._counts.sum(axis=1))
+
+    @property
     def marginals(self) -> FloatArray:
         """Each client's label mix, shape `(clients, classes)`: rows sum to 1; the row of an empty client is 0."""
         sums = self._counts.sum(axis=1, keepdims=True)

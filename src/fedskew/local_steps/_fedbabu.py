@@ -7,8 +7,6 @@ and not sent in a simulation, which is the same. Their clients then train a last
 themselves; fedskew evaluates the model of all clients, with the layer that was drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

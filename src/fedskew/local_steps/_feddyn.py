@@ -16,8 +16,6 @@ clipped. Two public libraries compute something else: FL-bench leaves alpha y ou
 decay is alpha too, and fluke multiplies a g_k that contains alpha by alpha once more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -13,8 +13,6 @@ The mean over the clients that replied is unweighted. The norms are those of all
 10,000 rounds with one local epoch, lr 0.01, weight decay 0.0004 and no momentum.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

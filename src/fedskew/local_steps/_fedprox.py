@@ -8,8 +8,6 @@ over all trainable parameters, before momentum. Some federated benchmarks don't 
 size, undefined at the start); the paper and this implementation do.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -9,8 +9,6 @@ step costs two. The momentum of 0.9 that is reported for FedSAM is SGD's own; mi
 (MoFedSAM) is another method. FedVLS's code clips g' to norm 5; here nothing is clipped.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -13,8 +13,6 @@ Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015. Loshchilov
 Regularization", ICLR 2019.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

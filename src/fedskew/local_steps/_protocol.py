@@ -5,8 +5,6 @@ and, mapped, a whole cohort. One that says `takes_rows = True` is given one row 
 norms are along the last axis.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 

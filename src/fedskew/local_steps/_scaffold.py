@@ -19,8 +19,6 @@ begins from random control variates, which partial participation never forgets; 
 instead of steps, and takes the mean over the cohort for c.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

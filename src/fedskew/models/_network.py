@@ -63,8 +63,7 @@ def linear_head(network: nn.Module) -> nn.Linear:
 
 
 def unit_rows(vectors: Tensor) -> Tensor:
-    """Divide each row by its length; one that is shorter than 1e-6 has no direction, and stays as it is: the gradient
-    is as many times larger as a row is shorter than 1."""
+    """Divide each row by its length; one below 1e-6 has no direction and stays: gradients grow by 1e6 at most."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / torch.where(length > SHORTEST, length, 1)
 

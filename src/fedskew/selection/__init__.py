@@ -1,7 +1,5 @@
 """Selection: which clients train in a round."""
 
-from __future__ import annotations
-
 from fedskew.selection._fedcbs import FedCBS
 from fedskew.selection._fedentopt import FedEntOpt
 from fedskew.selection._fedentopt_target import FedEntOptTarget

@@ -23,8 +23,6 @@ the values here; T begins at 1, as in two. Q below 1e-12 counts as 1e-12. A clie
 is, and so be preferred to most; it is chosen where nobody else is left.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ eligible clients, drawn uniformly in each round. The time to choose a cohort is 
 the cohort is hardly less even as long as they are many more than the cohort.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

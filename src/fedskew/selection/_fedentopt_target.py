@@ -10,8 +10,6 @@ e / C, with e = 0.001 and C classes, count as e / C, so that a client with a str
 lacks can be chosen. As long as a target's mix is not known (`[target] mix = "estimate"`), cohorts are even.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

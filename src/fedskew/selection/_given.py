@@ -1,7 +1,5 @@
 """Cohorts of the user's own: recorded ones, to repeat a run or compare methods on the same clients, or a function's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar

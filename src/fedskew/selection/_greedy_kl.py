@@ -6,8 +6,6 @@ random start and its buffer, so the cohort is the same in every round. The paper
 `normalise`) and estimates them from gradients (CUCB); here the label counts are known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -8,8 +8,6 @@ sum, and g(t) = t log2 t. The entropy of p + x is
 so that only the classes that a client holds need to be looked at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any, Protocol

@@ -12,8 +12,6 @@ v before it computes the quota, which would then be 0; here the quota is compute
 with an empty quota. The paper gives no threshold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

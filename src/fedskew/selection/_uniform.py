@@ -1,7 +1,5 @@
 """Uniform selection: every cohort is equally likely (FedAvg, McMahan et al., 2017)."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

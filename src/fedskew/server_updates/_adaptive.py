@@ -18,8 +18,6 @@ Where v is near 0 and tau small, a parameter moves by about lr whatever the leng
 Flower steps along them too, which can make a variance negative.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, ClassVar
 

@@ -11,8 +11,6 @@ The first round's s is w. Authors and paper weigh all clients alike, on clients 
 decides. Buffers such as batch-norm statistics have no momentum; in the authors' code they do.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

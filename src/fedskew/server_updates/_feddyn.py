@@ -14,8 +14,6 @@ so the server has no parameter that must be the clients'. u is the mean of the r
 mean over clients is over all of them, whatever their size, so a client that is never selected still counts in K.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -11,8 +11,6 @@ is `average_last_two`; without it the last model counts. Buffers such as batch-n
 (some public code does).
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

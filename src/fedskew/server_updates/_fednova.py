@@ -11,8 +11,6 @@ With FedProx the official code shrinks a by the proximal term; here it is not ch
 statistics are not normalised (some public code does that, and gets negative variances).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, overload
 

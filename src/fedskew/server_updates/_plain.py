@@ -7,8 +7,6 @@ Classification", 2019):
     v <- momentum * v + sum_k a_k D_k        w <- w + lr * v
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """The protocol of a server update, and the weighted sum of updates that all of them move by."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Protocol
 

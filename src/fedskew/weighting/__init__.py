@@ -1,7 +1,5 @@
 """Weighting: how much each client's update counts."""
 
-from __future__ import annotations
-
 from fedskew.weighting._afl import AFL, afl_update
 from fedskew.weighting._fedavg import FedAvg, fedavg
 from fedskew.weighting._feddisco import FedDisco

@@ -1,7 +1,5 @@
 """FedAvg's weights (McMahan et al. 2017): `a_k = n_k / sum n`."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from numpy.typing import ArrayLike

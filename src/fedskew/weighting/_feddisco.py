@@ -16,8 +16,6 @@ weights are FedAvg's; the code stops with an error. A client without samples, or
 enters no sum; in the code b would make it count.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import numpy as np

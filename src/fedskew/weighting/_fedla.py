@@ -7,8 +7,6 @@ does a single participant. A label that only one participant holds adds 1 to its
 paper says. The authors' public code computes the same weights.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

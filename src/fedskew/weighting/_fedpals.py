@@ -15,8 +15,6 @@ effective clients means sum a_i^2 <= 1 / m: a multiplier mu of that constraint a
 same programme with sizes 1 / (lambda / n_i + mu) in place of n_i; the smallest mu that meets it is sought.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from numbers import Real

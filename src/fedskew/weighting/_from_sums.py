@@ -26,8 +26,6 @@ and never over a cohort, and is refused for fewer than ten; weights of a cohort 
 (`labels.privatize`) have no such limits and are the default.
 """
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Equal weights: `a_k = 1 / participants`."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np
