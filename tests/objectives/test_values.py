@@ -404,11 +404,53 @@ def test_cross_entropy_knows_its_gradient(masked):
             assert all(torch.equal(*pair) for pair in zip(alone, (value, expected[number]), strict=True))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(kind() for kind in INDEX.values() if getattr(kind, "takes_stacks", False)),
+        *(INDEX["fedlc"](**own) for own in ({"exclude_target": True}, {"floor": 0.5})),
+        INDEX["fedrs"](graded=True),
+        INDEX["suppression"](form="printed"),
+    ],
+    ids=repr,
+)
+def test_a_loss_of_several_clients_at_once_is_that_of_each(loss, masked):
+    drawn = torch.Generator().manual_seed(0)
+    parts = torch.randn(6, 3, 7, 5, generator=drawn, dtype=torch.float64)
+    outputs = Outputs(*(3 * part for part in parts[:2])), Outputs(*parts[2:4]), Outputs(*parts[4:])
+    counts = torch.tensor([[7.0, 2, 0, 0, 5], [1, 1, 1, 1, 1], [0, 0, 0, 9, 0]], dtype=torch.float64)
+    targets = torch.stack([torch.multinomial(own, 7, replacement=True, generator=drawn) for own in counts])
+    mask = torch.rand(3, 7, generator=drawn) < torch.tensor([[0.5], [1.0], [0.0]]) if masked else None  # the last: none
+
+    def value(own, number, counts):
+        features, logits = (part[number].requires_grad_() for part in own[0])
+        sent, previous = (Outputs(*(part[number] for part in other)) for other in own[1:])
+        batch = Batch(features, logits, targets[number], None if mask is None else mask[number])
+        total = loss.value(batch, Context(counts, sent, previous))
+        return total, torch.autograd.grad(total.sum(), (features, logits), materialize_grads=True)
+
+    values, gradients = value(outputs, slice(None), counts.unsqueeze(1))
+    for number in range(3):
+        alone, expected = value(outputs, number, counts[number])
+        torch.testing.assert_close(values[number], alone)
+        torch.testing.assert_close(tuple(part[number] for part in gradients), expected)
+
+
 def test_an_objective_with_terms_or_a_loss_of_ones_own_takes_autograds_gradient():
     class Own(INDEX["cross_entropy"]):
         def value(self, batch, context):
             return 2 * super().value(batch, context)
 
-    assert Objective(INDEX["cross_entropy"]()).sloped is not None
+    class Logged(Own):
+        takes_stacks = True
+
+        def value(self, batch, context, log):
+            return super().value(batch, context)
+
+    plain = Objective(INDEX["cross_entropy"]())
+    assert plain.sloped is not None
     assert Objective(Own()).sloped is None
+    taken = [one.takes_stacks for one in (plain, Objective(Own()), Objective(Logged()))]  # a figure is one client's
+    assert taken == [True, False, False]
     assert Objective(INDEX["cross_entropy"](), ((1.0, INDEX["feddecorr"]()),)).sloped is None

@@ -171,7 +171,8 @@ _STEPS = (
     "only where step() takes a row for each client"
 )
 _CURES = {
-    "objective": "leave out the rows that batch.mask does, and write no Python branch on values",
+    "objective": "leave out the rows that batch.mask does, write no Python branch on values, and say takes_stacks only "
+    "where value() takes several clients' batches",
     "local_step": _STEPS,
     "personal": _STEPS,
 }

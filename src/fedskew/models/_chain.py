@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
 from fedskew.models._dropout import Dropout
-from fedskew.models._network import SHORTEST, Outputs, unit_rows
+from fedskew.models._network import Outputs
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
@@ -91,23 +91,17 @@ class Cosines(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
-        length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        length = torch.where(has_direction := length > SHORTEST, length, 1)
-        units, directions = x / length, unit_rows(self.weight)
-        cosines = torch.mm(units, directions.t())
-        self.kept = units, length, has_direction, directions, cosines
-        return self.scale * cosines
+        logits, self.kept = CosineHead.compare(x, self.weight, self.scale)
+        return logits
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`."""
-        units, length, has_direction, directions, cosines = self.kept
+        dx, by_scale = CosineHead.slopes(gradient, self.kept)
         if self.by_scale is not None:
-            self.by_scale.copy_((gradient * cosines).sum())
+            self.by_scale.copy_(by_scale)
         if (by_directions := self.to[0]) is not None:
             by_directions.zero_()
-        dx = torch.mm(gradient, directions).mul_(self.scale)
-        along = torch.where(has_direction, (dx * units).sum(1, keepdim=True), 0)
-        return dx.sub_(along * units).div_(length)
+        return dx
 
 
 class Convolution(Stage):
@@ -270,17 +264,19 @@ class Chain:
         self.trained = sum(own.requires_grad for own in self._parameters)
         self._addresses = self._found()
 
-    def linear(self) -> list[tuple[nn.Linear, bool]] | None:
-        """Return a chain's layers, trained and linear, and whether a ReLU follows each; None: it has others."""
+    def linear(self) -> tuple[list[tuple[nn.Linear, bool]], CosineHead | None] | None:
+        """Return a chain's layers, trained and linear, whether a ReLU follows each, and the head of cosines in which it
+        may end; None: it has others."""
         layers: list[tuple[nn.Linear, bool]] = []
-        for stage in self.stages:
+        *stages, last = self.stages
+        for stage in stages if isinstance(last, Cosines) else self.stages:
             if isinstance(stage, Linear) and all(own.requires_grad for own in stage.layer.parameters()):
                 layers.append((stage.layer, False))
             elif isinstance(stage, ReLU) and layers:
                 layers[-1] = layers[-1][0], True
             elif not isinstance(stage, Flatten):
                 return None
-        return layers
+        return layers, last.layer if isinstance(last, Cosines) else None
 
     def is_current(self) -> bool:
         """Return whether parameters and gradients still lie where they did when the chain was read."""

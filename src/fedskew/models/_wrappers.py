@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedskew.errors import ArgumentError
-from fedskew.models._network import Network, Outputs, draw_weights, linear_head, unit_rows
+from fedskew.models._network import SHORTEST, Network, Outputs, draw_weights, linear_head, unit_rows
 
 _PROJECTION = 256
 
@@ -250,6 +250,23 @@ class CosineHead(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         """Return the scaled cosines, `(batch, classes)`."""
         return self.scale * functional.linear(unit_rows(features), unit_rows(self.weight.detach()))
+
+    @staticmethod
+    def compare(features: Tensor, directions: Tensor, scale: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Compute the outputs without autograd, also of a stack, `(clients, ...)`, and what `slopes` reads."""
+        length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
+        length = torch.where(has_direction := length > SHORTEST, length, 1)
+        units, directions = features / length, unit_rows(directions)
+        cosines = units @ directions.mT
+        return scale * cosines, (units, length, has_direction, directions, cosines, scale)
+
+    @staticmethod
+    def slopes(gradient: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Return the gradients by the features and by the scale, from that by the outputs."""
+        units, length, has_direction, directions, cosines, scale = kept
+        by_features = (gradient @ directions).mul_(scale)
+        along = torch.where(has_direction, (by_features * units).sum(-1, keepdim=True), 0)
+        return by_features.sub_(along * units).div_(length), (gradient * cosines).sum((-2, -1))
 
 
 class OnSimplex(Network):

@@ -22,6 +22,7 @@ from fedskew.parameters import component
 class CrossEntropy(Classification):
     """Mean cross-entropy on raw logits, the loss of FedAvg."""
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     of_findings: ClassVar[type[SigmoidCrossEntropy]] = SigmoidCrossEntropy
     weighs_classes: ClassVar[bool] = True

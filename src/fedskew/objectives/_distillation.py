@@ -27,11 +27,12 @@ class FedKD(Distillation):
 
     temperature: Positive = 1.0
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Hinton et al., 2015"
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        every = torch.ones_like(batch.logits[0], dtype=torch.bool)
+        every = torch.ones_like(batch.logits, dtype=torch.bool)
         return distilled(batch, context.sent.logits, every, self.temperature)
 
 
@@ -45,6 +46,7 @@ class FedEKD(Distillation):
 
     temperature: Positive = 1.0
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def value(self, batch: Batch, context: Context) -> Tensor:

@@ -25,10 +25,11 @@ class FedDecorr(Term):
 
     shapes_features: ClassVar[bool] = True
     takes_findings: ClassVar[bool] = True
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Shi et al., ICLR 2023"
     default_weight: ClassVar[float] = 0.1
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`; 0 where there is one row."""
         real = is_real(batch.features, batch.mask)
-        return squared_correlations(real_rows(batch.features, batch.mask), real.unsqueeze(0) & real.unsqueeze(1))
+        return squared_correlations(real_rows(batch.features, batch.mask), real.unsqueeze(-2) & real.unsqueeze(-1))

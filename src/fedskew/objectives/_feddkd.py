@@ -37,6 +37,7 @@ class FedDKD(Distillation):
     target_weight: NonNegative = 1.0
     rest_weight: NonNegative = 1.0
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhao et al., CVPR 2022"
     warns: ClassVar[Mapping[str, str]] = {
         "objective.fedntd": "FedNTD's term is the second half of FedDKD's, so it would count twice; raise rest_weight"
@@ -55,9 +56,9 @@ class FedDKD(Distillation):
 
 
 def _against_the_rest(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the log-probabilities of each row's class and of all others together, `(batch, 2)`."""
-    log_shares = logits.log_softmax(dim=1)
-    own = log_shares.gather(1, targets.unsqueeze(1)).squeeze(1)
+    """Return the log-probabilities of each row's class and of all others together, `(..., batch, 2)`."""
+    log_shares = logits.log_softmax(-1)
+    own = log_shares.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     # Summed from the others' logs: 1 - p has no digits left where p is near 1.
-    others = logsumexp_over(log_shares, ~is_target(targets, logits.shape[1]), dim=1)
-    return torch.stack([own, others], dim=1)
+    others = logsumexp_over(log_shares, ~is_target(targets, logits.shape[-1]), dim=-1)
+    return torch.stack([own, others], dim=-1)

@@ -16,13 +16,12 @@ the features have fixed length, and C dimensions hold C corners.
 
 from typing import ClassVar
 
-import torch
 from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Batch, Hooks
 from fedskew.models import OnSimplex
 from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import mean_cross_entropy
+from fedskew.objectives._tensors import mean_cross_entropy, shares_of
 from fedskew.parameters import Positive, component
 
 
@@ -36,6 +35,7 @@ class FedGELA(Classification, Hooks):
 
     scale: Positive = 5.0
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Fan et al., NeurIPS 2023"
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True
@@ -43,9 +43,7 @@ class FedGELA(Classification, Hooks):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        counts = context.counts
-        share = counts / counts.sum().clamp(min=torch.finfo(counts.dtype).tiny)  # zeros for an empty client
-        stretched = batch.logits * (len(counts) * share)
+        stretched = batch.logits * (context.counts.shape[-1] * shares_of(context.counts))
         return mean_cross_entropy(stretched, batch.targets, batch.mask, batch.class_weights)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:

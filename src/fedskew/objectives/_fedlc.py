@@ -35,6 +35,7 @@ class FedLC(Classification):
     floor: Share = 0.0
 
     needs_colocation: ClassVar[bool] = True
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
     balances_classes: ClassVar[bool] = True
 
@@ -46,6 +47,6 @@ class FedLC(Classification):
             return cross_entropy_over(calibrated, batch.targets, observed, batch.mask)
         calibrated, targets = real_rows(calibrated, batch.mask), real_rows(batch.targets, batch.mask)
         others = observed & not_true(batch)
-        own = calibrated.gather(1, targets.unsqueeze(1)).squeeze(1)
-        margin = logsumexp_over(calibrated, others, dim=1) - own
-        return row_mean(torch.where(others.any(dim=1), margin, 0), batch.mask)
+        own = calibrated.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        margin = logsumexp_over(calibrated, others, dim=-1) - own
+        return row_mean(torch.where(others.any(dim=-1), margin, 0), batch.mask)

@@ -30,10 +30,11 @@ class FedLMD(Distillation):
 
     temperature: Positive = 1.0
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
         among = not_true(batch)
-        taught = among & ~(context.counts > context.counts.mean())
+        taught = among & ~(context.counts > context.counts.mean(-1, keepdim=True))
         return distilled(batch, context.sent.logits, among, self.temperature, taught)

@@ -24,11 +24,13 @@ class FedMR(Term):
     """FedMR's intra-class term. It grows with the batch size: choose a small weight, 0.0001 to start with."""
 
     shapes_features: ClassVar[bool] = True
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Fan et al., TMLR 2023"
     default_weight: ClassVar[float] = 1e-4
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`; 0 where no class has two samples."""
         real = is_real(batch.features, batch.mask)
-        same = batch.targets.unsqueeze(0) == batch.targets.unsqueeze(1)
-        return squared_correlations(real_rows(batch.features, batch.mask), same & real.unsqueeze(0) & real.unsqueeze(1))
+        same = batch.targets.unsqueeze(-2) == batch.targets.unsqueeze(-1)
+        same = same & real.unsqueeze(-2) & real.unsqueeze(-1)
+        return squared_correlations(real_rows(batch.features, batch.mask), same)

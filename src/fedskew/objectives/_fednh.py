@@ -51,6 +51,7 @@ class FedNH(Classification, Hooks):
     smoothing: Share = 0.9
     scale: Positive = 1.0
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Dai et al., AAAI 2023"
     reveals_label_counts: ClassVar[bool] = True
     weighs_classes: ClassVar[bool] = True

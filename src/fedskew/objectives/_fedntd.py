@@ -27,6 +27,7 @@ class FedNTD(Distillation):
 
     temperature: Positive = 1.0
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
 
     def value(self, batch: Batch, context: Context) -> Tensor:

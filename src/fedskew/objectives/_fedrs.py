@@ -32,6 +32,7 @@ class FedRS(Classification):
     alpha: Share = 0.5
     graded: bool = False
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Li & Zhan, KDD 2021"
     weighs_classes: ClassVar[bool] = True
 
@@ -39,7 +40,7 @@ class FedRS(Classification):
         """See `Loss.value`."""
         counts = context.counts
         if self.graded:
-            largest = counts.max()
+            largest = counts.amax(-1, keepdim=True)
             scale = self.alpha + (1 - self.alpha) * counts / torch.where(largest > 0, largest, 1)
         else:
             scale = torch.where(counts > 0, torch.ones_like(counts), self.alpha)

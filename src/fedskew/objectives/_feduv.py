@@ -33,19 +33,21 @@ _ROUNDING = 64
 class ClassifierVariance(Term):
     """FedUV's variance term: each class's share should vary over a batch as it would over one of all classes."""
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Son et al., CVPR 2024"
     default_weight: ClassVar[float] = 2.5
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`; 0 where there are fewer than two rows."""
         logits, mask = batch.logits, batch.mask
-        shares = real_rows(real_rows(logits, mask).softmax(dim=1), mask)
-        size = is_real(logits, mask).sum()
-        centred = real_rows(shares - shares.sum(dim=0) / size.clamp(min=1), mask)
-        variance = centred.square().sum(dim=0) / (size - 1).clamp(min=1)
+        shares = real_rows(real_rows(logits, mask).softmax(-1), mask)
+        size = is_real(logits, mask).sum(-1)
+        rows = size[..., None, None]
+        centred = real_rows(shares - shares.sum(-2, keepdim=True) / rows.clamp(min=1), mask)
+        variance = centred.square().sum(-2) / (rows[..., 0] - 1).clamp(min=1)
         varies = variance > 0  # a root has no gradient at 0
         spread = torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
-        lacking = (1 / math.sqrt(logits.shape[1]) - spread).relu().mean()
+        lacking = (1 / math.sqrt(logits.shape[-1]) - spread).relu().mean(-1)
         return torch.where(size >= 2, lacking, 0)
 
 
@@ -55,6 +57,7 @@ class Uniformity(Term):
 
     shapes_features: ClassVar[bool] = True
     takes_findings: ClassVar[bool] = True
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Son et al., CVPR 2024"
     default_weight: ClassVar[float] = 0.5
 
@@ -62,15 +65,18 @@ class Uniformity(Term):
         """See `Loss.value`; 0 where there is no pair, and a pair of equal features has closeness 1."""
         features, real = real_rows(batch.features, batch.mask), is_real(batch.features, batch.mask)
         # Distances don't see the origin; near it, they keep the most digits.
-        centred = real_rows(features - features.detach().sum(dim=0) / real.sum().clamp(min=1), batch.mask)
-        products = centred @ centred.T
-        lengths = products.diagonal().unsqueeze(0) + products.diagonal().unsqueeze(1)
+        rows = real.sum(-1).clamp(min=1)[..., None, None]
+        centred = real_rows(features - features.detach().sum(-2, keepdim=True) / rows, batch.mask)
+        products = centred @ centred.mT
+        squares = products.diagonal(dim1=-2, dim2=-1)
+        lengths = squares.unsqueeze(-2) + squares.unsqueeze(-1)
         distances = lengths - 2 * products
-        pairs = (real.unsqueeze(0) & real.unsqueeze(1)).triu(diagonal=1)
+        pairs = (real.unsqueeze(-2) & real.unsqueeze(-1)).triu(diagonal=1)
         number = torch.finfo(features.dtype)
         apart = pairs & (distances > _ROUNDING * number.eps * lengths + number.tiny / number.eps)
-        ordered = torch.where(apart, distances, math.inf).flatten().sort().values
-        middle = (apart.sum() - 1).clamp(min=0) // 2
-        median = torch.where(apart.any(), ordered.gather(0, middle.unsqueeze(0)).squeeze(0), 1)
+        ordered = torch.where(apart, distances, math.inf).flatten(-2).sort().values
+        count = apart.sum((-2, -1)).unsqueeze(-1)
+        median = ordered.gather(-1, (count - 1).clamp(min=0) // 2)
+        median = torch.where(count > 0, median, 1).unsqueeze(-1)
         closeness = (-torch.where(apart, distances, 0) / median).exp()
-        return torch.where(pairs, closeness, 0).sum() / pairs.sum().clamp(min=1)
+        return torch.where(pairs, closeness, 0).sum((-2, -1)) / pairs.sum((-2, -1)).clamp(min=1)

@@ -34,7 +34,15 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Classification, Context, Distillation, Term
-from fedskew.objectives._tensors import cross_entropy_over, distilled, is_real, logsumexp_over, not_true, real_rows
+from fedskew.objectives._tensors import (
+    cross_entropy_over,
+    distilled,
+    is_real,
+    logsumexp_over,
+    not_true,
+    real_rows,
+    shares_of,
+)
 from fedskew.parameters import NonNegative, component
 
 Form = Literal["official", "printed"]
@@ -52,11 +60,12 @@ class FedVLSCalibration(Classification):
 
     needs_colocation: ClassVar[bool] = True
     balances_classes: ClassVar[bool] = True
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        shifted = _prior(context.counts) + self.prior_eps
+        shifted = shares_of(context.counts) + self.prior_eps
         possible = shifted > 0
         log_prior = torch.where(possible, shifted, 1).log()
         return cross_entropy_over(batch.logits + log_prior, batch.targets, possible, batch.mask)
@@ -69,6 +78,7 @@ class VacantDistillation(Distillation):
     The paper's weight is 0.1 for MNIST and CIFAR-10, 0.5 for CIFAR-100 and TinyImageNet.
     """
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def value(self, batch: Batch, context: Context) -> Tensor:
@@ -91,26 +101,21 @@ class Suppression(Term):
     form: Form = "official"
     prior_eps: NonNegative = 1e-9
 
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
     default_weight: ClassVar[float] = 0.005
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        prior, logits = _prior(context.counts), real_rows(batch.logits, batch.mask)
-        classes, others = logits.shape[1], not_true(batch)
-        real = is_real(logits, batch.mask).unsqueeze(1).expand_as(others)
+        prior, logits = shares_of(context.counts), real_rows(batch.logits, batch.mask)
+        classes, others = logits.shape[-1], not_true(batch)
+        real = is_real(logits, batch.mask).unsqueeze(-1).expand_as(others)
         if self.form == "official":
             own = torch.where(context.counts > 0, prior + self.prior_eps, 1).log()
             shift = math.log(1 / classes + self.prior_eps) - own
             exponents, in_sum = torch.where(others, logits + shift, 0), real
         else:
             exponents, in_sum = logits, real & others
-        rows = real[:, 0].sum().clamp(min=1).to(logits.dtype)
-        log_mean = logsumexp_over(exponents, in_sum, dim=0) - rows.log()
-        return torch.where(in_sum.any(dim=0), prior * log_mean, 0).sum()
-
-
-def _prior(counts: Tensor) -> Tensor:
-    """Return the shares of the classes; all 0 for an empty client."""
-    total = counts.sum()
-    return counts / torch.where(total > 0, total, 1)
+        rows = real[..., :1].sum(-2, keepdim=True).clamp(min=1).to(logits.dtype)
+        log_mean = logsumexp_over(exponents, in_sum, dim=-2).unsqueeze(-2) - rows.log()
+        return torch.where(in_sum.any(-2, keepdim=True), prior * log_mean, 0).sum((-2, -1))

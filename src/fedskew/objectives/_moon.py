@@ -38,18 +38,19 @@ class MOON(Term, Hooks):
 
     reads: ClassVar[frozenset[str]] = frozenset({"teacher", "previous"})
     takes_findings: ClassVar[bool] = True
+    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     default_weight: ClassVar[float] = 5.0
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`; 0 where the client has no previous model. A zero vector has cosine 0 with everything."""
         if context.previous is None:
-            return batch.features[:0].sum()
+            return batch.features[..., :0].sum((-2, -1))
         own, sent, previous = (
             unit_rows(real_rows(rows, batch.mask))
             for rows in (batch.features, context.sent.features.detach(), context.previous.features.detach())
         )
-        return row_mean(F.softplus(((previous - sent) * own).sum(dim=1) / self.temperature), batch.mask)
+        return row_mean(F.softplus(((previous - sent) * own).sum(-1) / self.temperature), batch.mask)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a projection before its head; ArgumentError where it has no features and head."""

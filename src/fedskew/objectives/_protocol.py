@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from fedskew.components import covers, seen_by
+from fedskew.components import covers, has, seen_by, takes
 from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
@@ -19,7 +19,8 @@ class Context(NamedTuple):
     """Data that a loss may read in addition to the batch.
 
     Attributes:
-        counts: The client's own label counts, shape `(classes,)`, in the logits' dtype.
+        counts: The client's own label counts, shape `(classes,)`, in the logits' dtype; of a stack of clients
+            `(clients, 1, classes)`.
         teacher: Outputs of the model that the server sent, on the same rows, without gradient; None unless a loss reads
             them.
         previous: The same of the model with which this client's last participation ended.
@@ -56,6 +57,9 @@ class Loss(Protocol):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """Compute the loss of a batch, without a Python branch on values, so that it can be mapped over a cohort.
+
+        Where the class says `takes_stacks = True`, batch and context may be of several clients, with a first dimension
+        more, which is faster than mapping; then one number is returned for each.
 
         Args:
             batch: Outputs of the client's model on a batch, its labels, and which rows are real.
@@ -123,8 +127,16 @@ class Objective:
         loss = cast(Sloped, self.loss)
         return _WeighedSlope(loss, self) if self.class_weights else loss
 
+    @property
+    def takes_stacks(self) -> bool:
+        """Whether all losses take the batches of several clients at once."""
+        return all(
+            covers(loss, "takes_stacks", "value") and has(loss, "takes_stacks") and not takes(loss, "value", "log")
+            for loss in (self.loss, *(term for _, term in self.terms))
+        )
+
     def value(self, batch: Batch, context: Context) -> Tensor:
-        """Return the sum of the loss and its weighted terms, 0-d.
+        """Return the sum of the loss and its weighted terms, 0-d; of a stack, one for each client.
 
         Raises:
             ComponentError: One of them returns something else than a number, 0-d.
@@ -149,7 +161,7 @@ class Objective:
     def valued(loss: Loss, batch: Batch, context: Context) -> Tensor:
         """Return the value of a loss, of which the shape is looked at, not its content."""
         value = loss.value(batch, context, **seen_by(loss.value, {"log": context.log}))
-        if isinstance(value, Tensor) and value.dim() == 0:
+        if isinstance(value, Tensor) and value.shape == batch.logits.shape[:-2]:
             return value
         kind = type(loss)
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

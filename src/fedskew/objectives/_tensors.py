@@ -19,31 +19,31 @@ _NLL, _NLL_BACKWARD = torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nl
 
 
 def real_rows(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return `values`, `(batch, ...)`, with padded rows set to 0; unchanged if `mask` is None."""
+    """Return `values`, `(..., batch, ...)`, with padded rows set to 0; unchanged if `mask` is None."""
     if mask is None:
         return values
-    return torch.where(mask.reshape(-1, *[1] * (values.ndim - 1)), values, 0)
+    return torch.where(mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)), values, 0)
 
 
 def is_real(outputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mask of real rows, `(batch,)`; True everywhere if `mask` is None."""
-    return torch.ones_like(outputs[:, 0], dtype=torch.bool) if mask is None else mask
+    """Return the mask of real rows, `(..., batch)`; True everywhere if `mask` is None."""
+    return torch.ones_like(outputs[..., 0], dtype=torch.bool) if mask is None else mask
 
 
 def row_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of `values`, `(batch,)`, over real rows; 0 if there is none."""
+    """Return the mean of `values`, `(..., batch)`, over real rows; 0 if there is none."""
     if mask is None:
-        return values.mean()
-    return torch.where(mask, values, 0).sum() / mask.sum().clamp(min=1)
+        return values.mean(-1)
+    return torch.where(mask, values, 0).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 def is_target(targets: Tensor, classes: int) -> Tensor:
-    """Return a `(batch, classes)` mask that is True at each row's class."""
-    return targets.unsqueeze(1) == torch.arange(classes, device=targets.device)
+    """Return a `(..., batch, classes)` mask that is True at each row's class."""
+    return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
 
 
 def log_softmax_over(logits: Tensor, keep: Tensor) -> Tensor:
-    """Return the log-softmax over the kept classes of each row, `(batch, classes)`; 0 at the others."""
+    """Return the log-softmax over the kept classes of each row, `(..., batch, classes)`; 0 at the others."""
     empty = ~keep.any(dim=-1, keepdim=True)
     return torch.where(keep, torch.where(keep | empty, logits, -math.inf).log_softmax(dim=-1), 0)
 
@@ -58,10 +58,10 @@ def logsumexp_over(values: Tensor, keep: Tensor, dim: int) -> Tensor:
 def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None) -> Tensor:
     """Return the mean over real rows of cross-entropy, each times the weight of its class if there are weights; not
     divided by those of a batch, as where a client holds one class, they would cancel out."""
-    if mask is None and weights is None:
+    if mask is None and weights is None and logits.dim() == 2:
         return F.cross_entropy(logits, targets)
-    targets = real_rows(targets, mask)
-    losses = F.cross_entropy(real_rows(logits, mask), targets, reduction="none")
+    logits, targets = real_rows(logits, mask), real_rows(targets, mask)
+    losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
     return row_mean(losses if weights is None else losses * weights[targets], mask)
 
 
@@ -94,7 +94,7 @@ def cross_entropy_slope(
 def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax; of an
     empty client, which keeps none, all rows are padding and only need to stay finite."""
-    return mean_cross_entropy(torch.where(keep | ~keep.any(), logits, -math.inf), targets, mask)
+    return mean_cross_entropy(torch.where(keep | ~keep.any(-1, keepdim=True), logits, -math.inf), targets, mask)
 
 
 def balanced_cross_entropy(batch: Batch, counts: Tensor, least: float) -> Tensor:
@@ -107,7 +107,7 @@ def balanced_cross_entropy(batch: Batch, counts: Tensor, least: float) -> Tensor
 
 
 def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
-    """Return KL(teacher || student) of each row, `(batch,)`; both log-probabilities must be 0 at classes left out."""
+    """Return KL(teacher || student) of each row; both log-probabilities must be 0 at classes left out."""
     return (log_teacher.exp() * (log_teacher - log_student)).sum(dim=-1)
 
 
@@ -124,28 +124,34 @@ def distilled(
     return temperature**2 * row_mean(divergence(log_teacher, log_student), batch.mask)
 
 
+def shares_of(counts: Tensor) -> Tensor:
+    """Return the classes' shares of a client's counts, `(..., classes)`; all 0 for an empty client."""
+    total = counts.sum(-1, keepdim=True)
+    return counts / torch.where(total > 0, total, 1)
+
+
 def not_true(batch: Batch) -> Tensor:
-    """Return a `(batch, classes)` mask of every class but each row's own."""
-    return ~is_target(real_rows(batch.targets, batch.mask), batch.logits.shape[1])
+    """Return a `(..., batch, classes)` mask of every class but each row's own."""
+    return ~is_target(real_rows(batch.targets, batch.mask), batch.logits.shape[-1])
 
 
 def squared_correlations(features: Tensor, same: Tensor) -> Tensor:
     """Return the mean square of the off-diagonal entries of X^T X, summed over groups, by the number of rows used. X
     holds a group's features, centred and divided by sqrt(unbiased variance + 1e-8); a group of one row is not used.
-    `features` are `(batch, dim)` with zeros in rows of padding; `same`, `(batch, batch)`: two rows are of one group,
-    and no padding."""
-    dim = features.shape[1]
+    `features` are `(..., batch, dim)` with zeros in rows of padding; `same`, `(..., batch, batch)`: two rows are of one
+    group, and no padding."""
+    dim = features.shape[-1]
     # Sums over a row's group are products with this matrix: no list of groups, which would differ from batch to batch.
     of_group = same.to(features.dtype)
-    size = of_group.sum(dim=1, keepdim=True)
+    size = of_group.sum(-1, keepdim=True)
     used = size >= 2
     centred = torch.where(used, features - of_group @ features / size.clamp(min=1), 0)
     variance = of_group @ centred.square() / (size - 1).clamp(min=1)
     scaled = centred / (variance + 1e-8).sqrt()
     # The squares of all entries of X^T X sum to those of X X^T; each group's diagonal is seen once by each of its rows.
-    squares = ((scaled @ scaled.T) * of_group).square().sum()
-    diagonals = ((of_group @ scaled.square()).square() / size.clamp(min=1)).sum()
-    return (squares - diagonals) / max(dim * (dim - 1), 1) / used.sum().clamp(min=1)
+    squares = ((scaled @ scaled.mT) * of_group).square().sum((-2, -1))
+    diagonals = ((of_group @ scaled.square()).square() / size.clamp(min=1)).sum((-2, -1))
+    return (squares - diagonals) / max(dim * (dim - 1), 1) / used.sum((-2, -1)).clamp(min=1)
 
 
 class ClassMeans(NamedTuple):

@@ -68,9 +68,8 @@ class MappedNetwork:
         """Return the chain of linear layers that the network is, for a batch of one client; None: it is another."""
         if self._chain is None:
             read = self._model.network.train().chain(x)
-            layers = None if read is None else read.linear()
-            trained = sum(len(list(layer.parameters())) for layer, _ in layers or [])
-            self._chain = (LinearChain(self._model, layers) if layers and trained == len(self._model.names) else None,)
+            chain = None if read is None or (parts := read.linear()) is None else LinearChain(self._model, *parts)
+            self._chain = (chain if chain is not None and chain.is_whole(self._model) else None,)
         return self._chain[0]
 
     def views(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -272,12 +271,22 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
 
 
 class LinearChain:
-    """Linear layers, with ReLU between them, of all clients of a stack: their products at once, without autograd."""
+    """Linear layers, with ReLU between them, and a head of cosines, if there is one, of all clients of a stack: their
+    products at once, without autograd."""
 
-    def __init__(self, model: FlatModel, layers: Sequence[tuple[nn.Linear, bool]]) -> None:
+    def __init__(self, model: FlatModel, layers: Sequence[tuple[nn.Linear, bool]], head: Any) -> None:
         names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._layers = [(names[id(one.weight)], names.get(id(one.bias)), relu) for one, relu in layers]
+        self._head = head
+        of_head = {} if head is None else {names[id(one)]: one.detach() for one in (head.weight, head.scale)}
+        self._of_head = of_head  # directions and scale, the same for all clients where they are not trained
         self._inputs: list[Tensor] = []
+        self._compared: tuple[Tensor, ...] = ()
+
+    def is_whole(self, model: FlatModel) -> bool:
+        """Return whether the chain has layers, and all parameters of the model are theirs."""
+        own = {name for weight, bias, _ in self._layers for name in (weight, bias)} | self._of_head.keys()
+        return bool(self._layers) and own >= {*model.names}
 
     def outputs(self, views: Mapping[str, Tensor], x: Tensor) -> Outputs:
         """Compute features and logits, `(clients, batch, ...)`, of batches `(clients, batch, values)`."""
@@ -287,12 +296,25 @@ class LinearChain:
             turned = views[weight].transpose(1, 2)
             x = x @ turned if bias is None else torch.baddbmm(views[bias].unsqueeze(1), x, turned)
             x = x.relu_() if relu else x
-        return Outputs(self._inputs[-1], x)
+        if self._head is None:
+            return Outputs(self._inputs[-1], x)
+        self._inputs.append(x)
+        directions, scale = (views.get(name, fixed) for name, fixed in self._of_head.items())
+        logits, self._compared = self._head.compare(x, directions, scale.reshape(-1, 1, 1))
+        return Outputs(x, logits)
 
     def backward(
         self, views: Mapping[str, Tensor], to: Mapping[str, Tensor], features: Tensor | None, gradient: Tensor
     ) -> None:
         """Write the gradients of parameters, from those by features and logits of the last outputs."""
+        if self._head is not None:
+            gradient, by_scale = self._head.slopes(gradient, self._compared)
+            directions, scale = map(to.get, self._of_head)
+            if directions is not None:  # no gradient reaches them
+                directions.zero_()
+            if scale is not None:
+                scale.copy_(by_scale)
+            gradient = gradient if features is None else gradient.add_(features)
         for number in reversed(range(len(self._layers))):
             weight, bias, relu = self._layers[number]
             if relu:
@@ -302,5 +324,5 @@ class LinearChain:
                 torch.sum(gradient, 1, out=to[bias])
             if number:
                 gradient = gradient @ views[weight]
-                if number == len(self._layers) - 1 and features is not None:
+                if number == len(self._layers) - 1 and features is not None and self._head is None:
                     gradient += features

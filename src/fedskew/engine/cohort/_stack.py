@@ -261,29 +261,31 @@ class Stack:
             mask=mask,
             key=moment.key,
         )
+        dim, smallest = self.dims.sent, moment.smallest
         if self.networks.teacher is not None:
-            own = own._replace(teacher=self._teach(self.networks.teacher, own, moment.smallest))
+            own = own._replace(teacher=self._infer(self.networks.teacher, own, own.sent, dim, smallest))
         if self.networks.previous is not None and "previous.parameters" in own.client:
-            kept, network = own.client, self.networks.previous
-            own = own._replace(
-                previous=vmap(lambda *arguments: network(*arguments)[0])(
-                    network.views(kept["previous.parameters"]), kept["previous.buffers"], model.integers, own.x
-                )
-            )
+            kept = ModelState(own.client["previous.parameters"], own.client["previous.buffers"], model.integers)
+            own = own._replace(previous=self._infer(self.networks.previous, own, kept, 0, smallest))
         return own, Own(*self.dims[:5], *(None if part is None else 0 for part in own[5:]))
 
-    def _teach(self, network: MappedNetwork, own: Own, smallest: int) -> Outputs:
-        """Compute the teacher's outputs on each client's batch."""
-        parameters, buffers, integers = own.sent
-        if self.dims.sent is None and not network.batch_statistics:  # one pass over the rows of all clients
-            outputs, _, _ = network(network.views(parameters), buffers, integers, own.x.flatten(0, 1))
+    def _infer(self, network: MappedNetwork, own: Own, model: ModelState, dim: Any, smallest: int) -> Outputs:
+        """Compute the outputs of a model, or of one of each client if `dim` is 0, on each client's batch."""
+        parameters, buffers, integers = model
+        chain = network.chain(own.x[0])
+        if dim is None and not network.batch_statistics:  # one pass over the rows of all clients
+            if chain is not None:
+                outputs = chain.outputs(network.views(parameters[None]), own.x.flatten(2).flatten(0, 1)[None])
+            else:
+                outputs, _, _ = network(network.views(parameters), buffers, integers, own.x.flatten(0, 1))
             return Outputs(*(part.view(*own.x.shape[:2], -1) for part in outputs))
-        dim: Any = self.dims.sent
+        if chain is not None:
+            return chain.outputs(network.views(parameters), own.x.flatten(2))
 
-        def teach(parameters: Named, buffers: Tensor, integers: Tensor, x: Tensor, mask: Tensor | None) -> Outputs:
+        def infer(parameters: Named, buffers: Tensor, integers: Tensor, x: Tensor, mask: Tensor | None) -> Outputs:
             return network(parameters, buffers, integers, x, mask=mask, smallest=smallest)[0]
 
-        return vmap(teach, in_dims=(dim, dim, dim, 0, None if own.mask is None else 0))(
+        return vmap(infer, in_dims=(dim, dim, dim, 0, None if own.mask is None else 0))(
             network.views(parameters), buffers, integers, own.x, own.mask
         )
 
@@ -314,9 +316,10 @@ class _StackObjective:
         with torch.enable_grad():
             # Each tensor is a leaf of its own: the gradient of a slice of a vector would be a full vector of zeros.
             leaves = {name: view.detach().requires_grad_() for name, view in views(parameters).items()}
-            values, outputs, buffers, integers = vmap(partial(self._value, objective), in_dims=(0, 0, 0, self._dims))(
+            outputs, buffers, integers = vmap(self._outputs, in_dims=(0, 0, 0, self._dims))(
                 leaves, self.buffers, self.integers, self._own
             )
+            values = self._values(objective, outputs)
             by_name = torch.autograd.grad(values.sum(), list(leaves.values()), materialize_grads=True)
         gradients = torch.empty_like(parameters)
         for view, gradient in zip(views(gradients).values(), by_name, strict=True):
@@ -330,27 +333,30 @@ class _StackObjective:
         if self._evaluated:
             return
         if objective is not self._work.objective:
-            values = vmap(partial(self._valued, self._work.objective), in_dims=(0, 0, self._dims))(*outputs, self._own)
+            values = self._values(self._work.objective, outputs)
         self.values, self._evaluated, self.batch = values.detach(), True, Batch(*outputs, self._own.y)
+
+    def _values(self, objective: Objective, outputs: Outputs) -> Tensor:
+        """Compute each client's objective, `(clients,)`, of the outputs, which it does not write to."""
+        own = self._own
+        if objective.takes_stacks:
+            return self._valued(objective, *outputs, own._replace(counts=own.counts.unsqueeze(1)))
+        return vmap(partial(self._valued, objective), in_dims=(0, 0, self._dims))(*outputs, own)
 
     def _valued(self, objective: Objective, features: Tensor, logits: Tensor, own: Own) -> Tensor:
         context = Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
-        return objective.value(Batch(features, logits, own.y, own.mask), context)
+        return objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), context)
 
     def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor, objective: Objective) -> Tensor:
         own, views = self._own, self._network.views(parameters)
         outputs = chain.outputs(views, own.x.flatten(2))
         leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
-
-        def value(features: Tensor, logits: Tensor, own: Own) -> Tensor:
-            return self._valued(objective, features.clone(), logits.clone(), own)
-
         by_features = None
         if (sloped := objective.sloped) is not None:
             values, by_logits = sloped.slope(Batch(*outputs, own.y, own.mask))
         else:
             with torch.enable_grad():
-                values = vmap(value, in_dims=(0, 0, self._dims))(*leaves, own)
+                values = self._values(objective, leaves)
                 by_features, by_logits = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
         gradients = torch.empty_like(parameters)
         by_logits = torch.zeros_like(leaves.logits) if by_logits is None else by_logits
@@ -358,12 +364,9 @@ class _StackObjective:
         self._note(values, Outputs(*(leaf.detach() for leaf in leaves)), objective)
         return gradients
 
-    def _value(self, objective: Objective, parameters: Named, buffers: Tensor, integers: Tensor, own: Own) -> Any:
-        """Compute one client's objective, 0-d, the network's outputs, and its buffers afterwards."""
-        outputs, buffers, integers = self._network(
-            parameters, buffers, integers, own.x, own.key, own.mask, self._smallest
-        )
-        return self._valued(objective, *outputs, own), outputs, buffers, integers
+    def _outputs(self, parameters: Named, buffers: Tensor, integers: Tensor, own: Own) -> Any:
+        """Compute the outputs of one client's network, and its buffers afterwards."""
+        return self._network(parameters, buffers, integers, own.x, own.key, own.mask, self._smallest)
 
 
 def _beside_vectors(named: Named) -> Named:
