@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -120,6 +121,19 @@ def test_the_teacher_is_the_sent_model_in_eval_mode_unless_it_is_left_on_batch_s
     one.train(1, asked(5), sent)
     for batch, said in zip(batches(5, 1), term.said, strict=True):
         torch.testing.assert_close(said, copy.deepcopy(module).train(left)(INPUTS[batch]))
+
+
+@pytest.mark.parametrize(
+    ("parts", "room", "epochs"),
+    [({}, 10_000, 1), ({}, 10, 3), ({"smallest_batch": 8}, 10_000, 3), ({"teacher_train_mode": True}, 10_000, 3)],
+    ids=["kept", "no room", "other samples in each epoch", "by batch"],
+)
+def test_what_the_sent_model_says_of_a_sample_is_kept_for_further_epochs(monkeypatch, parts, room, epochs):
+    one, sent = alone("fedntd", **parts)
+    one._teacher = teacher = Mock(wraps=one._teacher)
+    monkeypatch.setattr("fedskew.engine._sequential.KEPT_NUMBERS", room)
+    (update,) = one.train(1, asked(2), sent)
+    assert teacher.call_count == epochs * update.steps // 3
 
 
 def test_momentum_may_persist_between_participations():

@@ -295,6 +295,12 @@ class LocalWork:
         steps = self.training.steps(task.epochs, samples, task.steps)
         return Schedule(steps, self.training.batches_of_epoch(samples))
 
+    def repeats(self, samples: ClientSamples, schedule: Schedule) -> bool:
+        """Return whether steps go on beyond a first epoch that has all samples, and see them unchanged in each."""
+        training, rows = self.training, len(samples.rows)
+        whole = training.sampler is None and training.samples_of_epoch(rows) == rows
+        return whole and self.augment is None and not training.teacher_train_mode and schedule.epochs > 1
+
     def epoch_orders(
         self, round: int, client: int, samples: ClientSamples, rows: NDArray[np.int64], epochs: int
     ) -> Iterator[NDArray[np.int64]]:

@@ -37,6 +37,8 @@ from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, fold, mix, stream_key
 
 ROWS_AT_ONCE = 1000
+KEPT_NUMBERS = 2**26
+"""Of a frozen model's outputs on a client's samples, so many are kept from one epoch to the next at most: 256 MB."""
 PERSISTENT = "training."
 """Begins the names of what a client's local step carried, in the client's state."""
 
@@ -225,7 +227,6 @@ class SequentialBackend(Backend):
             self._teacher.load(setup.sent.model)
         self.model.write_state(setup.sent.model)
         self.model.network.train()
-        previous = self._previous_of(setup)
         step = work.local_step
         carried, in_place, log = carried_first(work, setup), steps_in_place(step), ClientLog()
         seen, context = seen_by(step.step, {"layout": self.model.layout, "log": log}), setup.context._replace(log=log)
@@ -236,13 +237,15 @@ class SequentialBackend(Backend):
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
         total, trained, steps = torch.zeros((), device=settings.start.device), 0, 0
         schedule = work.schedule(task, len(samples.rows))
+        outputs = _FrozenOutputs(self._frozen(setup), samples if work.repeats(samples, schedule) else None)
         for rows in islice(self._batches(round, task, samples, schedule), schedule.steps):
             for layer in self._dropouts:
                 layer.key.fill_(fold(dropout_key, steps))
             x, y, size = samples.inputs.index_select(0, rows), samples.targets.index_select(0, rows), rows.shape[0]
             if work.augment is not None:
                 x = work.augment(x, mix(torch.arange(size, device=x.device), augmentation_key, steps))
-            objective = _BatchObjective(self, x, y, context, previous)
+            beside = outputs.beside(context, x, rows, steps < schedule.of_epoch)
+            objective = _BatchObjective(self, x, y, beside)
             try:
                 if in_place is not None:
                     in_place.step_in_place(parameters, objective.gradient, carried, settings)
@@ -269,14 +272,15 @@ class SequentialBackend(Backend):
         loss = float(total) / trained if trained else 0.0
         return ClientResult(state, carried, steps, loss, gathered, log.means())
 
-    def _previous_of(self, setup: ClientSetup) -> _FrozenModel | None:
-        """Return the client's model at the end of its last participation; None at its first."""
-        state = setup.state
-        if self._previous is None or "previous.parameters" not in state:
-            return None
-        integers = setup.sent.model.integers
-        self._previous.load(ModelState(state["previous.parameters"], state["previous.buffers"], integers))
-        return self._previous
+    def _frozen(self, setup: ClientSetup) -> dict[str, _FrozenModel]:
+        """Return the models that losses read beside the trained one, by their names in a context: the sent one, and
+        that of the end of the client's last participation, if there was one."""
+        models, state = {} if self._teacher is None else {"teacher": self._teacher}, setup.state
+        if self._previous is not None and "previous.parameters" in state:
+            integers = setup.sent.model.integers
+            self._previous.load(ModelState(state["previous.parameters"], state["previous.buffers"], integers))
+            models["previous"] = self._previous
+        return models
 
     def _batches(self, round: int, task: Assignment, samples: ClientSamples, schedule: Schedule) -> Iterator[Tensor]:
         """Yield the rows of every batch of the epochs that are begun."""
@@ -319,20 +323,46 @@ class _FrozenModel:
         return self._model.outputs(x)
 
 
+class _FrozenOutputs:
+    """What frozen models return on a client's samples: of `samples` computed in the first epoch, and kept for further
+    ones if there is room; None: computed for each batch."""
+
+    def __init__(self, models: Mapping[str, _FrozenModel], samples: ClientSamples | None = None) -> None:
+        self._models, self._kept = models, dict[str, Outputs]()
+        rows = None if samples is None or not models else torch.from_numpy(samples.rows).to(samples.targets.device)
+        self._rows = None if rows is None else rows.sort().values
+
+    def beside(self, context: Context, x: Tensor, rows: Tensor, in_first_epoch: bool = True) -> Context:
+        """Return a context with the outputs on a batch of these rows."""
+        at = None if self._rows is None else torch.searchsorted(self._rows, rows)
+        if at is None or in_first_epoch:
+            seen = {name: model(x) for name, model in self._models.items()}
+        else:
+            seen = {name: Outputs(*(part[at] for part in kept)) for name, kept in self._kept.items()}
+        if at is not None and in_first_epoch:
+            self._keep(seen, at)
+        return context._replace(teacher=seen.get("teacher"), previous=seen.get("previous"))
+
+    def _keep(self, seen: Mapping[str, Outputs], at: Tensor) -> None:
+        assert self._rows is not None, "the client's rows are known where something is kept"
+        for name, outputs in seen.items():
+            if len(self._rows) * sum(part.shape[1] for part in outputs) > KEPT_NUMBERS:
+                self._rows = None
+                return
+            if name not in self._kept:
+                self._kept[name] = Outputs(*(part.new_empty(len(self._rows), part.shape[1]) for part in outputs))
+            for kept, part in zip(self._kept[name], outputs, strict=True):
+                kept[at] = part
+
+
 class _BatchObjective:
     """The objective on one batch, and its gradient, at any parameters; `first` is its value at the step's beginning."""
 
     first: Tensor
     batch: Batch
 
-    def __init__(
-        self, backend: SequentialBackend, x: Tensor, y: Tensor, context: Context, previous: _FrozenModel | None
-    ) -> None:
-        self._backend, self._x, self._y = backend, x, y
-        self._context = context._replace(
-            teacher=backend._teacher(x) if backend._teacher is not None else None,
-            previous=previous(x) if previous is not None else None,
-        )
+    def __init__(self, backend: SequentialBackend, x: Tensor, y: Tensor, context: Context) -> None:
+        self._backend, self._x, self._y, self._context = backend, x, y, context
         self.is_evaluated = False
 
     def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
@@ -387,9 +417,9 @@ class _FullObjective:
         backend.model.write_buffers(self._setup.sent.model.buffers)
         if backend._teacher is not None:
             backend._teacher.load(self._setup.sent.model)
-        previous = backend._previous_of(self._setup)
+        outputs, context = _FrozenOutputs(backend._frozen(self._setup)), self._setup.context
         inputs, targets, own, *_ = self._setup.samples
         for rows in torch.split(torch.from_numpy(own).to(targets.device), ROWS_AT_ONCE):
             if len(rows):
                 x, y = inputs.index_select(0, rows), targets.index_select(0, rows)
-                yield _BatchObjective(backend, x, y, self._setup.context, previous), len(rows) / len(own)
+                yield _BatchObjective(backend, x, y, outputs.beside(context, x, rows)), len(rows) / len(own)
