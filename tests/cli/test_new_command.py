@@ -177,6 +177,14 @@ def test_it_says_that_texts_learn_slowly(tmp_path, command, monkeypatch):
     assert "note: texts learn slowly with fasttext" in done.stdout
 
 
+def test_a_network_for_texts_has_as_many_words_as_they_have(tmp_path, command):
+    for number in range(40):
+        (text := tmp_path / "texts" / "ab"[number % 2] / f"{number}.txt").parent.mkdir(parents=True, exist_ok=True)
+        text.write_text(["fever and cough", "a broken arm"][number % 2])
+    command("new", "a.toml", "--data", "folder", "--root", tmp_path / "texts", "--set", "data.test_share=0.25")
+    assert tomllib.loads((tmp_path / "a.toml").read_text())["model"] == {"name": "fasttext", "vocabulary": 8}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["digits", "table"])
 def test_a_new_config_reaches_four_fifths_of_what_pooled_training_does(data, tmp_path, command, monkeypatch):

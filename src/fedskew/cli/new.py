@@ -138,6 +138,8 @@ def new(
         }
         chosen["partition"] |= {"clients": clients} | {key.name: values[key.name] for key in own if key.required}
         chosen |= {"model": {"name": model}, "method": {"preset": method}}
+        if model == "fasttext" and found is not None and (words := getattr(found.encoder, "words", ())):
+            chosen["model"]["vocabulary"] = len(words) + 2  # a padding and an unknown word; others are only sent
         chosen["training"] = {
             "rounds": rounds,
             "participation": 0.5 if size.clients >= 4 else 1.0,
