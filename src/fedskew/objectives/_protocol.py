@@ -129,8 +129,8 @@ class Objective:
 
     @property
     def takes_stacks(self) -> bool:
-        """Whether all losses take the batches of several clients at once."""
-        return all(
+        """Whether all losses take the batches of several clients at once; none that logs, or reads the broadcast."""
+        return "broadcast" not in self.reads and all(
             covers(loss, "takes_stacks", "value") and has(loss, "takes_stacks") and not takes(loss, "value", "log")
             for loss in (self.loss, *(term for _, term in self.terms))
         )
