@@ -70,8 +70,7 @@ def test_a_target_that_nobody_can_serve_is_pointed_out(here, run):
 
 def test_describe_as_json_is_the_report(here, run):
     found = json.loads(run("describe", "counts.csv", "--target", "target.csv", "--json"))
-    counts = LabelCounts.read_csv("counts.csv")
-    assert found == json.loads(json.dumps(describe(counts, [10, 20, 10]).to_dict()))
+    assert found == json.loads(json.dumps(describe(LabelCounts.read_csv("counts.csv"), [10, 20, 10]).to_dict()))
     assert found["by_client"]["Rome"]["minority"] == ["emu"]
 
 

@@ -270,6 +270,8 @@ COMMANDS = [  # a command, and words of the answer
     ("describe joined.csv --separator ;", ["'Edema|Effusion' looks like several", "(--separator)"]),
     (f"{PALS} --target target.csv --csv target.csv", ["target.csv: is there already, among what the command reads"]),
     ("counts counts.csv --out counts.csv", ["counts.csv: is there already, among what the command reads"]),
+    ("counts table.toml --out ok.csv", ["ok.csv: is there already, among what the command reads"]),
+    ("weights table.toml --method fedavg --csv schema.toml", ["schema.toml: is there already, among what the command"]),
     ("counts les?.csv --client age --label diagnosis --out less.csv", ["less.csv: is there already, among"]),
     (f"{TARGET} --out held.csv --no-picture", ["held.csv: is there already, among what the command reads"]),
     ("advise joined.csv --separator ;", ["'Edema|Effusion' looks like several"]),
