@@ -154,7 +154,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
         (["images", "--seed", "7"], "has no seed 7; its seeds: 0"),
         (["images", "--best"], "no validation samples were held out"),
         (["nowhere.png"], "nowhere.png: there is no such file or folder"),
-        (["wrong.npz"], "wrong.npz[0]: expected (samples, 1, 8, 8), got (2, 5)"),
+        (["wrong.npz"], "wrong.npz: the model takes samples of shape (1, 8, 8), not (5,)"),
         (["ok.npz", "--csv", "ok.npz"], "ok.npz: is there already, among what the command reads; write to"),
         (["images", "--csv", "images/03.png"], "images/03.png: is there already"),
         (["nowhere.png", "--csv", "RUN/config.toml"], "config.toml: is there already"),

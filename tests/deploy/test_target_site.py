@@ -360,7 +360,7 @@ def test_unlabelled_samples_that_do_not_fit_are_one_line(tmp_path: Path) -> None
     assert samples is not None
     assert samples().shape == (MIX.sum(), *federation.agreement.shape)
     np.savez(tmp_path / "dogwood" / "new.npz", x=np.zeros((4, 7), dtype=np.float32))
-    with pytest.raises(DataError, match=r"data\.toml: unlabelled: .*new\.npz: inputs: expected"):
+    with pytest.raises(DataError, match=r"data\.toml: unlabelled: .*new\.npz: the model takes samples of shape"):
         samples()
     path.write_text("unlabelled = 3\n")
     with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: input should be a valid string \(got 3\)"):

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from fedskew.cli.options import SkipBroken, TrustCode
 from fedskew.cli.page import BARE, RULED, AsJson, Console, check_apart, print_json, table_of, write_csv
 from fedskew.cli.target import HeldOutData, mix_values, print_mix, sentences, unlabelled_samples
-from fedskew.errors import ArgumentError, DataError, FedskewError, RunError
+from fedskew.errors import ArgumentError, DataError, FedskewError, RunError, placed
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -159,10 +159,8 @@ def _predicted(
     parts: list[NDArray[np.float64]] = []
     names, resized = list[str](), 0
     for some in data.unlabelled(images, model.in_shape, model.info.window, skip_broken, model.encoder):
-        try:
+        with placed(f"{some.names[0]}: ", DataError):
             parts.append(model.predict(some.inputs))
-        except ArgumentError as error:
-            raise DataError(f"{some.names[0]}: {str(error).removeprefix('inputs: ')}") from None
         names += some.names
         resized += some.resized
     return names, np.concatenate(parts), resized
