@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, FedskewError, nearest
 from fedskew.names import CLASS_WORDS, plain
+from fedskew.tables import counted
 
 Decimal: TypeAlias = Literal[".", ","]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -104,7 +105,7 @@ class Sheet:
             self._kept = list(islice(self._rows(), 1, None))
         for line, cells in self._kept or islice(self._rows(), 1, None):
             if len(cells) < len(self.header) or any(cells[len(self.header) :]):
-                self.fail(line, f"{len(cells)} cells where the header has {len(self.header)} columns")
+                self.fail(line, f"{counted(len(cells), 'cell')} where the header has {len(self.header)} columns")
             yield line, cells[: len(self.header)]
 
     def is_text(self, column: int) -> bool:
@@ -199,8 +200,7 @@ class Sheet:
         try:
             return content.decode("utf-16" if wide else "utf-8-sig")
         except UnicodeDecodeError as error:
-            line = content[: error.start].count(b"\n") + 1
-            self.fail(line, "not UTF-8 text; save the file as CSV in UTF-8")
+            self.fail(content[: error.start].count(b"\n") + 1, "not UTF-8 text; save the file as CSV in UTF-8")
 
     def _found_separator(self) -> str:
         """Return what stands between the columns: what Excel's `sep=` says, or what the header has most of."""

@@ -216,7 +216,7 @@ COMMANDS = [  # a command, and words of the answer
     ("counts ab.csv --label c", ["ab.csv: no column 'c' for label (known: a, b)"]),
     ("counts ab.csv --label a --client z", ["no column 'z' for client"]),
     ("counts empty.csv", ["empty.csv: 1 sample without a label", "first in empty.csv, line 3); take them out"]),
-    ("counts short.csv", ["short.csv, line 3: 1 cells where the header has 2"]),
+    ("counts short.csv", ["short.csv, line 3: 1 cell where the header has 2"]),
     ("counts two.csv", ["several columns may be the label (diagnosis, disease); say by --label"]),
     ("counts word.csv", ["line 2, column 'x': 'one', expected a number"]),
     ("describe table.tsv", ["table.tsv: can't be read"]),

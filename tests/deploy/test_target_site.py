@@ -382,7 +382,7 @@ def test_the_folder_the_check_and_what_the_target_site_agrees_to(tmp_path: Path)
     assert "[data]" not in described
     status, said = fedskew("deploy", "check", folder)
     assert status == 0
-    assert "target_site = new: after round 1 and every 1 rounds it sends how many of its samples" in said
+    assert "target_site = new: after round 1 and every 1 round it sends how many of its samples" in said
     assert "it does not train" in said
 
     (folder / "sites" / "new" / "unlabelled").mkdir()

@@ -35,6 +35,7 @@ from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.models.frozen import hold_still
 from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, fold, mix, stream_key
+from fedskew.tables import counted
 
 ROWS_AT_ONCE = 1000
 PERSISTENT = "training."
@@ -250,7 +251,7 @@ class SequentialBackend(Backend):
                     stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
                     parameters, carried = checked_step(step, stepped, parameters)
             except Exception as error:
-                where = f"round {round}, client {client}, step {steps} ({size} samples)"
+                where = f"round {round}, client {client}, step {steps} ({counted(size, 'sample')})"
                 raise training_failed(where, error) from error
             if not objective.is_evaluated:
                 raise ComponentError(
@@ -266,8 +267,7 @@ class SequentialBackend(Backend):
         # Without hooks nothing writes to the model before `finish` has read it, so no copy is made: copying a wide
         # model takes milliseconds.
         state = self.model.read_state(copied=bool(work.hooks))
-        loss = float(total) / trained if trained else 0.0
-        return ClientResult(state, carried, steps, loss, gathered, log.means())
+        return ClientResult(state, carried, steps, float(total) / trained if trained else 0.0, gathered, log.means())
 
     def _previous_of(self, setup: ClientSetup) -> _FrozenModel | None:
         """Return the client's model at the end of its last participation; None at its first."""
