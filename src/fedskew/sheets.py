@@ -123,7 +123,7 @@ class Sheet:
         return found or self.fail(self.line, f"nothing below the header (expected {self.expected})")
 
     def amounts(self, columns: Sequence[int]) -> FloatArray:
-        """Return the finite numbers >= 0 of some columns, shape `(rows, columns)`."""
+        """Return the numbers >= 0 of some columns, such as an int64 holds, shape `(rows, columns)`."""
         decimal, values = self._decimal or self.decimal_sign(columns), array("d")
         for line, row in self:
             cells = [row[column] for column in columns]
@@ -139,10 +139,10 @@ class Sheet:
         if not values:
             self.fail(self.line, f"nothing below the header (expected {self.expected})")
         table = np.frombuffer(values).reshape(-1, len(columns))
-        illegal = ~((table >= 0) & (table < np.inf))
-        if illegal.any():
+        if (illegal := ~((table >= 0) & (table < 2.0**63))).any():
             at, column = np.argwhere(illegal)[0]
-            self.fail_row(at, f"{table[at, column]:.10g}, expected a finite number >= 0", self.header[columns[column]])
+            wrong = f"{table[at, column]:.10g}, expected a finite number >= 0, below 2^63"
+            self.fail_row(at, wrong, self.header[columns[column]])
         return table
 
     def decimal_sign(self, columns: Sequence[int]) -> Decimal:
