@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError, FedskewError, nearest
 from fedskew.names import CLASS_WORDS, plain
+from fedskew.tables import counted
 
 Decimal: TypeAlias = Literal[".", ","]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -104,7 +105,7 @@ class Sheet:
             self._kept = list(islice(self._rows(), 1, None))
         for line, cells in self._kept or islice(self._rows(), 1, None):
             if len(cells) < len(self.header) or any(cells[len(self.header) :]):
-                self.fail(line, f"{len(cells)} cells where the header has {len(self.header)} columns")
+                self.fail(line, f"{counted(len(cells), 'cell')} where the header has {len(self.header)} columns")
             yield line, cells[: len(self.header)]
 
     def is_text(self, column: int) -> bool:
@@ -122,7 +123,7 @@ class Sheet:
         return found or self.fail(self.line, f"nothing below the header (expected {self.expected})")
 
     def amounts(self, columns: Sequence[int]) -> FloatArray:
-        """Return the finite numbers >= 0 of some columns, shape `(rows, columns)`."""
+        """Return the numbers >= 0 of some columns, such as an int64 holds, shape `(rows, columns)`."""
         decimal, values = self._decimal or self.decimal_sign(columns), array("d")
         for line, row in self:
             cells = [row[column] for column in columns]
@@ -138,10 +139,10 @@ class Sheet:
         if not values:
             self.fail(self.line, f"nothing below the header (expected {self.expected})")
         table = np.frombuffer(values).reshape(-1, len(columns))
-        illegal = ~((table >= 0) & (table < np.inf))
-        if illegal.any():
+        if (illegal := ~((table >= 0) & (table < 2.0**63))).any():
             at, column = np.argwhere(illegal)[0]
-            self.fail_row(at, f"{table[at, column]:.10g}, expected a finite number >= 0", self.header[columns[column]])
+            wrong = f"{table[at, column]:.10g}, expected a finite number >= 0, below 2^63"
+            self.fail_row(at, wrong, self.header[columns[column]])
         return table
 
     def decimal_sign(self, columns: Sequence[int]) -> Decimal:
@@ -199,8 +200,7 @@ class Sheet:
         try:
             return content.decode("utf-16" if wide else "utf-8-sig")
         except UnicodeDecodeError as error:
-            line = content[: error.start].count(b"\n") + 1
-            self.fail(line, "not UTF-8 text; save the file as CSV in UTF-8")
+            self.fail(content[: error.start].count(b"\n") + 1, "not UTF-8 text; save the file as CSV in UTF-8")
 
     def _found_separator(self) -> str:
         """Return what stands between the columns: what Excel's `sep=` says, or what the header has most of."""

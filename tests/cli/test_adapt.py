@@ -128,17 +128,19 @@ def test_held_out_images_in_folders_or_an_array(folders, command):
 def test_a_target_of_another_kind_is_refused_unless_asked(folders, command):
     strange = (1 - DIGITS.test_inputs).repeat(3, 1, 1, 1).numpy()  # white on black
     np.savez(folders / "strange.npz", x=strange)
-    done = command("adapt", "run", "--target-data", "strange.npz", status=2)
-    assert "strange.npz: Don't trust this mix" in done.stderr
+    np.savez(folders / "narrow.npz", x=strange[..., 1:])
+    words = ("adapt", "run", "--target-data", "strange.npz")
+    assert "strange.npz: Don't trust this mix" in command(*words, status=2).stderr
+    done = command(*words, "--target-data", "narrow.npz", status=2)
+    assert "narrow.npz: the model takes samples of shape (1, 8, 8), not (1, 8, 7)" in done.stderr
     assert not (folders / "run" / "adapted.safetensors").exists()
-    command("adapt", "run", "--target-data", "strange.npz", "--on-misfit", "warn")
+    command(*words, "--on-misfit", "warn")
 
 
 @pytest.mark.slow
 def test_what_was_made_of_other_weights_is_refused(folders, command):
     command("adapt", "run", "--target-data", "target.npz")
-    model = fedskew.load(folders / "run", adapted=True)
-    assert model.classes == DIGITS.classes
+    assert fedskew.load(folders / "run", adapted=True).classes == DIGITS.classes
     state = fedskew.simulate({**TASK, "training": {"rounds": 1}}, out=folders / "other").folder / "model.safetensors"
     shutil.copy(state, folders / "run" / "model.safetensors")
     with pytest.raises(RunError, match="made of other weights"):
@@ -182,16 +184,14 @@ def test_few_samples_are_told_from_none_and_move_no_model(folders, command):
     expected = said["expected"]
     assert expected["gain_interval"][1] - expected["gain_interval"][0] > 0.3
     assert expected["accuracy_interval"][1] - expected["accuracy_interval"][0] > 0.2
-    forced = command(*words, "--force")
-    assert json.loads(forced.stdout)["file"] == "run/adapted.safetensors"
+    assert json.loads(command(*words, "--force").stdout)["file"] == "run/adapted.safetensors"
 
 
 def test_an_earlier_adapted_model_is_kept(folders, command):
     words = ("adapt", "run", "--target-data", "target.npz", "--json")
     command(*words)
     first = (folders / "run" / "adapted.safetensors").read_bytes()
-    again = command(*words, "--method", "bbse", status=2)
-    assert "is there already; add --fresh" in again.stderr
+    assert "is there already; add --fresh" in command(*words, "--method", "bbse", status=2).stderr
     assert (folders / "run" / "adapted.safetensors").read_bytes() == first
     command(*words, "--method", "bbse", "--fresh")
     assert (folders / "run" / "earlier" / "adapted.safetensors.1").read_bytes() == first

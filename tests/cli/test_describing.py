@@ -28,8 +28,7 @@ def two(tmp_path, digits, command):
 
 
 def test_labels_come_from_what_differs(two, command):
-    runs = sorted(map(str, two.glob("runs/my-*")))
-    command("report", *runs)
+    command("report", *sorted(two.glob("runs/my-*")))
     assert sorted(labels_of(two / "report.html")) == ["my, lr=0.1", "my, lr=0.5"]
     command("report", "runs", "--out", "all.html")
     assert sorted(labels_of(two / "all.html")) == ["my, lr=0.1", "my, lr=0.5"]

@@ -104,6 +104,9 @@ def test_the_command_writes_a_model_that_predict_python_and_exports_use(folder, 
     found = [list(one["probabilities"].values()) for one in said["predictions"]]
     np.testing.assert_allclose(found, ours.predict(samples), atol=1e-6)
     command("predict", "run", "--personal", "--export", "torchscript", "--out", "ours.pt")
+    (folder / "one.csv").write_text("class,count\n3,1\n")
+    words = ("personal", "run", "--counts", "one.csv", "--fresh", "--force")
+    assert "What the site's 1 label says" in command(*words).stdout
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's, of torch.jit
         scripted = torch.jit.load(folder / "ours.pt")
@@ -128,11 +131,9 @@ def test_unlabelled_samples_stand_for_counts_and_an_earlier_model_is_kept(folder
     first = (folder / "run" / "personal.safetensors").read_bytes()
     words = ("personal", "run", "--unlabelled", "new.npz", "--force", "--json")
     assert "is there already; add --fresh" in command(*words, status=2).stderr
-    said = json.loads(command(*words, "--fresh").stdout)
-    assert np.abs(np.array(said["mix"]) - COUNTS / 100).sum() < 0.4
+    assert np.abs(np.array(json.loads(command(*words, "--fresh").stdout)["mix"]) - COUNTS / 100).sum() < 0.4
     assert (folder / "run" / "earlier" / "personal.safetensors.1").read_bytes() == first
-    ours = fedskew.load(folder / "run", personal=True)
-    assert at_the_site(ours) > at_the_site(fedskew.load(folder / "run")) + 0.03
+    assert at_the_site(fedskew.load(folder / "run", personal=True)) > at_the_site(fedskew.load(folder / "run")) + 0.03
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -24,8 +25,7 @@ NAMES = sorted({*PRESETS, *COMBINATIONS, *(name for index in PLACES.values() for
 def test_the_list_names_every_preset_and_component_and_what_does_not_go_together_within_80_columns(tmp_path, command):
     done = command("methods", COLUMNS="80")
     assert max(map(len, done.stdout.splitlines())) <= 80
-    words = set(done.stdout.replace(",", " ").split())
-    assert set(NAMES) - set(COMBINATIONS) <= words
+    assert set(NAMES) - set(COMBINATIONS) <= set(done.stdout.replace(",", " ").split())
     flat = " ".join(done.stdout.split())
     for text in ("NeurIPS 2020", "buffer=0.5", "+1 forward, +1 backward", "C up once", "fedentopt+fedprox"):
         assert text in flat
@@ -40,8 +40,7 @@ def test_one_in_a_page(tmp_path, command):
 
 
 def test_json_is_for_programs(tmp_path, command):
-    done = command("methods", "fedvls", "--json")
-    tree = json.loads(done.stdout)
+    tree = json.loads(command("methods", "fedvls", "--json").stdout)
     assert [one["name"] for one in tree["components"]] == ["fedvls_calibration", "vacant_distillation", "suppression"]
     assert tree["preset"]["cost"]["forward"] == 1
 
@@ -97,14 +96,11 @@ def test_a_figure_is_run_drawn_with_a_note_on_changes_and_runs_are_used_again(tm
     words = ("reproduce", "fedpals-fig9", "--rows", "0.5", "--rounds", "2", "--seeds", "0")
     done = command(*words, "--processes", "1")
     assert "2 of 2 runs" in done.stdout
-    assert (
-        "Changed from the recipe: 2 of 10 rows; seeds = [0] instead of [0, 1, 2, 3, 4]; training.rounds = 2"
-        in done.stdout
-    )
+    changed = "2 of 10 rows; seeds = [0] instead of [0, 1, 2, 3, 4]; training.rounds = 2"
+    assert f"Changed from the recipe: {changed}" in done.stdout
     (figure,) = tmp_path.glob("runs/sweep-fedpals-fig9-*/figure.png")
     assert figure.stat().st_size > 5000
-    again = command(*words)
-    assert "2 of 2 runs are finished already" in again.stdout
+    assert "2 of 2 runs are finished already" in command(*words).stdout
     page = next(tmp_path.glob("runs/sweep-fedpals-fig9-*/comparison.md")).read_text(encoding="utf-8")
     assert "fedskew reproduce fedpals-fig9 --rows 0.5 --rounds 2 --seeds 0" in page
 
@@ -150,6 +146,13 @@ def test_of_several_runs_those_that_are_there_go_on_and_the_others_begin(home, c
     command("run", "task.toml", "--method", "fedavg")
     command("run", "task.toml", "--method", "fedavg", "--method", "fedla", "--resume")
     assert len(list((home / "runs").glob("*/model.safetensors"))) == 2
+
+
+def test_a_run_that_is_stopped_before_it_writes_is_begun_anew_and_not_resumed(digits, command, monkeypatch):
+    with monkeypatch.context() as here:
+        here.setattr("fedskew.experiment._simulate.make_training_loop", Mock(side_effect=KeyboardInterrupt))
+        assert "stopped; nothing is written yet; run it again" in command("run", "my.toml", status=130).stdout
+    command("run", "my.toml")
 
 
 # Where output is no terminal, progress is a line now and then, with the time left.
@@ -199,8 +202,7 @@ def test_what_the_first_round_waited_for_is_not_taken_for_the_pace_of_the_others
 
 def test_records_of_a_resumed_run_which_come_at_once_do_not_shorten_the_time_left():
     console = Console(file=io.StringIO(), width=60)
-    bar = RunBar(console, [PROGRESS_CONFIG], every=0.0)
-    listen = bar.start(PROGRESS_CONFIG)
+    listen = RunBar(console, [PROGRESS_CONFIG], every=0.0).start(PROGRESS_CONFIG)
     for round in (1, 2):
         listen({"round": round, "seed": 0, "evaluation": None, "seconds": 600.0})
     assert progress_in(console) == ["digits: 1 of 3 rounds, ... left", "digits: 2 of 3 rounds, about 10 min left"]
@@ -210,8 +212,7 @@ def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took():
     console, clock = at_times()
     bar = ArenaProgressBar(console, every=60.0)
     bar.begin(0, 256)
-    call = [(SimpleNamespace(name=f"job {number}"), Trained({}, {})) for number in range(8)]
     for clock[0] in (640.0, 1280.0):
-        bar.ended(call, 64)
+        bar.ended([(SimpleNamespace(name=f"job {number}"), Trained({}, {})) for number in range(8)], 64)
     bar.stop()
     assert console.file.getvalue().splitlines() == ["64 of 256 runs, ... left", "128 of 256 runs, about 21 min left"]

@@ -130,8 +130,7 @@ def test_a_table_for_people_and_every_probability_in_a_file(command, run, here):
 
 def test_json_says_the_same_and_nothing_else(command, run, here):
     np.savez(here / "x.npz", x=DIGITS.test_inputs[:3].numpy())
-    done = command("predict", run, "images/03.png", "x.npz", "--json")
-    found = json.loads(done.stdout)
+    found = json.loads(command("predict", run, "images/03.png", "x.npz", "--json").stdout)
     files = [entry["file"] for entry in found["predictions"]]
     assert files == ["images/03.png", "x.npz[0]", "x.npz[1]", "x.npz[2]"]
     assert found["resized"] == 0
@@ -155,10 +154,11 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
         (["images", "--seed", "7"], "has no seed 7; its seeds: 0"),
         (["images", "--best"], "no validation samples were held out"),
         (["nowhere.png"], "nowhere.png: there is no such file or folder"),
-        (["wrong.npz"], "wrong.npz[0]: expected (samples, 1, 8, 8), got (2, 5)"),
+        (["wrong.npz"], "wrong.npz: the model takes samples of shape (1, 8, 8), not (5,)"),
         (["ok.npz", "--csv", "ok.npz"], "ok.npz: is there already, among what the command reads; write to"),
         (["images", "--csv", "images/03.png"], "images/03.png: is there already"),
-        (["images", "--csv", "RUN/config.toml"], "config.toml: is there already"),
+        (["nowhere.png", "--csv", "RUN/config.toml"], "config.toml: is there already"),
+        (["--export", "torchscript", "--out", "RUN/config.toml"], "config.toml: is there already"),
         (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],
 )

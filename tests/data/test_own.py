@@ -266,10 +266,10 @@ def test_arrays_that_do_not_fit_are_named(arrays, message, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"text"])
 def test_a_file_that_is_no_npz_is_refused(content, tmp_path):
     (tmp_path / "d.npz").write_bytes(content)
-    with pytest.raises(DataError, match="can't be read as an .npz"):
+    with pytest.raises(DataError, match="can't be read as an .npz file of plain arrays: it is none"):
         data.load("npz", tmp_path / "d.npz", rng=rng())
     np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(DataError, match="can't be read as an .npz"):
+    with pytest.raises(DataError, match="can't be read as an .npz file of plain arrays: it is none"):
         data.load("npz", tmp_path / "one.npy", rng=rng())
 
 

@@ -163,7 +163,7 @@ def test_agreeing_again_counts_rounds_anew_and_epsilons_never(tmp_path, capsys):
     asked = CountsRequest("noisy", ("glove", "hat", "shoe"), 0.5)
     book.release(asked, np.array([0.0, 2.0, 6.0]), first.budget)
     book.count(first, "train", "a question", first.rounds)
-    assert "trained in 1 rounds" in check(folder, capsys, "--agree")
+    assert "trained in 1 round." in check(folder, capsys, "--agree")
     second = Terms.read(folder / "agreed.toml")
     assert (second.epsilon_total, second.data) == (0.5, first.data)
     assert book.rounds(second) == 0

@@ -360,7 +360,7 @@ def test_unlabelled_samples_that_do_not_fit_are_one_line(tmp_path: Path) -> None
     assert samples is not None
     assert samples().shape == (MIX.sum(), *federation.agreement.shape)
     np.savez(tmp_path / "dogwood" / "new.npz", x=np.zeros((4, 7), dtype=np.float32))
-    with pytest.raises(DataError, match=r"data\.toml: unlabelled: .*new\.npz: inputs: expected"):
+    with pytest.raises(DataError, match=r"data\.toml: unlabelled: .*new\.npz: the model takes samples of shape"):
         samples()
     path.write_text("unlabelled = 3\n")
     with pytest.raises(ConfigError, match=r"data\.toml: unlabelled: input should be a valid string \(got 3\)"):
@@ -382,7 +382,7 @@ def test_the_folder_the_check_and_what_the_target_site_agrees_to(tmp_path: Path)
     assert "[data]" not in described
     status, said = fedskew("deploy", "check", folder)
     assert status == 0
-    assert "target_site = new: after round 1 and every 1 rounds it sends how many of its samples" in said
+    assert "target_site = new: after round 1 and every 1 round it sends how many of its samples" in said
     assert "it does not train" in said
 
     (folder / "sites" / "new" / "unlabelled").mkdir()

@@ -158,7 +158,7 @@ def test_an_observer_sees_each_client_after_its_own_training():
 
 def test_an_error_inside_local_training_names_round_client_and_step():
     one, sent = alone(module=normed(), batch_size=39)
-    where = r"round 1, client 0, step 1 \(1 samples\)"
+    where = r"round 1, client 0, step 1 \(1 sample\)"
     with pytest.raises(RunError, match=rf"{where}: .*more than 1 value.*smallest_batch = 2"):
         one.train(1, asked(0), sent)
 

@@ -458,7 +458,7 @@ def test_each_clients_own_classes_stand_against_its_vacant_ones(tmp_path):
         run, counts=np.array([[5, 0, 0], [0, 3, 2], [1, 1, 1]]), client_names=("Ulm", "Bonn", "all")
     )
     (trace,) = page_of([run], tmp_path).charts["Each client's own classes, and those it never saw"]["data"]
-    assert trace["customdata"] == ["Ulm, 1 classes", "Bonn, 2 classes"], "the third lacks nothing"
+    assert trace["customdata"] == ["Ulm, 1 class", "Bonn, 2 classes"], "the third lacks nothing"
     assert (trace["x"], trace["y"]) == ([90.0, 40.0], [40.0, 90.0])
 
 

@@ -16,7 +16,8 @@ from fedskew.cli.options import DataRoot, config_file, named, several
 from fedskew.cli.page import BARE, AsJson, Console, check_apart, print_json, table_of
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, read_target
-from fedskew.tables import counted
+from fedskew.tables import counted, flatten
+from fedskew.trees import read_tree
 
 if TYPE_CHECKING:
     from fedskew.arena import Advice
@@ -81,6 +82,7 @@ LIMITS = (
     "only in labels: that is the evidence. docs/advice.md says what it is worth."
 )
 GAIN = ("{method}", "{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
+FILES = ("data.root", "data.test", "data.schema", "partition.path")
 NEIGHBOUR = ("{federation}", "{distance:.2f}", "{best} {gain:+.1f}")
 
 
@@ -109,8 +111,8 @@ def counts(
         fedskew counts chests.csv --client hospital --label Edema,Effusion      (or --label findings --separator '|')
         fedskew counts my.toml
     """
-    table = read_source(path, client, label, separator, decimal, totals, data_root).counts
-    check_apart(out, path)
+    table, *_, files = read_source(path, client, label, separator, decimal, totals, data_root)
+    check_apart(out, path, *files)
     table.to_csv(out or sys.stdout, form)
     if table.several:
         samples = counted(int(table.sizes.sum()), "sample")
@@ -119,13 +121,14 @@ def counts(
 
 
 class Source(NamedTuple):
-    """Label counts; the target's label mix, in words too where it is of a config or run, and how that trains."""
+    """Label counts; the target's mix, in words too if it is of a config or run; how that trains, the config's files."""
 
     counts: LabelCounts
     target: np.ndarray | None = None
     said: str | None = None
-    participation: float | None = None
-    epochs: float | None = None
+    participation: float = 1.0
+    epochs: float = 1.0
+    files: tuple[Path, ...] = ()
 
 
 def read_source(
@@ -139,14 +142,13 @@ def read_source(
     target: Path | None = None,
 ) -> Source:
     """Return the label counts that a file or folder holds, whatever it is, and the target mix of a file, or its own."""
-    is_config = path.suffix.lower() == ".toml" or str(path).startswith("@")
-    if is_config or (path / "config.toml").exists():
-        for option, value in (("label", label), ("client", client), ("separator", separator)):
-            if value is not None:
-                raise ArgumentError(f"--{option}: is for tables; a config or run says it itself, by data.{option}")
+    is_config, is_run = path.suffix.lower() == ".toml" or str(path).startswith("@"), (path / "config.toml").exists()
+    for option, value in (("label", label), ("client", client), ("separator", separator)):
+        if value is not None and (is_config or is_run):
+            raise ArgumentError(f"--{option}: is for tables; a config or run says it itself, by data.{option}")
     if is_config:
         source = _of_config(path, data_root)
-    elif (path / "config.toml").exists():
+    elif is_run:
         source = _of_run(path)
     elif (
         path.suffix.lower() not in (".npz", ".parquet", ".pq")
@@ -166,10 +168,12 @@ def read_source(
 def _of_config(path: Path, data_root: Path | None) -> Source:
     from fedskew.experiment import make_task, read
 
-    config = read(config_file(path), {} if data_root is None else {"data.root": str(data_root)})
-    task = make_task(config, config.seeds[0])
+    file, changes = config_file(path), {} if data_root is None else {"data.root": str(data_root)}
+    config, given = read(file, changes), flatten(read_tree(file, "config", changes)[0])
+    files = tuple(Path(given[key]).expanduser() for key in FILES if given.get(key))
+    training, task = config.training, make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
-    return Source(counts, task.target, config.target_in_words(), config.training.participation, config.training.epochs)
+    return Source(counts, task.target, config.target_in_words(), training.participation, training.epochs, files)
 
 
 def _of_run(folder: Path) -> Source:
@@ -260,7 +264,6 @@ def advice_for(
 
     share = source.participation if participation is None else participation
     times = source.epochs if epochs is None else epochs
-    share, times = (1.0 if one is None else one for one in (share, times))
     return look_up(source.counts, source.target, share, times, without, table)
 
 

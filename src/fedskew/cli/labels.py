@@ -128,7 +128,7 @@ def weights(
     if csv_path is not None:
         sizes = [f"{size:.17g}" for size in counts.sizes.tolist()]
         rows = zip(counts.clients, sizes, found.weights.tolist(), found.plain.tolist(), strict=True)
-        write_csv(csv_path, [("client", "samples", "weight", "fedavg"), *rows], path, target)
+        write_csv(csv_path, [("client", "samples", "weight", "fedavg"), *rows], path, target, *source.files)
     if as_json:
         print_json(found.to_dict())
         return
@@ -196,8 +196,7 @@ class _Weighed:
             )
         if self.unread:
             yield self.unread
-        unweighted = int(np.count_nonzero((self.weights == 0) & (self.counts.sizes > 0)))
-        if unweighted:
+        if unweighted := int(np.count_nonzero((self.weights == 0) & (self.counts.sizes > 0))):
             which = ("client that holds samples gets", "clients that hold samples get")
             yield f"{counted(unweighted, *which)} no weight."
         if self.target is not None:
@@ -216,13 +215,12 @@ class _Weighed:
     def show(self, console: Console) -> None:
         """Print the clients with most weight, and the label mix that results."""
         counts, plain = self.counts, self.plain
-        both = zip(self.weights, plain, strict=True)
         columns: dict[str, Sequence[str]] = {
             "client": counts.clients,
             ">samples": [*map(amount, counts.sizes)],
             ">weight": [f"{weight:.4g}" for weight in self.weights],
             ">FedAvg": [f"{weight:.4g}" for weight in plain],
-            ">times": [f"{own / fedavg:.2f}" if fedavg else "-" for own, fedavg in both],
+            ">times": [f"{own / one:.2f}" if one else "-" for own, one in zip(self.weights, plain, strict=True)],
         }
         order = np.argsort(-self.weights, kind="stable")
         console.columns("Weights", columns, order, "with most weight; all with --csv or --json", CLIENTS_SHOWN)
@@ -308,8 +306,7 @@ def _print_classes(console: Console, report: SkewReport) -> None:
         columns[">target"] = shares(target.mix)
         reached = zip(shares(target.nearest), short, strict=True)
         columns[">nearest"] = [Text(share, style="red" if is_short else "") for share, is_short in reached]
-    order = np.lexsort((labels.histogram, -short))
-    console.columns("Classes", columns, order, f"rarest{first}; all with --json")
+    console.columns("Classes", columns, np.lexsort((labels.histogram, -short)), f"rarest{first}; all with --json")
 
 
 def _print_clients(console: Console, report: SkewReport) -> None:

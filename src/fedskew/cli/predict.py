@@ -10,9 +10,9 @@ import numpy as np
 from typer import Argument, Option
 
 from fedskew.cli.options import SkipBroken, TrustCode
-from fedskew.cli.page import BARE, RULED, AsJson, Console, print_json, table_of, write_csv
+from fedskew.cli.page import BARE, RULED, AsJson, Console, check_apart, print_json, table_of, write_csv
 from fedskew.cli.target import HeldOutData, mix_values, print_mix, sentences, unlabelled_samples
-from fedskew.errors import ArgumentError, DataError, FedskewError, RunError
+from fedskew.errors import ArgumentError, DataError, FedskewError, RunError, placed
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from fedskew.data import Change
     from fedskew.experiment import Adaptation
 
-SHOWN, CHANGES_SHOWN = 20, 12
-CLASSES_NAMED = 6
+SHOWN, CHANGES_SHOWN, CLASSES_NAMED = 20, 12, 6
 LEVEL = 0.01
 """A column has changed where p is below this."""
 
@@ -91,13 +90,14 @@ def predict(
             f"--{'adapted' if adapted else command}: `fedskew {command} {which}` says of which model it is; leave out "
             f"{which} here"
         )
+    for place in (csv_path, out):
+        check_apart(place, run, *images or ())
     model = load(
         run, seed=seed, best=best, finished=finished, adapted=adapted, personal=personal, trust_code=trust_code
     )
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
-        path = model.export(out or model.file.with_suffix(ModelInfo.EXPORTS[export]), export)
-        console.say(f"{export}: {path}")
+        console.say(f"{export}: {model.export(out or model.file.with_suffix(ModelInfo.EXPORTS[export]), export)}")
         if model.info.before is not None and model.info.encoder is not None:
             console.note(f"It takes {model.info.before}, in the file's metadata.")
     if not images:
@@ -107,7 +107,7 @@ def predict(
     classes = [_answer(model, label, line) for label, line in zip(decided, probabilities, strict=True)]
     if csv_path is not None:
         rows = zip(names, classes, *probabilities.T.tolist(), strict=True)
-        write_csv(csv_path, [["file", "class", *model.classes], *rows], run, *images)
+        write_csv(csv_path, [["file", "class", *model.classes], *rows])
     if as_json:
         found = [
             {"file": name, "class": label, "probabilities": dict(zip(model.classes, line, strict=True))}
@@ -156,14 +156,11 @@ def _predicted(
     """Return the names of samples, their probabilities `(samples, classes)`, and how many images were resized."""
     from fedskew import data
 
-    names: list[str] = []
     parts: list[NDArray[np.float64]] = []
-    resized = 0
+    names, resized = list[str](), 0
     for some in data.unlabelled(images, model.in_shape, model.info.window, skip_broken, model.encoder):
-        try:
+        with placed(f"{some.names[0]}: ", DataError):
             parts.append(model.predict(some.inputs))
-        except ArgumentError as error:
-            raise DataError(f"{some.names[0]}: {str(error).removeprefix('inputs: ')}") from None
         names += some.names
         resized += some.resized
     return names, np.concatenate(parts), resized
@@ -191,13 +188,14 @@ def watch(
     """
     from fedskew import data, load
 
+    check_apart(csv_path, run, held_out, *files)
     model = load(run, seed=seed, trust_code=trust_code)
     profile = model.profile()
     samples = unlabelled_samples(model, files)
     changes = profile.changes(data.Profile.columns(samples, model.schema))
     move, why = _move(model, samples, held_out)
     if csv_path is not None:
-        write_csv(csv_path, [changes[0]._fields, *changes], run, held_out, *files)
+        write_csv(csv_path, [changes[0]._fields, *changes])
     found = [change for change in changes if change.p < LEVEL]
     if as_json:
         tests = [one._asdict() for one in changes]

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from fedskew.report import SeedRun
 
 
-_FEW = 3
-
-
 def run(
     config: options.ConfigFile,
     changes: options.Changes = None,
@@ -90,7 +87,9 @@ def run(
                     results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
                     bar.stop()
-                    console.say(f"stopped; continue with --resume ({folder})")
+                    begun = any((each.folder(out) / "config.toml").exists() for each in configs)
+                    how = f"continue with --resume ({folder})" if begun else "nothing is written yet; run it again"
+                    console.say(f"stopped; {how}")
                     raise typer.Exit(130) from None
     print_results(console, results)
     runs = [run for result in results for run in result.runs]
@@ -134,7 +133,7 @@ def print_results(console: Console, results: Sequence[Result]) -> None:
     if any("(" in cell for _, figures, _ in rows for cell in figures.values()):
         caption += "; in brackets 95 % over test samples"
     more = "; as trained, after a finish: the last round's model alone" if len(rows) > len(results) else ""
-    wide = len(columns) > _FEW  # their headings take two lines
+    wide = len(columns) > 3  # their headings take two lines
     headings = ["run", *(f">{heading.replace(' ', chr(10)) if wide else heading}" for heading in columns), ">seconds"]
     console.wide_table(headings, lines, title, caption + more)
 
@@ -149,9 +148,8 @@ def _first_words(config: Config, source: Path, folder: Path, fresh: bool) -> lis
     """Return where an earlier run was moved, and in what a replay differs from the run in its file's folder."""
     from fedskew.experiment import RunFolder
 
-    earlier = list((folder.parent / "earlier").glob(f"{folder.name}.*")) if fresh else []
-    newest = max(earlier, key=lambda path: int(path.suffix[1:]), default=None)
-    lines = [] if newest is None else [f"the earlier run is now in {newest}"]
+    moved = sorted((folder.parent / "earlier").glob(f"{folder.name}.*"), key=lambda one: (len(one.name), one.name))
+    lines = [f"the earlier run is now in {moved[-1]}"] if fresh and moved else []
     if config.origin is not None and folder != source and (changes := RunFolder.changes_since(source, config)):
         lines.append(f"not a repetition: since the run in {source}, {' and '.join(changes)}")
     return lines

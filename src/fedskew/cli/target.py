@@ -282,7 +282,8 @@ def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
     if found.is_counted:
         names = ", ".join(model.classes[label] for label in found.estimate.unseen)
         said = [f"No held-out sample of {names}: the moved model never says so, and what it says was not tested."]
-        console.sentences(f"What the site's {found.samples:,} labels say", [accuracy, *(said if names else [])])
+        title = f"What the site's {counted(found.samples, 'label says', 'labels say')}"
+        console.sentences(title, [accuracy, *(said if names else [])])
     else:
         title = f"What the target's {found.samples:,} samples say"
         console.sentences(title, [*sentences(found.estimate, model.classes), accuracy])
@@ -391,6 +392,5 @@ def personal(
     if not own.any():
         raise ArgumentError(f"{counts}: every count is 0; give the site's samples of each class, or --unlabelled")
     samples, targets = model.held_out() if held_out is None else experiment.Adaptation.read_labelled(held_out, model)
-    logits = model.logits(samples, normalised=held_out is None)
-    moved = experiment.Adaptation.of_counts(model, own, logits, targets)
+    moved = experiment.Adaptation.of_counts(model, own, model.logits(samples, normalised=held_out is None), targets)
     return _write_move(moved, model, counts, force, fresh, as_json, personal=True)

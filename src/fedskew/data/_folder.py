@@ -247,6 +247,8 @@ def unlabelled(
         saved = saved_samples(file) if is_saved(file) else None
         inputs = read_inputs(file) if file.suffix.lower() == ".npz" else saved
         if isinstance(inputs, Tensor):
+            if inputs.shape[1:] != in_shape:
+                raise DataError(f"{file}: the model takes samples of shape {in_shape}, not {tuple(inputs.shape[1:])}")
             yield from _of_pictures(pictures, in_shape, window, tray)
             pictures = []
             for start in range(0, len(inputs), _BATCH):

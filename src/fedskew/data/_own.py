@@ -65,8 +65,7 @@ def make(
     `numbered` are all classes by id, where that is set; `where` says in messages where they were read from, `missing`
     what becomes of samples without a label. `more` is for `assembled`."""
     parts = [train] if test is None else [train, test]
-    places = [part.place for part in parts]
-    found = prepared(where or name, [part.labels for part in parts], missing, numbered, places)
+    found = prepared(where or name, [part.labels for part in parts], missing, numbered, [part.place for part in parts])
     train, *others = (part.labelled(*own) for part, own in zip(parts, found, strict=True))
     if test is None:
         kept, held = hold_out(train.labels, test_share, rng)
@@ -330,8 +329,9 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, A
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files if names is None or name in names}
     except Exception as error:  # a damaged file, or one whose header promises terabytes, can raise almost anything
-        known = isinstance(error, OSError | EOFError | ValueError | AttributeError | TypeError | zipfile.BadZipFile)
-        reason = getattr(error, "strerror", None) or (error if known else in_one_line(error))
+        reason = error if isinstance(error, OSError | ValueError | zipfile.BadZipFile) else in_one_line(error)
+        if not zipfile.is_zipfile(path):
+            reason = getattr(error, "strerror", None) or "it is none, or only a part of one"
         raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {reason}") from None
 
 

@@ -17,9 +17,9 @@ from fedskew.data._table import Table, days_of, table_files
 from fedskew.errors import ArgumentError, DataError, nearest
 from fedskew.names import CLASS_WORDS, CLIENT_WORDS, plain
 from fedskew.sheets import Decimal, columns_in, decimals
+from fedskew.tables import counted
 
-MOST_CATEGORIES = 50
-MOST_CLASSES = 100
+MOST_CATEGORIES, MOST_CLASSES = 50, 100
 CODES = 10
 """So many different whole numbers or fewer may be codes of categories."""
 ENOUGH = 20
@@ -157,7 +157,8 @@ def _sign(table: Table) -> Decimal:
 def _labels(seen: _Seen, unclear: list[str]) -> Column:
     if seen.missing:
         unclear.append(
-            f"{seen.name!r}: {seen.missing.total()} labels are missing; missing_labels = 'drop' leaves these rows out"
+            f"{seen.name!r}: {counted(seen.missing.total(), 'label is', 'labels are')} missing; "
+            "missing_labels = 'drop' leaves these rows out"
         )
     (names,) = as_classes(seen.tables[0].where, [cell for part in seen.cells for cell in part])
     classes = ordered(dict.fromkeys(map(str, names)))
@@ -194,7 +195,7 @@ def _column(seen: _Seen, signs: Sequence[Decimal], tables: int, unclear: list[st
         kinds = ["text"]
     if seen.missing:
         tokens = ", ".join(f"{token!r} {number}" for token, number in seen.missing.most_common(4))
-        unclear.append(f"{name!r}: {seen.missing.total()} cells count as missing ({tokens})")
+        unclear.append(f"{name!r}: {counted(seen.missing.total(), 'cell counts', 'cells count')} as missing ({tokens})")
     if kinds[0] == "date":
         unclear.append(f'{name!r}: dates, ignored; kind = "date" takes them as days since 1970')
         return ignored
@@ -253,8 +254,7 @@ def _why_identifier(seen: _Seen) -> str | None:
             ]
             if seen.size > 2 and not seen.missing and seen.cells == rows:
                 return f"counts the rows from {first}"
-    different = len(seen.distinct) == seen.size >= ENOUGH
-    if different and "text" in seen.kinds():
+    if len(seen.distinct) == seen.size >= ENOUGH and "text" in seen.kinds():
         return f"{seen.size} different texts in as many rows, as identifiers have"
     if IDENTIFIER.search(seen.name) and len(seen.distinct) > CODES and not any("." in cell for cell in seen.distinct):
         return "is called like an identifier"

@@ -322,10 +322,10 @@ def target_site_in_words(config: Config, agreement: Agreement) -> list[str]:
     if name is None or not section.is_estimated:
         return []
     cells = len(agreement.classes) * section.bins
-    labels = "it trains, too" if name in agreement.sites else "it does not train, and sends no model"
+    work = "it trains, too" if name in agreement.sites else "it does not train, and sends no model"
     return [
-        f"target_site = {name}: after round {section.warmup} and every {section.every} rounds it sends how many of "
-        f"its samples without labels are in each of {cells} cells (class and confidence of the model); {labels}",
+        f"target_site = {name}: after round {section.warmup} and every {counted(section.every, 'round')} it sends how "
+        f"many of its samples without labels are in each of {cells} cells (class and confidence of the model); {work}",
         f"what {name} sends decides towards which label mix sites are weighed; training.weight_limit, the weighting's "
         f"effective_clients, and target.on_misfit = {section.on_misfit} bound that (docs/threats.md of fedskew)",
     ]

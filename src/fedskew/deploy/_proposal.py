@@ -24,6 +24,7 @@ from fedskew.metrics import Tally
 from fedskew.own_code import refused
 from fedskew.privacy import COVERED, most_rounds
 from fedskew.sums import Key, SumContext
+from fedskew.tables import counted
 
 
 class Disclosure(NamedTuple):
@@ -152,7 +153,7 @@ def _trained(plan: Plan) -> list[Disclosure]:
 def _evaluations(config: Config, agreement: Agreement, data: SiteData | None, trains: bool) -> Iterator[Disclosure]:
     classes, section = len(agreement.classes), config.target
     cells, masked = classes * section.bins, agreement.updates == "masked"
-    due = f"after round {section.warmup}, and every {section.every} rounds from then on"
+    due = f"after round {section.warmup}, and every {counted(section.every, 'round')} from then on"
     if agreement.evaluates and trains:
         table = f"the confusion matrix of its test samples, {classes} x {classes}"
         if agreement.multi_label:
@@ -165,7 +166,7 @@ def _evaluations(config: Config, agreement: Agreement, data: SiteData | None, tr
             )
         yield Disclosure(
             f"{table}, and their {'loss' if masked else 'mean loss'}{_within(agreement)}",
-            f"before the first round, every {config.evaluation.every} rounds, and after the last",
+            f"before the first round, every {counted(config.evaluation.every, 'round')}, and after the last",
             8 * agreement.tally.size + 8 + (_seeds(agreement) if masked else 0),
         )
     if section.is_estimated and trains:
@@ -308,7 +309,7 @@ class Look:
         assert self.data.state is not None, "data.toml always has one"
         book, terms, privacy, notes = Book(self.data.state), self.terms, self.config.privacy, list[str]()
         if self.before is not None:
-            notes.append(f"Since {self.before.agreed} it has trained in {book.rounds(self.before)} rounds.")
+            notes.append(f"Since {self.before.agreed} it has trained in {counted(book.rounds(self.before), 'round')}.")
         if terms.epsilon is not None:
             released = sum(release.epsilon is not None for release in book.releases)
             spent = book.releases.spent(terms.neighbours)
@@ -391,8 +392,7 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
 
 
 def _epsilon_of_updates(app: str, config: Config, data: SiteData, before: Terms | None) -> float | None:
-    section = config.privacy
-    if section is None or data.is_unlabelled:
+    if (section := config.privacy) is None or data.is_unlabelled:
         return None
     if before is not None and before.app == app and before.updates_epsilon is not None:
         return before.updates_epsilon

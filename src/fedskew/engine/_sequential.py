@@ -35,6 +35,7 @@ from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.models.frozen import hold_still
 from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, fold, mix, stream_key
+from fedskew.tables import counted
 
 ROWS_AT_ONCE = 1000
 KEPT_NUMBERS = 2**26
@@ -253,7 +254,7 @@ class SequentialBackend(Backend):
                     stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
                     parameters, carried = checked_step(step, stepped, parameters)
             except Exception as error:
-                where = f"round {round}, client {client}, step {steps} ({size} samples)"
+                where = f"round {round}, client {client}, step {steps} ({counted(size, 'sample')})"
                 raise training_failed(where, error) from error
             if not objective.is_evaluated:
                 raise ComponentError(
@@ -269,8 +270,7 @@ class SequentialBackend(Backend):
         # Without hooks nothing writes to the model before `finish` has read it, so no copy is made: copying a wide
         # model takes milliseconds.
         state = self.model.read_state(copied=bool(work.hooks))
-        loss = float(total) / trained if trained else 0.0
-        return ClientResult(state, carried, steps, loss, gathered, log.means())
+        return ClientResult(state, carried, steps, float(total) / trained if trained else 0.0, gathered, log.means())
 
     def _frozen(self, setup: ClientSetup) -> dict[str, _FrozenModel]:
         """Return the models that losses read beside the trained one, by their names in a context: the sent one, and

@@ -53,8 +53,9 @@ class DirichletByClass(Rule):
                 return counts
             best = max(best, smallest)
         raise PartitionError(
-            f"none of {self.max_tries} draws gave {self.min_size} samples to each of {counted(clients, 'client')} (the "
-            f"best gave {best}): lower min_size or clients, or raise beta or max_tries"
+            f"none of {self.max_tries} draws gave {counted(self.min_size, 'sample')} to each of "
+            f"{counted(clients, 'client')} (the best gave {best}): lower min_size or clients, or raise beta or "
+            "max_tries"
         )
 
     def _draw_counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
@@ -158,8 +159,7 @@ class DirichletByClient(Rule):
 
     def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         sizes = self._client_sizes(int(class_sizes.sum()), clients)
-        mixes = rng.dirichlet(np.full(len(class_sizes), self.beta), size=clients)
-        return _fill(sizes, mixes, class_sizes)
+        return _fill(sizes, rng.dirichlet(np.full(len(class_sizes), self.beta), size=clients), class_sizes)
 
     def _client_sizes(self, samples: int, clients: int) -> IntArray:
         if self.sizes is None:

@@ -81,8 +81,8 @@ class Sparsity(Rule):
         scarce = used[np.argmin(quota)]
         if quota.min() == 0:
             raise PartitionError(
-                f"class {scarce} has {class_sizes[scarce]} samples for {holders[scarce]} holders: lower clients or "
-                "labels_per_client"
+                f"class {scarce} has {counted(int(class_sizes[scarce]), 'sample')} for "
+                f"{counted(int(holders[scarce]), 'holder')}: lower clients or labels_per_client"
             )
         counts: IntArray = holds * quota.min()
         return counts

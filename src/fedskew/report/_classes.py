@@ -7,6 +7,7 @@ import numpy as np
 from fedskew.report import _charts as charts
 from fedskew.report._runs import Group, SeedRun, label_shares, same_classes
 from fedskew.report.drawing import FloatArray
+from fedskew.tables import counted
 
 _CELLS = 300_000  # of all heat maps of classes by rounds together; a page stays small and quick with so many
 _MOST_ROUNDS = 120
@@ -158,9 +159,8 @@ def _by_client(drawn: charts.Figure) -> None:
         clients = np.flatnonzero(held.any(axis=1) & vacant.any(axis=1))
         if not len(clients):
             continue
-        values = np.where(tested, final, 0)
-        x, y = (of[clients] @ values / of[clients].sum(axis=1) for of in (held, vacant))
-        holds = np.count_nonzero(group.first.counts, axis=1)
-        notes = [f", {holds[at]} classes" for at in clients]
+        x, y = (of[clients] @ np.where(tested, final, 0) / of[clients].sum(axis=1) for of in (held, vacant))
+        holds = np.count_nonzero(group.first.counts[clients], axis=1)
+        notes = [f", {counted(number, 'class', 'classes')}" for number in holds.tolist()]
         drawn.add_cloud(group, clients, x, y, "%{customdata}<br>held %{x:.1f} %, vacant %{y:.1f} %", 2, notes)
     drawn.square(100, "classes it holds", "classes vacant at it", range=[-2, 102])

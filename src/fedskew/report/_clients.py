@@ -50,8 +50,9 @@ def _holdings(drawn: charts.Figure) -> None:
     counts, names, samples = run.counts, run.class_names, run.samples
     held = np.count_nonzero(counts, axis=1)
     drawn.findings = [
-        f"{len(counts):,} clients, {samples.sum():,.12g} samples, {len(names)} classes; a client holds {held.min()} to "
-        f"{held.max()} of the classes, {np.median(held):g} in the median."
+        f"{counted(len(counts), 'client')}, {samples.sum():,.12g} {'sample' if samples.sum() == 1 else 'samples'}, "
+        f"{counted(len(names), 'class', 'classes')}; a client holds {held.min()} to {held.max()} of the classes, "
+        f"{np.median(held):g} in the median."
     ]
     columns, digits, rows = charts.categories(run.client_names, "client"), _digits(counts), charts.class_names(whose)
     shares = label_shares(counts)
@@ -205,8 +206,7 @@ def _never(group: Group, chosen: FloatArray, rounds: int) -> Iterator[str]:
         )
     answered = _times([record.answered for record in run.rounds], len(chosen))
     if len(silent := np.flatnonzero((chosen > 0) & (answered == 0))):
-        named = listed(run.client_names[at] for at in silent)
-        yield f"asked, but no update of theirs ever counted: {named}."
+        yield f"asked, but no update of theirs ever counted: {listed(run.client_names[at] for at in silent)}."
 
 
 def _times(lists: Sequence[Sequence[int]], clients: int) -> FloatArray:

@@ -26,7 +26,7 @@ from fedskew.report._charts import figures
 from fedskew.report._ranking import ranking
 from fedskew.report._runs import Group, SeedRun, alike, averaged_over, listed, same_data, same_test
 from fedskew.report._sites import SiteActivity
-from fedskew.tables import Spread, flatten
+from fedskew.tables import Spread, counted, flatten
 
 _NOTHING = "\u2013"
 _FEW = 8  # labels that have a card each and whose figures are all drawn at first
@@ -211,7 +211,7 @@ def _split(group: Group) -> str:
     rule = group.first.config.get("partition", {})
     settings = [f"{key} {value}" for key, value in rule.items() if key not in ("rule", "clients") and value is not None]
     named = " ".join([str(rule.get("rule", "")), *settings]).strip()
-    return f"{len(group.first.counts):,} clients{f', {named}' if named else ''}"
+    return f"{counted(len(group.first.counts), 'client')}{f', {named}' if named else ''}"
 
 
 def _site_notes(run: SeedRun) -> list[str]:
