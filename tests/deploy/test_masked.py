@@ -85,8 +85,7 @@ def test_a_server_update_of_ones_own_knows_the_number_of_sites_at_a_site_too(tmp
     theirs.run(theirs.grid()).run(resume=True)
 
     assert (len(record.answered), record.unmoved) == (4, None)
-    for name, values in model_of(theirs).items():
-        np.testing.assert_allclose(model_of(ours)[name], values, rtol=0, atol=2e-6)
+    torch.testing.assert_close(model_of(ours), model_of(theirs), rtol=0, atol=2e-6)
 
 
 def a_round_of(loop: TrainingLoop) -> tuple[Any, RoundRecord]:
@@ -123,8 +122,8 @@ def test_masked_rounds_are_the_plain_ones(tmp_path: Path, method: str, error: fl
         assert one.loss == (None if other.loss is None else pytest.approx(other.loss, abs=1e-6))
         assert np.abs(np.subtract(one.evaluation.confusion, other.evaluation.confusion)).sum() <= 2
         assert one.evaluation.loss == pytest.approx(other.evaluation.loss, abs=1e-5)
-    for name, values in model_of(theirs).items():  # two rounds, and each begins where the last one ended
-        np.testing.assert_allclose(model_of(ours)[name], values, rtol=0, atol=error)
+    # two rounds, and each begins where the last one ended
+    torch.testing.assert_close(model_of(ours), model_of(theirs), rtol=0, atol=error)
 
 
 @pytest.mark.slow
@@ -513,5 +512,5 @@ def test_what_was_simulated_is_what_sites_train(tmp_path: Path) -> None:
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
         assert (there.answered, there.steps) == (here.answered, here.steps)
         np.testing.assert_allclose(there.weights, here.weights, rtol=1e-12)
-    for name, values in load_file(tmp_path / "simulated" / "model.safetensors").items():
-        np.testing.assert_allclose(model_of(federation)[name], values, rtol=0, atol=1e-5)
+    ours = load_file(tmp_path / "simulated" / "model.safetensors")
+    torch.testing.assert_close(model_of(federation), ours, rtol=0, atol=1e-5)

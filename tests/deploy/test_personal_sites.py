@@ -80,8 +80,7 @@ def test_a_site_goes_on_with_its_own_layers_as_in_the_simulation(tmp_path: Path)
     federation.play(stop=1)  # the server is killed, and started again
     federation.play()
     theirs = load_file(federation.run_folder / "model.safetensors")
-    for name, values in ours.items():
-        torch.testing.assert_close(theirs[name], values, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
 
 
 def test_a_flower_project_of_one_s_own_keeps_nothing_for_its_sites() -> None:
