@@ -27,12 +27,6 @@ from programmes import minimum
 COUNTS = LabelCounts([[300, 4, 0, 0], [0, 250, 90, 0], [7, 0, 120, 0]], ["x", "y", "z"], ["cat", "dog", "fox", "owl"])
 
 
-def test_colocation_by_hand() -> None:
-    # cat and dog: min(300, 4) at x; cat and fox: min(7, 120) at z; dog and fox: min(250, 90) at y
-    expected = [[307, 4, 7, 0], [4, 254, 90, 0], [7, 90, 210, 0], [0, 0, 0, 0]]
-    np.testing.assert_array_equal(colocation(COUNTS), expected)
-
-
 def test_colocation_client_by_client() -> None:
     counts = np.random.default_rng(0).integers(0, 4, (70, 9)) * np.random.default_rng(1).integers(0, 2, (70, 9))
     expected = sum(np.minimum(row[:, None], row[None, :]) for row in counts)
