@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
 
 from common import fedskew as fedskew
 from fedskew.data import Dataset, load
@@ -347,6 +349,12 @@ def federate_files(
             shutil.copy(weights, site)
     kind = {"shape": list(pooled.in_shape), "mean": list(pooled.mean), "std": list(pooled.std)}
     return agreed_on(folder, resolved, names, **{"start_timeout": 5.0, "round_timeout": 1.0, **kind, **agreed})
+
+
+def check_models(one: Path, other: Path, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """The trained models of two run folders are the same: up to rounding, or as nearly as is said."""
+    models = (load_file(folder / "model.safetensors") for folder in (one, other))
+    torch.testing.assert_close(*models, rtol=rtol, atol=atol)
 
 
 def agreed_on(folder: Path, config: Config, names: tuple[str, ...], **agreed: Any) -> Federated:

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tomli_w
-from federated import NAMES, Federated, federate, federate_files, fedskew, figures, on, tree
+from federated import NAMES, Federated, check_models, federate, federate_files, fedskew, figures, on, tree
 from flwr.app import ConfigRecord
-from safetensors.numpy import load_file
 from test_masked import FOUR
 from test_summed_counts_at_sites import OF_FEW
 
@@ -44,12 +43,6 @@ def chests(folder: Path, method: Any = "fedavg", names: tuple[str, ...] = NAMES,
     given = {key: agreed.pop(key) for key in ("training", "engine") if key in agreed}
     config = {**tree(method, **{**LIMITED, **given.pop("training", {})}), **given}
     return federate_files(folder, config, names, parts, tests, {"classes": np.array(FINDINGS)}, **kind, **agreed)
-
-
-def check_models(simulated: Path, deployed: Path) -> None:
-    theirs = load_file(deployed / "model.safetensors")
-    for name, values in load_file(simulated / "model.safetensors").items():
-        np.testing.assert_allclose(theirs[name], values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedentopt+fedla", marks=pytest.mark.slow)])

@@ -41,10 +41,9 @@ def adapted(tmp_path_factory):
 def test_the_finished_model_is_that_of_the_simulation(finish, tmp_path):
     sites, grid, done = finished(tmp_path, finish)
     simulated = fedskew.simulate(sites.config, out=tmp_path / "simulated", progress=False)
-    ours = load_tensors(sites.run_folder / "finished.safetensors")[0]
-    theirs = load_tensors(simulated.folder / "finished.safetensors")[0]
-    for name, part in theirs.items():  # the trained models agree to rounding, and a minimum is found to a tolerance
-        torch.testing.assert_close(ours[name], part, rtol=1e-3, atol=1e-3)
+    ours, theirs = (load_tensors(at / "finished.safetensors")[0] for at in (sites.run_folder, simulated.folder))
+    # the trained models agree to rounding, and a minimum is found to a tolerance
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
     said = done.summary["finished"]["evaluation"]
     assert said["accuracy"] == pytest.approx(simulated.summary["finished"]["evaluation"]["accuracy"], abs=0.01)
     assert done.summary["finished"]["clients"] == len(NAMES)
@@ -232,10 +231,8 @@ def test_a_minority_finishes_no_model(tmp_path):
     grid = sites.grid(dict.fromkeys(NAMES[1:], silent_on("query.finish")))
     done = sites.run(grid).run(resume=True)
     assert done.summary["finished"]["notes"]["kept"].startswith("1 of 3 sites answer")
-    trained = load_tensors(sites.run_folder / "model.safetensors")[0]
-    finished = load_tensors(sites.run_folder / "finished.safetensors")[0]
-    for name, part in trained.items():
-        torch.testing.assert_close(finished[name], part, rtol=0, atol=0)
+    trained, finished = (load_tensors(sites.run_folder / f"{one}.safetensors")[0] for one in ("model", "finished"))
+    torch.testing.assert_close(finished, trained, rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import federate, tree
+from federated import check_models, federate, tree
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -34,10 +34,7 @@ def test_sites_train_what_was_simulated_and_get_nothing_frozen(tmp_path: Path, u
     deployed = federation.run(grid).run(resume=True)
     assert set(grid.last("train").content["arrays"]) == {"fc2.weight", "fc2.bias", "head.weight", "head.bias"}
     assert deployed.rounds[1].bytes_up == simulated.rounds[1].bytes_up or updates == "masked"
-    ours, theirs = (load_file(at / "model.safetensors") for at in (tmp_path / "simulated", federation.run_folder))
-    assert ours.keys() == theirs.keys()
-    for name, values in ours.items():
-        np.testing.assert_allclose(theirs[name], values, rtol=1e-4, atol=1e-5)
+    check_models(tmp_path / "simulated", federation.run_folder)
     assert set(load_file(federation.run_folder / "frozen.safetensors")) == {"fc1.weight", "fc1.bias"}
 
 
@@ -103,8 +100,7 @@ def test_features_that_a_site_keeps_change_nothing_but_the_time(tmp_path: Path, 
         found = sorted(one.name.partition("-")[0] for one in (federation.kept("ash") / "home").glob("*-*/"))
         assert found == (["test", "training"] if keeps else [])
     assert answers[0] == answers[1]
-    for name, values in models[0].items():
-        np.testing.assert_allclose(models[1][name], values, rtol=0, atol=1e-5, err_msg=name)
+    torch.testing.assert_close(*models, rtol=0, atol=1e-5)
 
 
 def test_kept_features_are_of_this_body_and_these_samples(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from federated import (
     LocalGrid,
     Tamper,
     agreed_at,
+    check_models,
     federate,
     fedskew,
     figures,
@@ -23,7 +24,6 @@ from federated import (
     tree,
 )
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from safetensors.numpy import load_file
 
 from fedskew.deploy import Agreement
 from fedskew.deploy.keys import key_fingerprint, key_line, public_keys, read_mask_key, write_mask_key
@@ -45,10 +45,6 @@ def masked(folder: Path, method: Any = "fedla", names: tuple[str, ...] = FOUR, *
     more = {"target": {"mix": "uniform"}, "evaluation": {"every": agreed.pop("every", 1)}}
     agreed = {"round_timeout": 0.3, "updates": "masked", "evaluation": "none", **agreed}
     return federate(folder, {**tree(method, **training), **more}, names, **agreed)
-
-
-def model_of(federation: Federated) -> dict[str, Any]:
-    return load_file(federation.run_folder / "model.safetensors")
 
 
 def silent_at(kind: str, purpose: str = "train") -> Tamper:
@@ -85,8 +81,7 @@ def test_a_server_update_of_ones_own_knows_the_number_of_sites_at_a_site_too(tmp
     theirs.run(theirs.grid()).run(resume=True)
 
     assert (len(record.answered), record.unmoved) == (4, None)
-    for name, values in model_of(theirs).items():
-        np.testing.assert_allclose(model_of(ours)[name], values, rtol=0, atol=2e-6)
+    check_models(ours.run_folder, theirs.run_folder, rtol=0, atol=2e-6)
 
 
 def a_round_of(loop: TrainingLoop) -> tuple[Any, RoundRecord]:
@@ -123,8 +118,8 @@ def test_masked_rounds_are_the_plain_ones(tmp_path: Path, method: str, error: fl
         assert one.loss == (None if other.loss is None else pytest.approx(other.loss, abs=1e-6))
         assert np.abs(np.subtract(one.evaluation.confusion, other.evaluation.confusion)).sum() <= 2
         assert one.evaluation.loss == pytest.approx(other.evaluation.loss, abs=1e-5)
-    for name, values in model_of(theirs).items():  # two rounds, and each begins where the last one ended
-        np.testing.assert_allclose(model_of(ours)[name], values, rtol=0, atol=error)
+    # two rounds, and each begins where the last one ended
+    check_models(ours.run_folder, theirs.run_folder, rtol=0, atol=error)
 
 
 @pytest.mark.slow
@@ -513,5 +508,4 @@ def test_what_was_simulated_is_what_sites_train(tmp_path: Path) -> None:
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
         assert (there.answered, there.steps) == (here.answered, here.steps)
         np.testing.assert_allclose(there.weights, here.weights, rtol=1e-12)
-    for name, values in load_file(tmp_path / "simulated" / "model.safetensors").items():
-        np.testing.assert_allclose(model_of(federation)[name], values, rtol=0, atol=1e-5)
+    check_models(tmp_path / "simulated", federation.run_folder, rtol=0, atol=1e-5)

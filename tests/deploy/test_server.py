@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import NAMES, KilledError, federate, figures, on, silent_on, tree
+from federated import NAMES, KilledError, check_models, federate, figures, on, silent_on, tree
 from flwr.app import Array, Message
-from safetensors.numpy import load_file
 
 import fedskew
 from fedskew.deploy import Agreement
@@ -23,10 +22,6 @@ def spoil(value: float) -> Callable[[Message, Message], None]:
             answer.content["arrays"][name] = Array(np.full(array.shape, value, np.float32))
 
     return change
-
-
-def model(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    return load_file(folder / "model.safetensors")
 
 
 @pytest.mark.slow
@@ -45,8 +40,7 @@ def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Pat
     assert "NaN" in record["deployment"]["refused"]["birch"]
     assert record["answered"] == [client for client in record["cohort"] if client != 1]
     assert [entry.message for entry in caplog.records if "no answer of birch: refused" in entry.message]
-    for name, values in model(federation.run_folder).items():
-        np.testing.assert_array_equal(values, model(without.run_folder)[name])
+    check_models(federation.run_folder, without.run_folder, rtol=0, atol=0)
     assert without.records()[1]["deployment"]["silent"] == ["birch"]
 
     deployed = fedskew.load(federation.run_folder)
@@ -153,8 +147,7 @@ def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_
     cut.play()
 
     assert [record["round"] for record in cut.records()] == [0, 1, 2, 3]
-    for name, values in model(whole.run_folder).items():
-        np.testing.assert_array_equal(model(cut.run_folder)[name], values)
+    check_models(cut.run_folder, whole.run_folder, rtol=0, atol=0)
     queries = [message for message in grid.asked if message.metadata.message_type == "query"]
     assert len(queries) == len(NAMES)
 
@@ -173,8 +166,7 @@ def test_a_sites_state_of_an_uncounted_round_is_discarded(tmp_path: Path) -> Non
         other.offline = {absent} if record["round"] == 1 else set()
 
     away.run(other).run(resume=True, progress=leave)
-    for name, values in model(away.run_folder).items():
-        np.testing.assert_array_equal(model(refused.run_folder)[name], values)
+    check_models(refused.run_folder, away.run_folder, rtol=0, atol=0)
 
 
 @pytest.mark.slow

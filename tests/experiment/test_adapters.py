@@ -81,8 +81,7 @@ def test_lora_travels_alone_and_is_exported_merged_and_apart(tmp_path):
 @pytest.mark.parametrize("backend", ["processes", "cohort"])
 def test_every_backend_trains_adapters_alike(tmp_path, backend):
     runs = [fedskew.simulate(config(tmp_path, LORA, one)).model.state_dict() for one in ("sequential", backend)]
-    for name, value in runs[0].items():
-        torch.testing.assert_close(runs[1][name], value, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(*runs, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(

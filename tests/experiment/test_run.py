@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedskew
-from common import bits, records_of, task, without_times
+from common import alike, bits, records_of, task, without_times
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import RunFolder
 
@@ -37,8 +37,7 @@ def test_a_run_leaves_everything_that_replays_and_explains_it(small, tmp_path):
     ]  # fmt: skip
     assert [record["round"] for record in records_of(small.folder)] == [0, 1, 2, 3, 4]
     stored = load_file(small.folder / "model.safetensors")
-    for name, value in small.model.state_dict().items():
-        assert torch.equal(stored[name], value)
+    assert alike(stored, small.model) == {*stored}
     summary = json.loads((small.folder / "summary.json").read_text())
     assert summary["final"]["accuracy"] == small.rounds[-1]["evaluation"]["accuracy"]
     assert {"versions", "machine", "revision"} <= set(summary)

@@ -27,12 +27,6 @@ from programmes import minimum
 COUNTS = LabelCounts([[300, 4, 0, 0], [0, 250, 90, 0], [7, 0, 120, 0]], ["x", "y", "z"], ["cat", "dog", "fox", "owl"])
 
 
-def test_colocation_by_hand() -> None:
-    # cat and dog: min(300, 4) at x; cat and fox: min(7, 120) at z; dog and fox: min(250, 90) at y
-    expected = [[307, 4, 7, 0], [4, 254, 90, 0], [7, 90, 210, 0], [0, 0, 0, 0]]
-    np.testing.assert_array_equal(colocation(COUNTS), expected)
-
-
 def test_colocation_client_by_client() -> None:
     counts = np.random.default_rng(0).integers(0, 4, (70, 9)) * np.random.default_rng(1).integers(0, 2, (70, 9))
     expected = sum(np.minimum(row[:, None], row[None, :]) for row in counts)
@@ -262,29 +256,6 @@ def test_effective_sample_size_by_hand() -> None:
 def test_effective_sample_size_refuses_by_name(weights: object, sizes: object, name: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{name}: "):
         effective_sample_size(weights, sizes)
-
-
-@pytest.mark.parametrize("delta", [0, 0.1, 0.25, 0.5, 0.75, 1])
-def test_the_synthetic_task_lies_three_eighths_of_delta_squared_away(delta: float) -> None:
-    # S1 = (.5, .5, 0), S2 = (.5, 0, .5), T = (1 - delta) (.5, .25, .25) + delta (0, .5, .5): by symmetry the nearest
-    # mix is (.5, .25, .25), and T differs from it by delta (-1/2, 1/4, 1/4), whose square is 3/8 delta^2.
-    target = (1 - delta) * np.array([0.5, 0.25, 0.25]) + delta * np.array([0, 0.5, 0.5])
-    assert projection_distance([[20, 20, 0], [9, 0, 9]], target) == pytest.approx(0.375 * delta**2, abs=1e-15)
-
-
-def test_distance_is_zero_inside_the_hull_and_on_it() -> None:
-    counts = [[10, 0, 0], [0, 5, 0], [0, 0, 1]]
-    for target in ([1, 1, 1], [0, 1, 1], [0, 0, 1], [5, 1, 0]):
-        assert projection_distance(counts, target) <= 1e-28
-
-
-def test_distance_ignores_sizes_scale_and_empty_clients() -> None:
-    counts = np.array([[3, 1, 0], [1, 0, 5]])
-    grown = np.vstack([1000 * counts[:1], counts[1:], np.zeros((1, 3))])
-    target = [0.1, 0.8, 0.1]
-    assert projection_distance(grown, 7 * np.array(target)) == pytest.approx(
-        projection_distance(counts, target), abs=1e-15
-    )
 
 
 def test_distance_needs_a_client_with_samples_and_a_fitting_target() -> None:

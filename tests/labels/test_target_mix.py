@@ -110,15 +110,6 @@ def test_generalised_least_squares_is_the_nearest_mix_by_a_general_solver() -> N
 
 
 @pytest.mark.slow
-def test_standard_errors_are_those_of_repeated_draws() -> None:
-    profiles, mix, rng = federation(11)
-    estimates = [estimate_mix(*drawn(profiles, mix, rng, 5000, 2000)) for _ in range(150)]
-    seen = np.std([estimate.mix for estimate in estimates], axis=0)
-    said = np.mean([estimate.standard_errors for estimate in estimates], axis=0)
-    np.testing.assert_allclose(said, seen, rtol=0.2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gls", "em-cells"])
 def test_intervals_hold_the_truth_and_the_test_rejects_as_often_as_they_say(method: str) -> None:
     held, rejected = [], []

@@ -78,16 +78,6 @@ def test_mapped_over_clients_with_rates_of_their_own_it_is_each_by_itself(adam):
     torch.testing.assert_close(torch.func.vmap(train)(starts, rates), torch.stack(expected), rtol=1e-6, atol=1e-6)
 
 
-def test_two_steps_worked_out_by_hand():
-    # w 1, gradient 2, lr 0.1, b1 = b2 = 1/2, eps 0, AdamW with decay 1: w = 0.9 - 0.1 = 0.8, as m / sqrt(v) is 1.
-    # Then a gradient of -2: m = 1/2 (1) - 1 = -1/2, corrected by 3/4: -2/3; v = 1 + 2 = 3, corrected: 4, root 2.
-    settings = StepSettings(torch.ones(1), 0.1, weight_decay=1.0, adam=Adam((0.5, 0.5), 0.0, decoupled=True))
-    parameters, carried = torch.ones(1), SGD().init(settings)
-    for slope, expected in ((2.0, 0.8), (-2.0, 0.8 * 0.9 + 0.1 / 3)):
-        parameters, carried = SGD().step(parameters, lambda at, s=slope: torch.full_like(at, s), carried, settings)
-        assert parameters.item() == pytest.approx(expected, abs=1e-7)
-
-
 RATES, DECAYS = torch.linspace(0.5, 2, 37), torch.linspace(0, 0.2, 37)
 
 

@@ -110,23 +110,6 @@ def test_it_is_torch_optim_sgd_on_another_gradient(step, theirs):
         torch.testing.assert_close(ours, expected.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_fedprox_and_fedsam_worked_out_by_hand():
-    # FedProx: theta 3, sent 1, gradient 5, mu 0.5, lr 0.1: theta - 0.1 (5 + 0.5 * 2) = 2.4.
-    theta, sent = torch.tensor([3.0]), torch.tensor([1.0])
-    after, _ = FedProx(mu=0.5).step(theta, lambda _: torch.tensor([5.0]), {}, StepSettings(sent, 0.1))
-    assert after.item() == pytest.approx(2.4, abs=1e-6)
-    # FedSAM: theta (3, 4), gradient theta, norm 5, rho 0.5: the gradient is taken at theta + (0.3, 0.4); lr 0.1.
-    theta = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    after, _ = FedSAM(rho=0.5).step(theta, lambda at: at, {}, StepSettings(theta, 0.1))
-    torch.testing.assert_close(after, theta - 0.1 * torch.tensor([3.3, 4.4], dtype=torch.float64), rtol=0, atol=1e-7)
-
-
-def test_fedsams_weight_decay_acts_on_the_unperturbed_parameters():
-    given = settings(FedSAM())
-    ours, theirs = (step.step(START, torch.ones_like, step.init(given), given) for step in (FedSAM(rho=0.5), SGD()))
-    torch.testing.assert_close(ours, theirs)
-
-
 # SGD itself.
 
 

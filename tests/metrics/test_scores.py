@@ -123,18 +123,6 @@ def test_intervals_are_those_of_samples_drawn_again_one_by_one():
         assert ends == pytest.approx([low, high], abs=0.15 * width), name
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
-    rng = np.random.default_rng(5)
-    inside = 0
-    for _ in range(200):
-        right = rng.binomial(200, 0.8, size=2)
-        low, high = Scores.intervals(np.array([[right[0], 200 - right[0]], [200 - right[1], right[1]]]), rng)[
-            "accuracy"
-        ]
-        inside += low <= 0.8 <= high
-    assert 180 <= inside <= 198
-
-
 def test_intervals_of_sums_alone_and_of_nothing():
     rng = np.random.default_rng(0)
     assert set(Scores.intervals(np.array([[3, 1], [0, 4]]), rng)) == {"accuracy", "balanced_accuracy", "macro_f1"}

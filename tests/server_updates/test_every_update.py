@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import fedskew
 from common import built, moved, task
@@ -178,18 +176,6 @@ def test_the_bits_depend_neither_on_layout_nor_on_threads(dtype):
             assert torch.equal(step(update, model, updates, weights), expected)
     finally:
         torch.set_num_threads(threads)
-
-
-@settings(deadline=None, derandomize=True, max_examples=40)
-@given(st.integers(1, 6), st.integers(0, 100), st.floats(0.01, 3))
-def test_the_order_of_clients_matters_to_rounding_only_and_the_server_rate_scales_the_change(clients, seed, lr):
-    model, updates, weights = federation(clients, seed=seed)
-    order = np.random.default_rng(seed).permutation(clients)
-    change = step(Plain(), model, updates, weights) - model
-    turned = step(Plain(lr), model, updates[order], weights[order]) - model
-    torch.testing.assert_close(turned, lr * change, rtol=0, atol=1e-14)
-    alone = step(Plain(), model, updates, np.eye(clients)[seed % clients])  # one client with all the weight
-    torch.testing.assert_close(alone, model + updates[seed % clients], rtol=0, atol=1e-15)
 
 
 def test_updates_and_weights_that_do_not_fit_are_refused_by_name():

@@ -26,6 +26,7 @@ def test_fedexps_step_by_its_formula_and_by_hand():
     # Four orthogonal unit updates, equal weights: mean of squares 1, square of the mean 1/4. With eps 1/4: 1 / 1.
     assert fedexp_step(np.eye(4), np.full(4, 0.25), 0.25) == 1
     assert fedexp_step(np.eye(4), np.full(4, 0.25), 0.0) == pytest.approx(2)
+    assert fedexp_step(np.eye(4), np.full(4, 0.25), 9.0) == 1  # it never shrinks the update
     mean = WEIGHTS @ UPDATES
     eta = max(1.0, WEIGHTS @ (UPDATES**2).sum(axis=1) / (2 * (mean @ mean + 0.01)))
     assert eta > 1
@@ -41,15 +42,6 @@ def test_where_nobody_moved_the_step_is_1_and_the_model_stays(eps):
     assert fedexp_step(0 * UPDATES, WEIGHTS, eps) == 1
     after, _ = moved(FedEXP(eps), {}, MODEL, torch.zeros(3, 9), WEIGHTS, STEPS)
     assert torch.equal(after, MODEL)
-
-
-@quick
-@given(st.integers(1, 8), st.integers(0, 1000), st.floats(0, 10), st.floats(1e-3, 1e3))
-def test_it_never_shrinks_the_update_falls_with_eps_and_without_eps_has_no_scale(clients, seed, eps, scale):
-    rng = np.random.default_rng(seed)
-    updates, weights = rng.normal(size=(clients, 6)), rng.dirichlet(np.ones(clients))
-    assert fedexp_step(updates, weights, eps) >= fedexp_step(updates, weights, eps + 1) >= 1
-    assert fedexp_step(scale * updates, weights, 0) == pytest.approx(fedexp_step(updates, weights, 0), rel=1e-9)
 
 
 def test_the_step_does_not_depend_on_threads_and_keeps_its_digits_over_many_parameters():
@@ -100,17 +92,6 @@ def test_the_normaliser_is_the_authors_recursion(steps, momentum):
     assert fednova_normaliser(steps, momentum) == pytest.approx(normaliser(steps, momentum), rel=1e-9)
 
 
-def test_normalisers_worked_out_by_hand_and_by_pytorch_s_sgd():
-    found = [fednova_normaliser(*of) for of in ((7, 0.0), (1, 0.9), (3, 0.5), (0, 0.9))]
-    assert found == pytest.approx([7, 1, 1 + 1.5 + 1.75, 0])
-    theta = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([theta], lr=1.0, momentum=0.9)
-    for _ in range(12):  # what a constant gradient adds up to
-        theta.grad = torch.ones(1, dtype=torch.float64)
-        optimizer.step()
-    assert fednova_normaliser(12, 0.9) == pytest.approx(-theta.item())
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fednova_by_its_formula(momentum):
     a = np.array([normaliser(steps, momentum) for steps in STEPS])
@@ -129,13 +110,6 @@ def test_fednova_worked_out_by_hand():
     # Who took no step has no say: tau_eff is 1/2 * 0 + 1/2 * 4 = 2, so the other's effective weight is 1/2 * 2 / 4.
     np.testing.assert_allclose(fednova(np.eye(2), [0, 4], half, 0.0), [0.0, 0.25])
     assert (fednova(UPDATES * 0, [0, 0, 0], WEIGHTS, 0.9) == 0).all()
-
-
-@quick
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.sampled_from([0.0, 0.9]), st.integers(0, 1000))
-def test_the_effective_weights_sum_to_one_or_more(steps, momentum, seed):
-    weights = np.random.default_rng(seed).dirichlet(np.ones(len(steps)))
-    assert fednova(np.eye(len(steps)), steps, weights, momentum).sum() >= 1 - 1e-12
 
 
 def test_a_tensor_gives_a_tensor_of_its_dtype_and_an_array_an_array():
