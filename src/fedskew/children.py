@@ -1,7 +1,5 @@
 """Child processes that end with their parent, even if it is killed, and a pool of them that works through jobs."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

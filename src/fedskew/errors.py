@@ -5,8 +5,6 @@ the error's `exit_code`.
 `DataWarning` is no error: the command line prints it as a note and goes on.
 """
 
-from __future__ import annotations
-
 import difflib
 import sysconfig
 import traceback

@@ -4,8 +4,6 @@ with executor(processes=2) as (pool, at_once):
     future = pool.submit(function, argument)
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor

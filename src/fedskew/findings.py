@@ -1,7 +1,5 @@
 """Findings: the labels of a sample that has several, or none, as the bits of one number, the first finding's lowest."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

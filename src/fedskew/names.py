@@ -1,7 +1,5 @@
 """Names as people give them: columns of clients, classes and counts, names that look alike, characters not seen."""
 
-from __future__ import annotations
-
 import unicodedata
 import warnings
 from collections.abc import Iterable

@@ -10,8 +10,6 @@ config it is:
   trusts it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

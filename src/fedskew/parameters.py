@@ -9,8 +9,6 @@
 The same types check a config, where the error names the key in the file instead.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -20,8 +20,6 @@ are shared by mistake), encoders go on in train mode under the head, a client th
 steps takes fewer, and for CIFAR-100 and Tiny-ImageNet clusters have at most 1.2 times the mean size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

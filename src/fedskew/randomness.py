@@ -5,8 +5,6 @@
 device, and for one client or a whole cohort at once. No global generator is read or set.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ none is guessed: `1,234` is 1234 in English and 1.234 in German. A file's other 
 `1.234.567` do); where none does, the caller is asked.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import re

@@ -3,8 +3,6 @@
 `torchrun --nproc-per-node N -m fedskew run ...` starts N ranks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """TOML files as trees, by themselves: a site's SuperNode reads one, and needs neither models nor methods."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """What methods gained in the simulated federations that are most like a real one. Imports no PyTorch."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

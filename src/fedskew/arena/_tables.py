@@ -1,7 +1,5 @@
 """The tables and the figure of an arena, written into its folder beside `runs.csv`."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

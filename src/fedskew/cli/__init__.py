@@ -1,7 +1,5 @@
 """The command line: one module for each group of commands."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Every key that a config may hold, read from the code: for `fedskew list`, the docs, new configs and editors."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Look at label counts: `fedskew describe` and `fedskew weights`. Nothing is trained, and PyTorch is not imported."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

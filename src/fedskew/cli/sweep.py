@@ -1,7 +1,5 @@
 """`fedskew sweep`: a grid of methods, partitions and seeds; `fedskew arena`: methods tuned in many situations."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets in their authors' formats and a user's own, as tensors; augmentation of batches."""
 
-from __future__ import annotations
-
 from fedskew.data._dataset import SAMPLERS, ByteImages, Dataset, Inputs, Stored, in_own_units, take
 from fedskew.data._folder import unlabelled
 from fedskew.data._holdings import holdings

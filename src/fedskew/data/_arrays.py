@@ -6,8 +6,6 @@ CIFAR (Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009
 version: Python 2 pickles, read without executing anything in them.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

@@ -4,8 +4,6 @@ these with MNIST as one data set of several domains.
 SVHN and SYN are MATLAB files of one layout: `X`, (32, 32, 3, samples) uint8, and `y`, (samples, 1).
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Who holds which labels, in data of a user's own that are not loaded: only names are read."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """A user's own data in an object of Hugging Face's package `datasets`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial

@@ -1,7 +1,5 @@
 """Data sets that are published as image files: CINIC-10, Tiny ImageNet, PACS and iWildCam."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from dataclasses import replace

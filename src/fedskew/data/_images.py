@@ -13,8 +13,6 @@ stored bits; a user's goes before that. Values are rescaled by slope and interce
 `MONOCHROME1` shows low ones bright.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Labels as people write them: what is no class is refused or said before training; none becomes one by accident."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import Counter

@@ -1,7 +1,5 @@
 """Loads data sets by name."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable

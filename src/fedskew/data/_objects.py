@@ -1,7 +1,5 @@
 """Data that are an object of Python: a `Dataset` of ours, a table of Hugging Face's, a map-style one of PyTorch's."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from collections.abc import Callable, Sequence

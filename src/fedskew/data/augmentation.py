@@ -13,8 +13,6 @@ is FedDecorr's, whose data code it ports, a level is an interval of the range fr
 so that it also gives the sign; and shears, translations and rotations interpolate by splines.)
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import math

@@ -3,8 +3,6 @@
 Messages hold arrays in numpy's own format, without pickle. An array is read only if its shape and dtype are as agreed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

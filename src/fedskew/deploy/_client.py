@@ -1,7 +1,5 @@
 """Flower's ClientApp of a site, in a process that Flower starts for each message: of a federation, or of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The finish of a federation of real sites: questions after the last round, whose answers are added up."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping

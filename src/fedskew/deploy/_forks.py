@@ -7,8 +7,6 @@ the package transformers where the byte says that it takes it; what is forked ru
 ends with its message.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import os

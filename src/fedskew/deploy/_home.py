@@ -5,8 +5,6 @@ site took part in, and its client index there; apps/<app>/home the trained model
 features of a frozen body.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

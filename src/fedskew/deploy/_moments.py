@@ -10,8 +10,6 @@ Where that is agreed to, sites then add up what their inputs look like, in cells
 "balanced" class weights are told likewise, by the label counts that sites reported, or the sum of these.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

@@ -46,8 +46,6 @@ agreements is below -0.75: of two at least, but in the first round that is compa
 Contrary sites are taken one by one, the lowest first, and the others are compared without them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

@@ -5,8 +5,6 @@ They are pure, and raise only RefusedError, whatever a site sends. What can't be
 plausible but wrong updates.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The sites' label counts: queried once and stored in the run folder, or only ever summed over all sites."""
 
-from __future__ import annotations
-
 import json
 import math
 import secrets

@@ -1,7 +1,5 @@
 """Rounds at real sites: who takes part, what their evaluations say, and the undoing of a round that ruins the model."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence

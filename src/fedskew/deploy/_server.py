@@ -1,7 +1,5 @@
 """The server of a federation of real sites: a simulation's training loop, with sites as its backend."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a site does under its terms: it trains, evaluates and answers questions, and refuses what goes beyond them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sites as an engine's backend: what they are asked in a round, and for an evaluation of its model."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A method as a Flower strategy, for a ServerApp of your own."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import secrets

@@ -1,7 +1,5 @@
 """The server's side of masked sums: masks among the sites that answer, then one request to open their sum."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

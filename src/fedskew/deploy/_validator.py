@@ -1,7 +1,5 @@
 """A round's replies, turned into updates; what was refused, out of line or missing is noted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

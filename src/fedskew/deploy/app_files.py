@@ -4,8 +4,6 @@ Flower sends the app folder as a zip file, in which `pyproject.toml` is written 
 The hash is of what Python could run or fedskew reads: every file but that list, and `pyproject.toml` by its content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -9,8 +9,6 @@ Flower also reads and parses a whole body before it looks at who sent it. Its Su
 for a reply to a message, which they push in pieces; so a larger body is let in only for that, and only so much of it.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import ipaddress

@@ -7,8 +7,6 @@ Flower can refuse apps that no trusted entity has signed, but its open SuperLink
 place of a signature is taken by the hash in `agreed.toml`: of another app than the site agreed to, no code is run.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

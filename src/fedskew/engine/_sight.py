@@ -1,7 +1,5 @@
 """What a component's functions see beside their arguments (`components.SEEN`), and the figures that they log."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

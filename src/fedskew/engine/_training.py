@@ -1,7 +1,5 @@
 """Settings of local training: batches, the optimiser, and its learning rate from round to round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What they ask of values costs microseconds and waits for no device. Where a clie
 finds out who is to blame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """FedConcat's rounds: one encoder for each cluster, then one head on all encoders (`fedskew.pipelines.FedConcat`)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

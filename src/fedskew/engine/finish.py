@@ -1,7 +1,5 @@
 """The finish of a method: questions to all holders of samples, and another last layer for the trained model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain

@@ -4,8 +4,6 @@ Two steps along a gradient of ones, and then of tens, on parameters of ones: whe
 the same, with a setting as without, the step ignores it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

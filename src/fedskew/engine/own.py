@@ -1,7 +1,5 @@
 """Models that clients train for themselves, beside the common one or from it; nothing of them leaves a client."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """A round of federated learning, for every method: select, instruct, collect, move."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

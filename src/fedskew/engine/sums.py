@@ -17,8 +17,6 @@ Weights come before the sum, over its members. A simulation and a federation of 
 that their sums are the same integers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ In processes, the data, what is sent and the updates lie in memory that all shar
 the changes of its clients' parameters into rows of one matrix.
 """
 
-from __future__ import annotations
-
 import atexit
 import io
 import pickle

@@ -6,8 +6,6 @@ fedskew's. Of a module, the whole file counts. Of a script or a notebook (`__mai
 named ones use: the rest is what calls fedskew.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import hashlib

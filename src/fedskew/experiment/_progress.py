@@ -10,8 +10,6 @@ network:
 - Weights & Biases: `FOLDER/wandb`, for `wandb sync` later, or at once with `WANDB_MODE=online`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

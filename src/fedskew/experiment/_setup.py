@@ -1,7 +1,5 @@
 """Builds a simulation from a config, a seed and their task: network, federation, backend, training loop."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

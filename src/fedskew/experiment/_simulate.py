@@ -1,7 +1,5 @@
 """Run a config: every seed, and every value that is tried for a tuned key."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import tomllib

@@ -1,7 +1,5 @@
 """The summary of a run, and of several seeds; runs of several folders, each with a label of its own."""
 
-from __future__ import annotations
-
 import math
 import platform
 import subprocess

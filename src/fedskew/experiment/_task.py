@@ -1,7 +1,5 @@
 """The task of a run: data, partition, label counts, and the target with its mix and its unlabelled samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

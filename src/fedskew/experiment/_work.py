@@ -1,7 +1,5 @@
 """Builds network, local training and evaluation from a config; the first two are the same at a real site."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod

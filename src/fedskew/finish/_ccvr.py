@@ -21,8 +21,6 @@ holds, or that the target has no share of, is never predicted.
 If a client has a single sample of a class, its sums for that class reveal that sample's features.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

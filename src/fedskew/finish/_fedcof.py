@@ -14,8 +14,6 @@ Scatter between classes is not in G, which the paper found to be better. Towards
 A class that no client holds, or that the target has no share of, is never predicted.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -10,8 +10,6 @@ where pi is the label mix of all clients together, or the target's. A class that
 no share of, is never predicted.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

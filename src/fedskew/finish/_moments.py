@@ -1,7 +1,5 @@
 """Sums of features that several finishes ask for, and checks that samples can have such sums."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

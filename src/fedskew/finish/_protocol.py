@@ -1,7 +1,5 @@
 """The protocol of a finish: its base class, and the types that its functions take and return."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias

@@ -12,8 +12,6 @@ a second question. A class that no client holds, or that the target has no share
 Its outputs are between 0 and 1 for most samples: they rank classes, and are no logits of calibrated probabilities.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -4,8 +4,6 @@ What a spreadsheet makes of such a table is read too: totals, a column "hospital
 reads. Where that can be understood in two ways, the caller is asked.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import warnings

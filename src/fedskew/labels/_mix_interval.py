@@ -10,8 +10,6 @@ and third moment of the score follow from the multinomials of the target and of 
 distribution has the same three (Pearson's type III). With a perfect model this is Clopper's and Pearson's interval.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -1,8 +1,6 @@
 """Outcome cells of a model's predictions: the predicted class, and the bin of its probability; and whether one site's
 samples of a class look like the other sites' there: p(x | y) the same everywhere, or not."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, TypeAlias
 

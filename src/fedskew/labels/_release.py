@@ -1,7 +1,5 @@
 """Differentially private release of label counts."""
 
-from __future__ import annotations
-
 from numbers import Real
 from typing import Any, Literal, TypeVar
 

@@ -3,8 +3,6 @@
 It says of a method only what follows from its formula; what each gained in simulations `fedskew.arena` says.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

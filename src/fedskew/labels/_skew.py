@@ -4,8 +4,6 @@ FedLA names three properties of a federation's labels: label distribution, clien
 inter-client distribution. Its paper gives no formulas; those here are ours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """From the `[method]` of a config to a method, and back to tables with every default filled in."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

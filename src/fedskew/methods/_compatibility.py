@@ -1,7 +1,5 @@
 """Compatibility: the rules that components declare, applied to a method; whether sums over clients will do for it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace

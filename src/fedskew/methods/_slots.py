@@ -5,8 +5,6 @@ and parts of a bundle. Bundles, which fill more than one slot or have another na
 `presets.toml`; names joined by "+" compose.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tomllib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The catalogue of methods, as JSON and as text, made from the components' own declarations and docstrings."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Measures of a model, of a cohort's labels and of a round's updates."""
 
-from __future__ import annotations
-
 from fedskew.metrics._findings import FindingScores, finding_figures
 from fedskew.metrics._measures import (
     balanced_accuracy,

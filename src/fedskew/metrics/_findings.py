@@ -4,8 +4,6 @@ AUROC and PR-AUC (average precision) are scikit-learn's, mean over the labels th
 label is predicted at a probability of one half or more; accuracy is the share of samples whose labels are all right.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -14,8 +14,6 @@ AUROC and PR-AUC are scikit-learn's of scores that are equal within a bin; from 
 of the scores themselves the AUROC of c differs by at most sum_b h_c0b h_c1b / (2 sum_b h_c0b sum_b h_c1b).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar

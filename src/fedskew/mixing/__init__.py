@@ -17,8 +17,6 @@ Both ways end with certificates, computed from the weights alone, that bound how
 `limited` cuts weights of any origin at a share that none may exceed.
 """
 
-from __future__ import annotations
-
 from fedskew.mixing._solver import Programme, Solution, limited
 
 __all__ = ["Programme", "Solution", "limited"]

@@ -13,8 +13,6 @@ has the solution x_i = max(0, y0_i + S_i.v), where v in R^classes maximises the 
 L / p_i too. A few Newton steps with a line search find v; a step costs one pass over the clients and one Gram matrix.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Networks, the papers' and a user's own: features and raw logits, parameters as one flat vector, keyed dropout."""
 
-from __future__ import annotations
-
 from fedskew.models._added import added_to, copied, hooks_of
 from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._dropout import Dropout

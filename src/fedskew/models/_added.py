@@ -1,7 +1,5 @@
 """What somebody adds to a network from outside: hooks of layers and of parameters, a `forward` set on an object."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, TypeVar
 

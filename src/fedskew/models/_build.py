@@ -1,7 +1,5 @@
 """Networks by name, with weights drawn from a given generator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

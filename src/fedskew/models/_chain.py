@@ -7,8 +7,6 @@ The function is the network's own. Sums are added up in another order, so gradie
 trajectories part where a ReLU or a maximum is nearly tied, as they do between two builds of PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Convolutions of few channels, each with bias, ReLU and 2 x 2 max-pooling one kernel each way, on buffers kept."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Dropout whose mask is a function of a key, so that a step gives the same result on any device and in any backend."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

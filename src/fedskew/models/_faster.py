@@ -1,7 +1,5 @@
 """A network that is computed without autograd where it is a chain of layers, and by its own `forward` elsewhere."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self

@@ -6,8 +6,6 @@ a `torch.autograd.Function` does). What no single run can show is found by `_fas
 and gradients with the network's own.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import threading

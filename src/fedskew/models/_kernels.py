@@ -7,8 +7,6 @@ values in registers. Numba keeps compiled code, for each type of processor, in `
 that can't be written to, in the user's folder for caches.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

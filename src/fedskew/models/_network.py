@@ -1,7 +1,5 @@
 """The base class of the papers' networks, with a linear head that gives raw logits, and initialisation of weights."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Mapping

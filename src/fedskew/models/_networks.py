@@ -4,8 +4,6 @@ ReLU often follows max-pooling instead of preceding it, which gives the same fun
 They are written plainly; training computes them faster by a rewrite of any network's graph (`models.Faster`).
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -6,8 +6,6 @@ torchvision's names, except that the last layer is "head" here instead of "fc". 
 et al. for CIFAR. MobileNetV2 is that of Sandler et al., 2018, for small images (FedVLS on CIFAR and Tiny ImageNet).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

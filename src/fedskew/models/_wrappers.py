@@ -4,8 +4,6 @@ A last layer may compare directions: cosines of the features with one direction 
 Either they are fixed (`OnSimplex`), or somebody else sets them (`OnPrototypes`).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Adapters by peft: a few parameters beside a network's own, which stay as they are. It needs the extra `peft`."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import warnings

@@ -4,8 +4,6 @@ The cut is the last value in the network's graph (`_graph`) that is computed fro
 same in every pass, and that all later values depend on the input by.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass

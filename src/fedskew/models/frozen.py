@@ -4,8 +4,6 @@ A frozen layer that has buffers, such as batch norm, is in eval mode whatever th
 what they were. Dropout inside a frozen part stays as it is, as PyTorch has it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase

@@ -5,8 +5,6 @@ torchvision:NAME     torchvision.models.get_model           extra `torchvision`
 transformers:FOLDER  a text classifier of a local folder    extra `transformers`
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights from a file: names and shapes have to be the network's, but for a last layer of other classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

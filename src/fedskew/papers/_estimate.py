@@ -1,7 +1,5 @@
 """The papers' data sets (`datasets.toml`), and how long runs take on this machine: a measured step and evaluation."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """Draw a recipe's figure from its runs, as PNG and SVG."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any

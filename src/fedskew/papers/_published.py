@@ -5,8 +5,6 @@ the axis does not apply), then mean and standard deviation as printed (null wher
 own runs, published beside the paper, names its source.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run the rows of a recipe, and compare them with what the paper prints."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

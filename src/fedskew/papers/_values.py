@@ -1,7 +1,5 @@
 """The values that a table or figure reads from runs, and differences from FedAvg on the same task and seed."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

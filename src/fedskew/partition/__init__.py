@@ -3,8 +3,6 @@
 A rule's `split(labels, clients, rng, num_classes=None)` returns an ascending array of indices for each client.
 """
 
-from __future__ import annotations
-
 from fedskew.partition._dirichlet import DirichletByClass, DirichletByClient, DirichletWithinDomains
 from fedskew.partition._fedpals import OneLabelMissing, oracle
 from fedskew.partition._few_labels import PairedShards, Quantity, Shards, Sparsity

@@ -1,7 +1,5 @@
 """Rules that divide by Dirichlet draws: every class among clients, or within domains; or a mix for each client."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 

@@ -1,7 +1,5 @@
 """FedPALS's divisions: PACS, where every client lacks a different label, and clients that have the target's mix."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Rules by which a client holds a few labels: by their number, in equal shards of classes, or in pairs of clients."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedskew.errors import ArgumentError, PartitionError

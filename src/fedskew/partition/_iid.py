@@ -1,7 +1,5 @@
 """Rules in which clients hold random parts of the same labels: `IID`, and FedLA's `IIDAndExclusive`."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Clients that the data set itself names: writers, cameras, hospitals."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the partition rules share: the base class, checks of arguments, and dealing out samples by counts."""
 
-from __future__ import annotations
-
 from numbers import Integral
 from typing import TypeAlias
 

@@ -11,8 +11,6 @@ one, on the same batches.
 for each is trained, and a client takes the one that is best on its held-out samples (`data.held_out`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 

@@ -7,8 +7,6 @@ Cheng et al., "Fine-tuning is Fine in Federated Learning", arXiv 2108.07313.
 wants its own mix of classes. Learning rate and shuffles are those of the round after the last.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from fedskew.parameters import Count, component

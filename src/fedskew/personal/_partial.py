@@ -13,8 +13,6 @@ they travel as they were drawn.
 that train the head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -11,8 +11,6 @@ common model. FedRoD's common model is trained with the preset `fedrod`; this go
 was sent, since those are the features that it is used with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

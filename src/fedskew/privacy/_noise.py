@@ -1,7 +1,5 @@
 """Clipping, a client's share of the noise, what rounds of it cost, and the protection that clients agreed to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

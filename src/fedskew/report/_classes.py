@@ -1,7 +1,5 @@
 """Figures of the classes: how well each is known, by whom it is held, what it is taken for."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedskew.report import _charts as charts

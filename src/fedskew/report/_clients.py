@@ -1,7 +1,5 @@
 """Figures of the clients: what they hold, how often they are asked, how much they count; the target's mix."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 

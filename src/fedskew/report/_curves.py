@@ -1,7 +1,5 @@
 """Values over rounds: each entry of `curves.toml` is a figure of the page; the target's mix as it was estimated."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page of one run, or of several that are compared."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -5,8 +5,6 @@ the three to five seeds that are common here, Wilcoxon's signed ranks can't reac
 whatever the differences. The p-values of a column are corrected for their number by Holm's method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

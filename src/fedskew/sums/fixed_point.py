@@ -8,8 +8,6 @@ off by at most 1/2, so a sum over n sites by n / 2 units of 2**-fraction, and ea
 times as large.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
