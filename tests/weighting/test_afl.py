@@ -16,6 +16,24 @@ from programmes import minimum
 WEIGHTS, LOSS = "afl.weights", "afl.loss"  # as in checkpoints
 
 
+@pytest.mark.parametrize(
+    ("weights", "losses", "expected"),
+    [
+        # Half of (0.4, 0, 0) added: (0.7, 0.3, 0.2), too much by 0.2, which is taken off in equal parts.
+        ([0.5, 0.3, 0.2], [0.4, 0.0, 0.0], [0.7 - 0.2 / 3, 0.3 - 0.2 / 3, 0.2 - 0.2 / 3]),
+        # (0.5, 0.5, 1): in equal parts the first two keep 1/6, the third 2/3.
+        ([0.5, 0.5, 0.0], [0.0, 0.0, 2.0], [1 / 6, 1 / 6, 2 / 3]),
+        # (0.6, 0.4, 5): the first two fall to 0.
+        ([0.6, 0.4, 0.0], [0.0, 0.0, 10.0], [0, 0, 1]),
+        # The same loss everywhere changes nothing.
+        ([0.6, 0.4, 0.0], [3.0, 3.0, 3.0], [0.6, 0.4, 0.0]),
+        ([1.0], [7.0], [1.0]),
+    ],
+)
+def test_worked_out_by_hand_at_step_size_one_half(weights, losses, expected):
+    np.testing.assert_allclose(afl_update(weights, losses, 0.5), expected, atol=1e-15)
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(1, 12), st.integers(0, 10_000), st.floats(0, 3))
 def test_it_is_the_nearest_point_of_the_simplex(clients, seed, step_size):

@@ -40,6 +40,18 @@ def test_fedla_shares_are_fedla_s_weights() -> None:
     assert FedLA().own_weight([3, 0], {"totals": np.array([4.0, 2])}) == 0.375
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_fedpals_from_sums_is_fedpals(seed: int) -> None:
+    counts = skewed(10 + 15 * seed, seed)
+    rng = np.random.default_rng(seed)
+    target = rng.dirichlet(np.ones(10))
+    strength = float(10.0 ** rng.uniform(-2.5, 0.5)) * counts.sum()
+    asked: list[Facts] = []
+    weights = weights_of(counts, target, strength, lambda question: asked.append(question) or in_sum(counts, question))
+    assert np.abs(weights - weighting.fedpals(counts, target, strength)).sum() < 1e-6
+    assert len(asked) <= 40
+
+
 @pytest.mark.parametrize("clients", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strength", [1e-8, 1e-4, 1.0, 1e3])
 def test_fedpals_from_sums_is_exact_at_every_strength_and_size(strength: float, clients: int) -> None:
