@@ -135,7 +135,7 @@ def test_unlabelled_samples_of_ones_own(whole, tmp_path):
     with pytest.raises(RunError, match="your data changed"):
         fedskew.simulate(tree, out=tmp_path, resume=True)
     np.savez(tmp_path / "mine.npz", x=np.zeros((4, 7), dtype=np.float32))
-    with pytest.raises(ConfigError, match=r"target\.unlabelled: .*mine\.npz: inputs: expected"):
+    with pytest.raises(DataError, match=r"target\.unlabelled: .*mine\.npz: the model takes .* \(1, 8, 8\), not \(7,\)"):
         fedskew.simulate(tree)
     (tmp_path / "mine.npz").unlink()
     with pytest.raises(DataError, match=r"target\.unlabelled: .*mine\.npz"):
