@@ -285,6 +285,20 @@ def test_steps_that_log_figures_are_not_held_and_say_why():
     assert updates[0].logged["ones"] == 1
 
 
+class ByMode(Straight):
+    """Other features in training than in inference."""
+
+    def features(self, x):
+        return super().features(x) if self.training else 3 * super().features(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [(Straight, True), (ByMode, False)], ids=["without batch norm", "another function in inference"]
+)
+def test_the_teacher_of_a_chain_is_the_sent_model_in_inference(kind, left):
+    assert_alike(backends(built("fedntd"), network(kind), batch_size=9, teacher_train_mode=left), UNEVEN)
+
+
 @dataclass(frozen=True)
 class Unit(SGD):
     """Steps of one length."""

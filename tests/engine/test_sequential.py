@@ -123,14 +123,31 @@ def test_the_teacher_is_the_sent_model_in_eval_mode_unless_it_is_left_on_batch_s
         torch.testing.assert_close(said, copy.deepcopy(module).train(left)(INPUTS[batch]))
 
 
+class Centred(nn.Sequential):
+    """A network whose outputs depend on the batch, in inference too."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(FEATURES, CLASSES))
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
 @pytest.mark.parametrize(
     ("parts", "room", "epochs"),
-    [({}, 10_000, 1), ({}, 10, 3), ({"smallest_batch": 8}, 10_000, 3), ({"teacher_train_mode": True}, 10_000, 3)],
-    ids=["kept", "no room", "other samples in each epoch", "by batch"],
+    [
+        ({}, 10_000, 1),
+        ({}, 10, 3),
+        ({"smallest_batch": 8}, 10_000, 3),
+        ({"teacher_train_mode": True}, 10_000, 3),
+        ({"module": nn.Sequential(logistic(), nn.BatchNorm1d(CLASSES, track_running_stats=False))}, 10_000, 3),
+        ({"module": Centred()}, 10_000, 3),
+    ],
+    ids=["kept", "no room", "other samples in each epoch", "left", "batch norm without averages", "a network's own"],
 )
 def test_what_the_sent_model_says_of_a_sample_is_kept_for_further_epochs(monkeypatch, parts, room, epochs):
     one, sent = alone("fedntd", **parts)
-    one._teacher = teacher = Mock(wraps=one._teacher)
+    one._teacher = teacher = Mock(wraps=one._teacher, by_sample=one._teacher.by_sample)
     monkeypatch.setattr("fedskew.engine._sequential.KEPT_NUMBERS", room)
     (update,) = one.train(1, asked(2), sent)
     assert teacher.call_count == epochs * update.steps // 3

@@ -39,7 +39,7 @@ from fedskew.tables import counted
 
 ROWS_AT_ONCE = 1000
 KEPT_NUMBERS = 2**26
-"""Of a frozen model's outputs on a client's samples, so many are kept from one epoch to the next at most: 256 MB."""
+"""Of each frozen model's outputs on a client's samples, so many are kept from one epoch to the next: 256 MB."""
 PERSISTENT = "training."
 """Begins the names of what a client's local step carried, in the client's state."""
 
@@ -314,6 +314,11 @@ class _FrozenModel:
             if batch_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
         hold_still(self._model.module)
+        layers = [*self._model.module.modules()]
+        # Of others nobody knows whether what they say of a sample depends on the batch.
+        known = all(type(layer).__module__.startswith(("fedskew.", "torch.nn.")) for layer in layers)
+        by_batch = any(getattr(layer, "track_running_stats", True) is False for layer in layers)
+        self.by_sample = known and not by_batch
 
     def load(self, state: ModelState) -> None:
         self._model.write_state(state)
@@ -325,12 +330,13 @@ class _FrozenModel:
 
 class _FrozenOutputs:
     """What frozen models return on a client's samples: of `samples` computed in the first epoch, and kept for further
-    ones if there is room; None: computed for each batch."""
+    ones if there is room, and outputs depend on no other sample; None: computed for each batch."""
 
     def __init__(self, models: Mapping[str, _FrozenModel], samples: ClientSamples | None = None) -> None:
         self._models, self._kept = models, dict[str, Outputs]()
-        rows = None if samples is None or not models else torch.from_numpy(samples.rows).to(samples.targets.device)
-        self._rows = None if rows is None else rows.sort().values
+        self._rows: Tensor | None = None
+        if samples is not None and models and all(model.by_sample for model in models.values()):
+            self._rows = torch.from_numpy(samples.rows).to(samples.targets.device).sort().values
 
     def beside(self, context: Context, x: Tensor, rows: Tensor, in_first_epoch: bool = True) -> Context:
         """Return a context with the outputs on a batch of these rows."""
@@ -347,7 +353,7 @@ class _FrozenOutputs:
         assert self._rows is not None, "the client's rows are known where something is kept"
         for name, outputs in seen.items():
             if len(self._rows) * sum(part.shape[1] for part in outputs) > KEPT_NUMBERS:
-                self._rows = None
+                self._rows, self._kept = None, {}
                 return
             if name not in self._kept:
                 self._kept[name] = Outputs(*(part.new_empty(len(self._rows), part.shape[1]) for part in outputs))

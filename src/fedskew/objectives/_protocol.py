@@ -130,9 +130,14 @@ class Objective:
     @property
     def takes_stacks(self) -> bool:
         """Whether all losses take the batches of several clients at once; none that logs, or reads the broadcast."""
-        return "broadcast" not in self.reads and all(
-            covers(loss, "takes_stacks", "value") and has(loss, "takes_stacks") and not takes(loss, "value", "log")
-            for loss in (self.loss, *(term for _, term in self.terms))
+        seen = covers(type(self), "takes_stacks", "value")  # who looks at values looks at one client's
+        return (
+            seen
+            and "broadcast" not in self.reads
+            and all(
+                covers(loss, "takes_stacks", "value") and has(loss, "takes_stacks") and not takes(loss, "value", "log")
+                for loss in (self.loss, *(term for _, term in self.terms))
+            )
         )
 
     def value(self, batch: Batch, context: Context) -> Tensor:
@@ -167,7 +172,8 @@ class Objective:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ComponentError(
             f"objective {kind.__module__}:{kind.__qualname__}: value() must return one number, a 0-d tensor, the mean "
-            f"over the real rows; got {got}"
+            f"over the real rows, or with takes_stacks one for each client; got {got} for logits of shape "
+            f"{tuple(batch.logits.shape)}"
         )
 
     def weighed(self, batch: Batch) -> Batch:

@@ -41,8 +41,8 @@ class CohortBackend(Backend):
 
     Clients are stacked in the order of their numbers of steps, and leave the stack when they have finished. Losses,
     draws, replies and states equal those of `SequentialBackend` to floating-point tolerance. Losses and local steps are
-    mapped over clients by `torch.func.vmap`, so they must not branch on values. Short batches are padded, so a loss
-    must ignore the rows at which `Batch.mask` is False.
+    given all clients at once, or mapped by `torch.func.vmap`, so they must not branch on values. Short batches are
+    padded, so a loss must ignore the rows at which `Batch.mask` is False.
 
     Attributes:
         observe: Called with every client's model after its training.

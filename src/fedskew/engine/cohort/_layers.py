@@ -67,7 +67,10 @@ class MappedNetwork:
     def chain(self, x: Tensor) -> LinearChain | None:
         """Return the chain of linear layers that the network is, for a batch of one client; None: it is another."""
         if self._chain is None:
-            read = self._model.network.train().chain(x)
+            whole = self._model.network
+            trains = whole.training
+            read = whole.train(self._network.training).chain(x)
+            whole.train(trains)
             chain = None if read is None or (parts := read.linear()) is None else LinearChain(self._model, *parts)
             self._chain = (chain if chain is not None and chain.is_whole(self._model) else None,)
         return self._chain[0]

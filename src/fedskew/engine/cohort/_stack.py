@@ -273,7 +273,7 @@ class Stack:
         """Compute the outputs of a model, or of one of each client if `dim` is 0, on each client's batch."""
         parameters, buffers, integers = model
         chain = network.chain(own.x[0])
-        if dim is None and not network.batch_statistics:  # one pass over the rows of all clients
+        if dim is None and (chain or not network.batch_statistics):  # one pass over the rows of all clients
             if chain is not None:
                 outputs = chain.outputs(network.views(parameters[None]), own.x.flatten(2).flatten(0, 1)[None])
             else:
