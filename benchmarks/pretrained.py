@@ -11,7 +11,8 @@ batches of 32, SGD with momentum 0.9; one thread. A line of RESULTS is a trainin
 `gaussian` trains nothing: its head is computed from sums over the clients in one exchange. `features` are what the body
 makes of 12,000 training and 5,000 test samples of four data sets; grey ones get margins and three channels. Of texts
 (AG News, 4,000 and 5,000) the body is a latent semantic analysis, 128 numbers a text, fitted to 4,815 other training
-texts without their labels. Tables, scikit-learn's digits and breast_cancer, are their standardised columns; a fifth
+texts without their labels; `words.npz`, for words.toml, says which of the 1,000 words that are commonest there each of
+the same texts has. Tables, scikit-learn's digits and breast_cancer, are their standardised columns; a fifth
 is the test part.
 """
 
@@ -23,6 +24,7 @@ import json
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -32,10 +34,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.decomposition import TruncatedSVD
-from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.model_selection import train_test_split
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from torch import Tensor, nn
 
 import fedskew
@@ -164,13 +166,12 @@ def featured(dataset: Dataset, body: nn.Module) -> dict[str, Any]:
     return made
 
 
-def featured_texts(root: str) -> dict[str, Any]:
+def featured_texts(root: str, analysis: Any) -> dict[str, Any]:
     """Return the features of AG News, and its labels."""
     news, rng = load("ag_news", root, subset=True), np.random.default_rng(0)
     order, test = rng.permutation(len(news.targets)), rng.permutation(len(news.test_targets))[:5_000]
     encoder: Any = news.encoder
     texts, other = (np.array(encoder.decode(part)) for part in (news.inputs, news.test_inputs))
-    analysis = make_pipeline(TfidfVectorizer(sublinear_tf=True), TruncatedSVD(128, random_state=0), StandardScaler())
     analysis.fit(texts[order[4_000:]])
     rows = order[:4_000]
     return {
@@ -191,7 +192,11 @@ def featured_table(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 def write_features(folder: Path, root: str) -> None:
     """Write the features of each data set."""
-    np.savez(folder / "ag_news.npz", **featured_texts(root))
+    analysis = make_pipeline(TfidfVectorizer(sublinear_tf=True), TruncatedSVD(128, random_state=0), StandardScaler())
+    np.savez(folder / "ag_news.npz", **featured_texts(root, analysis))
+    dense = FunctionTransformer(methodcaller("toarray"), accept_sparse=True)
+    words = make_pipeline(CountVectorizer(binary=True, max_features=1_000), dense)
+    np.savez(folder / "words.npz", **featured_texts(root, words))
     np.savez(folder / "digits.npz", **featured_table(*load_digits(return_X_y=True)))
     np.savez(folder / "breast_cancer.npz", **featured_table(*load_breast_cancer(return_X_y=True)))
     body = Body().eval()
