@@ -158,6 +158,7 @@ FILES = {
     "found.csv": "x,y,Edema,Effusion\n"
     + "".join(f"{row % 7},{row % 5},{row % 2},{row % 3 % 2}\n" for row in range(24)),
     "found.toml": DIGITS.replace('"digits"', '"csv", root = "found.csv", label = ["Edema", "Effusion"]'),
+    "sent.toml": DIGITS.replace('"logistic"', '"logistic", weights = "less.csv"'),
     "less.csv": "age,diagnosis\n1,ill\n2,well\n",
     "unit.csv": TABLE.replace("30,", "3000,"),
     "hole.csv": TABLE.replace("30,", ","),
@@ -270,6 +271,7 @@ COMMANDS = [  # a command, and words of the answer
     ("describe joined.csv --separator ;", ["'Edema|Effusion' looks like several", "(--separator)"]),
     (f"{PALS} --target target.csv --csv target.csv", ["target.csv: is there already, among what the command reads"]),
     ("counts counts.csv --out counts.csv", ["counts.csv: is there already, among what the command reads"]),
+    ("counts sent.toml --out less.csv", ["less.csv: is there already, among what the command reads"]),
     ("counts table.toml --out ok.csv", ["ok.csv: is there already, among what the command reads"]),
     ("weights table.toml --method fedavg --csv schema.toml", ["schema.toml: is there already, among what the command"]),
     ("counts les?.csv --client age --label diagnosis --out less.csv", ["less.csv: is there already, among"]),

@@ -153,6 +153,9 @@ def test_a_run_that_is_stopped_before_it_writes_is_begun_anew_and_not_resumed(di
         here.setattr("fedskew.experiment._simulate.make_training_loop", Mock(side_effect=KeyboardInterrupt))
         assert "stopped; nothing is written yet; run it again" in command("run", "my.toml", status=130).stdout
     command("run", "my.toml")
+    with monkeypatch.context() as here:
+        here.setattr("fedskew.experiment._simulate.try_out", Mock(side_effect=KeyboardInterrupt))
+        assert "stopped; nothing is written yet" in command("run", "my.toml", "--fresh", status=130).stdout
 
 
 # Where output is no terminal, progress is a line now and then, with the time left.

@@ -159,6 +159,10 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
         (["images", "--csv", "images/03.png"], "images/03.png: is there already"),
         (["nowhere.png", "--csv", "RUN/config.toml"], "config.toml: is there already"),
         (["--export", "torchscript", "--out", "RUN/config.toml"], "config.toml: is there already"),
+        (
+            ["images", "--export", "torchscript", "--out", "a.pt", "--csv", "a.pt"],
+            "a.pt is where --export writes",
+        ),
         (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],
 )

@@ -252,7 +252,10 @@ BAD_ARRAYS = [
         {"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 4)), "y_test": np.zeros(3, int)},
         r"training samples are \(2,\), those of the test part \(4,\)",
     ),
-    ({"x": np.array([[1], [{}]], dtype=object), "y": np.zeros(2, int)}, "can't be read as an .npz file of plain"),
+    (
+        {"x": np.array([[1], [{}]], dtype=object), "y": np.zeros(2, int)},
+        "plain arrays: an array is of Python objects",
+    ),
 ]
 
 

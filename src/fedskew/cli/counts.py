@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -82,7 +83,6 @@ LIMITS = (
     "only in labels: that is the evidence. docs/advice.md says what it is worth."
 )
 GAIN = ("{method}", "{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
-FILES = ("data.root", "data.test", "data.schema", "partition.path")
 NEIGHBOUR = ("{federation}", "{distance:.2f}", "{best} {gain:+.1f}")
 
 
@@ -170,7 +170,9 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
 
     file, changes = config_file(path), {} if data_root is None else {"data.root": str(data_root)}
     config, given = read(file, changes), flatten(read_tree(file, "config", changes)[0])
-    files = tuple(Path(given[key]).expanduser() for key in FILES if given.get(key))
+    texts = [text for value in given.values() for text in (value if isinstance(value, list) else [value])]
+    places = [config.place(text) for text in (*texts, os.environ.get("FEDSKEW_DATA")) if isinstance(text, str) and text]
+    files = tuple(Path(place).expanduser() for place in places)
     training, task = config.training, make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
     return Source(counts, task.target, config.target_in_words(), training.participation, training.epochs, files)

@@ -90,6 +90,8 @@ def predict(
             f"--{'adapted' if adapted else command}: `fedskew {command} {which}` says of which model it is; leave out "
             f"{which} here"
         )
+    if out is not None and csv_path is not None and out.resolve() == csv_path.resolve():
+        raise ArgumentError(f"--csv: {csv_path} is where --export writes the model; write to another file")
     for place in (csv_path, out):
         check_apart(place, run, *images or ())
     model = load(

@@ -70,7 +70,8 @@ def run(
         notes = methods.check(methods.build(one.method, one.training.momentum))
         for note in filter(None, [*notes, models.note(one.model.name, one.model.parameters)]):
             console.say(f"note on {one.name}: {note}", style="yellow")
-    results = []
+    results, places = [], [one.folder(out) / "config.toml" for one in configs]
+    there = [None if resume else _inode(place) for place in places]
     with experiment.shared_data():
         if not estimate and torchrun.rank() == 0:
             experiment.check_runs(configs, out, resume, fresh)
@@ -87,7 +88,7 @@ def run(
                     results.append(simulate(one, out=out, resume=resume, fresh=fresh, progress=listen))
                 except KeyboardInterrupt:
                     bar.stop()
-                    begun = any((each.folder(out) / "config.toml").exists() for each in configs)
+                    begun = any(_inode(place) not in (None, old) for place, old in zip(places, there, strict=True))
                     how = f"continue with --resume ({folder})" if begun else "nothing is written yet; run it again"
                     console.say(f"stopped; {how}")
                     raise typer.Exit(130) from None
@@ -109,6 +110,11 @@ def run(
     if len(results) > 1 and torchrun.rank() == 0:
         path = write_report(runs, out / f"{whole.name}.html", whole.name)
     console.say(f"report: {path}")
+
+
+def _inode(path: Path) -> int | None:
+    """Return what tells a file from another that is at its place later; None where there is none."""
+    return path.stat().st_ino if path.exists() else None
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:

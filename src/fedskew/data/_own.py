@@ -332,6 +332,8 @@ def read_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, A
         reason = error if isinstance(error, OSError | ValueError | zipfile.BadZipFile) else in_one_line(error)
         if not zipfile.is_zipfile(path):
             reason = getattr(error, "strerror", None) or "it is none, or only a part of one"
+        elif "pickle" in str(reason):
+            reason = "an array is of Python objects, or something stands before the archive"
         raise DataError(f"{path}: can't be read as an .npz file of plain arrays: {reason}") from None
 
 
