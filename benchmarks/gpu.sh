@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that is measured on one GPU, in one call of under 10 minutes: W1 and W2 against hand-written loops and pfl,
-# then FedEntOpt's table I on CIFAR-10, projected.
+# Everything that is measured on one GPU, in one call of under 10 minutes: convolutions of a cohort, W1 and W2 against
+# hand-written loops and pfl, then FedEntOpt's table I on CIFAR-10, projected.
 #
 #   bash benchmarks/gpu.sh                  on the machine with the GPU; no network is needed
 #   bash benchmarks/gpu.sh --wheels FOLDER  where there is a network: fills FOLDER (55 MB) for a bare machine
@@ -43,6 +43,7 @@ fi
 
 if [ "$device" = cuda ]; then nvidia-smi --query-gpu=name,driver_version --format=csv,noheader; fi
 "$python" -c 'import platform, torch; print("Python", platform.python_version(), "PyTorch", torch.__version__)'
+if [ "$device" = cuda ]; then "$python" benchmarks/convolutions.py || echo "convolutions failed"; fi
 for workload in w1 w2; do
     "$python" benchmarks/simulators.py $workload --device $device --data random --installed "${simulators[@]}" ||
         echo "$workload failed"

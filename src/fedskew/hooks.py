@@ -22,7 +22,8 @@ Named: TypeAlias = "Mapping[str, Tensor]"
 
 
 class Batch(NamedTuple):
-    """One batch of a client, after the forward pass.
+    """One batch of a client, after the forward pass; of losses that say `takes_stacks` one of each client, `(clients,
+    batch, ...)`.
 
     Attributes:
         features: Input of the last linear layer, `(batch, dim)`.

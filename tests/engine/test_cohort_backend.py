@@ -11,12 +11,14 @@ import pytest
 import torch
 from federates import CLASSES, FEATURES, SIZES, Backends, Normed, Plain, Straight, backends, clients, network
 from torch import Tensor, nn
+from torch.nn import functional
 
 from common import built
 from covering import Cell, covering_set, few
 from fedskew.data import AUGMENTATIONS
 from fedskew.engine import Assignment, ClientSamples, Conditions, Federation, Update
 from fedskew.engine.cohort._graphs import Graphs
+from fedskew.engine.cohort._layers import _Conv2d
 from fedskew.engine.contracts import hooked
 from fedskew.errors import RunError
 from fedskew.local_steps import SGD
@@ -231,6 +233,21 @@ def test_every_convolution_is_the_convolution(options):
     module, divided = nn.Sequential(*layers, nn.LazyLinear(CLASSES)), clients(2, 9, 7)
     module(divided.inputs[:2])
     assert_alike(backends(built(), module, divided=divided), tasks(1, 1, 2, 7))
+
+
+@pytest.mark.parametrize(
+    ("out", "kernel", "sides", "padding"),
+    [(6, 5, (12, 16), 0), (16, (3, 2), (9, 11), 1), (200, 3, (5, 5), 1), (2, 1, (7, 7), 0), (3, 4, (4, 4), (0, 3))],
+)
+def test_convolutions_of_all_clients_by_one_product_are_each_clients_own(out, kernel, sides, padding):
+    layer = nn.Conv2d(3, out, kernel, padding=padding)
+    ones = [torch.randn(2, 4, 3, *sides), *(torch.randn(2, *own.shape) for own in (layer.weight, layer.bias))]
+    ones = [one.double().requires_grad_() for one in ones]
+    y = _Conv2d(layer)._at_once(*ones)
+    expected = torch.stack([functional.conv2d(*own, padding=layer.padding) for own in zip(*ones, strict=True)])
+    torch.testing.assert_close(y, expected)
+    for ours, theirs in zip(*(torch.autograd.grad(one.sin().sum(), ones) for one in (y, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_layers_of_a_users_own_that_write_buffers_are_each_clients_own():

@@ -39,7 +39,7 @@ from fedskew.tables import counted
 
 ROWS_AT_ONCE = 1000
 KEPT_NUMBERS = 2**26
-"""Of each frozen model's outputs on a client's samples, so many are kept from one epoch to the next: 256 MB."""
+"""Of frozen models' outputs on a client's samples, so many are kept from one epoch to the next: 256 MB a process."""
 PERSISTENT = "training."
 """Begins the names of what a client's local step carried, in the client's state."""
 
@@ -351,10 +351,10 @@ class _FrozenOutputs:
 
     def _keep(self, seen: Mapping[str, Outputs], at: Tensor) -> None:
         assert self._rows is not None, "the client's rows are known where something is kept"
+        if len(self._rows) * sum(part.shape[1] for outputs in seen.values() for part in outputs) > KEPT_NUMBERS:
+            self._rows, self._kept = None, {}
+            return
         for name, outputs in seen.items():
-            if len(self._rows) * sum(part.shape[1] for part in outputs) > KEPT_NUMBERS:
-                self._rows, self._kept = None, {}
-                return
             if name not in self._kept:
                 self._kept[name] = Outputs(*(part.new_empty(len(self._rows), part.shape[1]) for part in outputs))
             for kept, part in zip(self._kept[name], outputs, strict=True):
