@@ -39,12 +39,16 @@ def client(counts: tuple[float, ...], rows: int = 7, seed: int = 0, dtype: torch
     )
 
 
-def value_of(loss: Any, of: Client) -> Tensor:
-    """A loss's value where features are logits, and the previous model is the sent one's mirror image."""
+def read_of(of: Client) -> tuple[Batch, Context]:
+    """What a loss reads where features are logits, and the previous model is the sent one's mirror image."""
     sent, previous = (Outputs(rows, rows) for rows in (of.teacher, of.teacher.flip(1)))
     rows = torch.tensor(PROTOTYPES, dtype=of.inputs.dtype)
     prototypes = {"fpl.prototypes": rows, "fpl.classes": torch.tensor(OF_CLASSES)}
-    return loss.value(Batch(of.inputs, of.inputs, of.targets, of.mask), Context(of.counts, sent, previous, prototypes))
+    return Batch(of.inputs, of.inputs, of.targets, of.mask), Context(of.counts, sent, previous, prototypes)
+
+
+def value_of(loss: Any, of: Client) -> Tensor:
+    return loss.value(*read_of(of))
 
 
 def value_by_name(

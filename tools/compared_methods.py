@@ -24,6 +24,7 @@ Line = Mapping[str, str]
 COLUMNS: dict[str, tuple[list[str], Callable[[Line], bool]]] = {
     "last layer: images, texts, tables": (["heads", "heads-second-body"], lambda line: True),
     "small networks: digits, MNIST, Fashion-MNIST": (["arena"], lambda line: line["task"] != "CIFAR-10"),
+    "two layers: words of texts, tables": (["words"], lambda line: True),
     "LeNet-5, 3,000 of CIFAR-10, 40 rounds": (["arena"], lambda line: line["task"] == "CIFAR-10"),
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": (["networks"], lambda line: True),
 }
@@ -44,7 +45,7 @@ def published(arena: str) -> tuple[list[str], list[dict[str, str]]]:
 def differences(arenas: Sequence[str], fits: Callable[[Line], bool], target: str) -> dict[str, str]:
     """Return each method's cell."""
     lines = [line | {"arena": arena} for arena in arenas for line in published(arena)[1] if fits(line)]
-    lines = [line for line in lines if line["stage"] == "run" and line["target"] == target]
+    lines = [line for line in lines if line["stage"] == "run" and line.get("target", "none") == target]
     axes = ["arena", *published(arenas[0])[0]]
     rows = Scores.of(lines, axes, "fedavg", last=3).standings("fedavg")
     return {row.method: _cell(row.difference, round(row.ahead * row.trainings), row.trainings) for row in rows}

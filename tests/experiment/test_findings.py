@@ -210,7 +210,7 @@ def test_a_label_counts_for_its_weight_as_in_bce_with_logits_and_the_slope_is_th
     (gradient,) = torch.autograd.grad(expected, logits)
     batch = Batch(logits.detach(), logits.detach(), targets, mask, weights.double())
     assert loss.value(batch, Context(torch.zeros(3))).item() == pytest.approx(expected.item())
-    number, slope = loss.slope(batch)
+    number, slope = loss.slope(batch, Context(torch.zeros(3)))
     assert number.item() == pytest.approx(expected.item())
     torch.testing.assert_close(slope, gradient)
 

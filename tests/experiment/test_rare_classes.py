@@ -88,7 +88,7 @@ def test_a_weighed_loss_is_the_mean_of_weighed_rows_and_its_slope_is_its_gradien
     if hasattr(loss, "slope"):
         for found, real in ((whole, None), (masked, mask)):
             (gradient,) = torch.autograd.grad(found, logits, retain_graph=True)
-            number, slope = loss.slope(Batch(logits.detach(), logits.detach(), targets, real, weights))
+            number, slope = loss.slope(Batch(logits.detach(), logits.detach(), targets, real, weights), context)
             assert number.item() == pytest.approx(found.item())
             assert torch.allclose(slope, gradient)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedskew.components import has
+from fedskew.components import covers, has
 from fedskew.objectives import INDEX
-from losses import VACANT, Client, client, value_by_name, value_of
+from losses import VACANT, Client, client, read_of, value_by_name, value_of
 
 CLASSES = 5
 PARAMETERS: dict[str, list[dict[str, Any]]] = {name: [{}] for name in INDEX} | {
@@ -29,7 +29,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {name: [{}] for name in INDEX} | {
 }
 
 
-LOSSES: dict[str, tuple[str, Callable[[Client], Tensor]]] = {
+LOSSES: dict[str, tuple[str, partial[Tensor]]] = {
     " ".join([name, *map(str, parameters.values())]): (name, partial(value_of, INDEX[name](**parameters)))
     for name, several in PARAMETERS.items()
     for parameters in several
@@ -56,17 +56,21 @@ def clients(rows: int = 7, empty: bool = False, **options: Any) -> Iterator[Clie
         yield client(VACANT["no vacant class"], rows, **options)._replace(counts=torch.zeros(CLASSES).double())
 
 
-def value_and_gradient(loss: Callable[[Client], Tensor], of: Client) -> tuple[Tensor, Tensor]:
+def value_and_gradient(loss: partial[Tensor], of: Client) -> tuple[Tensor, Tensor]:
     inputs = of.inputs.clone().requires_grad_()
     value = loss(of._replace(inputs=inputs))
     assert value.shape == ()
     assert value.requires_grad
     value.backward()
     assert inputs.grad is not None
-    return value.detach(), inputs.grad
+    found = value.detach(), inputs.grad
+    if covers(component := loss.args[0], "slope", "value"):  # what training takes in place of autograd's
+        with torch.no_grad():
+            torch.testing.assert_close(component.slope(*read_of(of)), found)
+    return found
 
 
-def assert_finite(loss: Callable[[Client], Tensor], of: Client) -> None:
+def assert_finite(loss: partial[Tensor], of: Client) -> None:
     value, gradient = value_and_gradient(loss, of)
     assert value.dtype == of.inputs.dtype
     assert value.isfinite()

@@ -48,7 +48,7 @@ def test_its_gradient_without_autograd_is_autograds(masked, scale):
     mask = torch.arange(7) % 3 > 0 if masked else None
     leaf = logits.clone().requires_grad_()
     expected = value(leaf, bits, mask)
-    found, gradient = LOSS.slope(Batch(logits, logits, bits, mask))
+    found, gradient = LOSS.slope(Batch(logits, logits, bits, mask), Context(torch.zeros(1)))
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, leaf)[0], rtol=1e-9, atol=1e-12)
     assert gradient.isfinite().all()
@@ -59,6 +59,6 @@ def test_it_can_be_mapped_over_clients_and_a_stack_has_their_slopes():
     logits, bits = torch.stack([one[0] for one in parts]), torch.stack([one[2] for one in parts])
     mask = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     mapped = vmap(grad(value))(logits, bits, mask)
-    losses, slopes = LOSS.slope(Batch(logits, logits, bits, mask))
+    losses, slopes = LOSS.slope(Batch(logits, logits, bits, mask), Context(torch.zeros(1)))
     torch.testing.assert_close(slopes, mapped)
     torch.testing.assert_close(losses, vmap(value)(logits, bits, mask))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedskew.components import covers
 from fedskew.errors import ArgumentError
 from fedskew.models import Outputs
 from fedskew.objectives import INDEX, Batch, Context, Objective
@@ -392,15 +393,16 @@ def test_cross_entropy_knows_its_gradient(masked):
     targets = torch.randint(5, (3, 7), generator=drawn)
     mask = torch.rand(3, 7, generator=drawn) < torch.tensor([[0.5], [1.0], [0.0]]) if masked else None  # the last: none
     loss, features = INDEX["cross_entropy"](), torch.zeros(7, 2)
-    values, gradients = loss.slope(Batch(features, logits.detach(), targets, mask))
+    context = Context(torch.ones(5))
+    values, gradients = loss.slope(Batch(features, logits.detach(), targets, mask), context)
     for number in range(3):
         own = Batch(features, logits[number], targets[number], None if mask is None else mask[number])
-        value = loss.value(own, Context(torch.ones(5)))
+        value = loss.value(own, context)
         torch.testing.assert_close(values[number], value.detach())
         (expected,) = torch.autograd.grad(value, logits)
         torch.testing.assert_close(gradients[number], expected[number])
         if mask is None:  # of one client, its bits too
-            alone = loss.slope(own._replace(logits=logits[number].detach()))
+            alone = loss.slope(own._replace(logits=logits[number].detach()), context)
             assert all(torch.equal(*pair) for pair in zip(alone, (value, expected[number]), strict=True))
 
 
@@ -427,8 +429,14 @@ def test_a_loss_of_several_clients_at_once_is_that_of_each(loss, masked):
         features, logits = (part[number].requires_grad_() for part in own[0])
         sent, previous = (Outputs(*(part[number] for part in other)) for other in own[1:])
         batch = Batch(features, logits, targets[number], None if mask is None else mask[number])
-        total = loss.value(batch, Context(counts, sent, previous))
-        return total, torch.autograd.grad(total.sum(), (features, logits), materialize_grads=True)
+        context = Context(counts, sent, previous)
+        total = loss.value(batch, context)
+        gradients = torch.autograd.grad(total.sum(), (features, logits), materialize_grads=True)
+        if covers(loss, "slope", "value"):
+            with torch.no_grad():
+                torch.testing.assert_close(loss.slope(batch, context), (total, gradients[1]))
+            assert not gradients[0].any()
+        return total, gradients
 
     values, gradients = value(outputs, slice(None), counts.unsqueeze(1))
     for number in range(3):
@@ -449,8 +457,8 @@ def test_an_objective_with_terms_or_a_loss_of_ones_own_takes_autograds_gradient(
             return super().value(batch, context)
 
     plain = Objective(INDEX["cross_entropy"]())
-    assert plain.sloped is not None
-    assert Objective(Own()).sloped is None
+    assert plain.is_sloped
+    assert not Objective(Own()).is_sloped
     taken = [one.takes_stacks for one in (plain, Objective(Own()), Objective(Logged()))]  # a figure is one client's
     assert taken == [True, False, False]
-    assert Objective(INDEX["cross_entropy"](), ((1.0, INDEX["feddecorr"]()),)).sloped is None
+    assert not Objective(INDEX["cross_entropy"](), ((1.0, INDEX["feddecorr"]()),)).is_sloped

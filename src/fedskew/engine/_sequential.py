@@ -80,7 +80,7 @@ class SequentialBackend(Backend):
 
     def __post_init__(self) -> None:
         self._dropouts = [layer for layer in self.model.module.modules() if isinstance(layer, Dropout)]
-        self.sloped = self.work.objective.sloped
+        self.is_sloped = self.work.objective.is_sloped
         reads = self.work.objective.reads
         batch_statistics = self.work.training.teacher_train_mode
         self.model.network.bf16 = self.work.training.precision == "bf16"
@@ -373,10 +373,10 @@ class _BatchObjective:
 
     def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
-        model, sloped = self._backend.model, self._backend.sloped
+        model = self._backend.model
         model.write(parameters)
         if part is None:
-            slope = None if sloped is None else lambda seen: sloped.slope(Batch(seen.features, seen.logits, self._y))
+            slope = self._slope if self._backend.is_sloped else None
             value, outputs = model.differentiate(self._x, self._value, slope)
         else:
             alone = partial(self._value, objective=self._backend.work.objective.part(part))
@@ -391,6 +391,9 @@ class _BatchObjective:
     def value(self) -> Tensor:
         """Compute the objective, 0-d, at the model's current parameters."""
         return self._value(self._backend.model.outputs(self._x))
+
+    def _slope(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        return self._backend.work.objective.slope(Batch(*outputs, self._y), self._context)
 
     def _value(self, outputs: Outputs, objective: Objective | None = None) -> Tensor:
         return (objective or self._backend.work.objective).value(Batch(*outputs, self._y), self._context)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
-from fedskew.objectives._tensors import distilled
 from fedskew.parameters import Positive, component
 
 
@@ -30,10 +29,10 @@ class FedKD(Distillation):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Hinton et al., 2015"
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
+    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Distillation.classes`."""
         every = torch.ones_like(batch.logits, dtype=torch.bool)
-        return distilled(batch, context.sent.logits, every, self.temperature)
+        return every, every
 
 
 @component
@@ -49,6 +48,7 @@ class FedEKD(Distillation):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        return distilled(batch, context.sent.logits, context.counts > 0, self.temperature)
+    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Distillation.classes`."""
+        held = context.counts > 0
+        return held, held

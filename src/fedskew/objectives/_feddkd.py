@@ -45,8 +45,8 @@ class FedDKD(Distillation):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        teacher = context.sent.logits
-        rest = distilled(batch, teacher, not_true(batch), self.temperature)
+        teacher, others = context.sent.logits, not_true(batch)
+        rest = distilled(batch, teacher, others, others, self.temperature)
         log_teacher, log_student = (
             _against_the_rest(real_rows(logits, batch.mask) / self.temperature, real_rows(batch.targets, batch.mask))
             for logits in (teacher.detach(), batch.logits)

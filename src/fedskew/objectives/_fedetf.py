@@ -19,15 +19,15 @@ from typing import ClassVar
 
 from torch import Generator, Tensor, nn
 
-from fedskew.hooks import Batch, Hooks
+from fedskew.hooks import Hooks
 from fedskew.models import OnSimplex
-from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import balanced_cross_entropy
+from fedskew.objectives._cross_entropy import CrossEntropyOf
+from fedskew.objectives._tensors import balanced
 from fedskew.parameters import NonNegative, Positive, component
 
 
 @component
-class FedETF(Classification, Hooks):
+class FedETF(CrossEntropyOf, Hooks):
     """Balanced cross-entropy on a network whose last layer is a fixed simplex.
 
     Attributes:
@@ -46,9 +46,9 @@ class FedETF(Classification, Hooks):
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        return balanced_cross_entropy(batch, context.counts, self.least)
+    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `CrossEntropyOf.changed`."""
+        return balanced(logits, counts, self.least), None
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a fixed simplex behind its outputs; ArgumentError where it has no head."""

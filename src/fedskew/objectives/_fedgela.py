@@ -18,15 +18,15 @@ from typing import ClassVar
 
 from torch import Generator, Tensor, nn
 
-from fedskew.hooks import Batch, Hooks
+from fedskew.hooks import Hooks
 from fedskew.models import OnSimplex
-from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import mean_cross_entropy, shares_of
+from fedskew.objectives._cross_entropy import CrossEntropyOf
+from fedskew.objectives._tensors import shares_of
 from fedskew.parameters import Positive, component
 
 
 @component
-class FedGELA(Classification, Hooks):
+class FedGELA(CrossEntropyOf, Hooks):
     """Cross-entropy on a network whose last layer is a fixed simplex, stretched by the client's label counts.
 
     Attributes:
@@ -41,10 +41,10 @@ class FedGELA(Classification, Hooks):
     fixes_last_layer: ClassVar[bool] = True
     weighs_classes: ClassVar[bool] = True
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        stretched = batch.logits * (context.counts.shape[-1] * shares_of(context.counts))
-        return mean_cross_entropy(stretched, batch.targets, batch.mask, batch.class_weights)
+    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `CrossEntropyOf.changed`."""
+        stretch = counts.shape[-1] * shares_of(counts)
+        return logits * stretch, stretch
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a fixed simplex behind its outputs; ArgumentError where it has no head."""

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fedskew.hooks import Batch
-from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import cross_entropy_over, logsumexp_over, not_true, real_rows, row_mean
+from fedskew.objectives._cross_entropy import CrossEntropyOf
+from fedskew.objectives._protocol import Context
+from fedskew.objectives._tensors import logsumexp_over, not_true, over, real_rows, row_mean
 from fedskew.parameters import NonNegative, Share, component
 
 
 @component
-class FedLC(Classification):
+class FedLC(CrossEntropyOf):
     """FedLC's calibrated cross-entropy.
 
     Attributes:
@@ -39,14 +40,32 @@ class FedLC(Classification):
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
     balances_classes: ClassVar[bool] = True
 
+    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `CrossEntropyOf.changed`."""
+        margins, observed = self._margins(counts)
+        return over(logits - margins, observed), None
+
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        observed = (counts := context.counts.clamp(min=self.floor)) > 0
-        calibrated = batch.logits - self.tau * torch.where(observed, counts, 1).pow(-0.25)
         if not self.exclude_target:
-            return cross_entropy_over(calibrated, batch.targets, observed, batch.mask)
-        calibrated, targets = real_rows(calibrated, batch.mask), real_rows(batch.targets, batch.mask)
+            return super().value(batch, context)
+        margins, observed = self._margins(context.counts)
+        calibrated, targets = real_rows(batch.logits - margins, batch.mask), real_rows(batch.targets, batch.mask)
         others = observed & not_true(batch)
         own = calibrated.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         margin = logsumexp_over(calibrated, others, dim=-1) - own
         return row_mean(torch.where(others.any(dim=-1), margin, 0), batch.mask)
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Sloped.slope`; as printed by autograd."""
+        if not self.exclude_target:
+            return super().slope(batch, context)
+        with torch.enable_grad():
+            logits = batch.logits.detach().requires_grad_()
+            value = self.value(batch._replace(logits=logits), context)
+            return value.detach(), torch.autograd.grad(value.sum(), logits)[0]
+
+    def _margins(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each class's margin, and which classes the client holds, or is taken to."""
+        observed = (raised := counts.clamp(min=self.floor)) > 0
+        return self.tau * torch.where(observed, raised, 1).pow(-0.25), observed

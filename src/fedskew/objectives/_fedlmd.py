@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
-from fedskew.objectives._tensors import distilled, not_true
+from fedskew.objectives._tensors import not_true
 from fedskew.parameters import Positive, component
 
 
@@ -33,8 +33,7 @@ class FedLMD(Distillation):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
+    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Distillation.classes`."""
         among = not_true(batch)
-        taught = among & ~(context.counts > context.counts.mean(-1, keepdim=True))
-        return distilled(batch, context.sent.logits, among, self.temperature, taught)
+        return among, among & ~(context.counts > context.counts.mean(-1, keepdim=True))

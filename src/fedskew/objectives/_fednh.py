@@ -29,8 +29,8 @@ from fedskew.components import Cost
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
 from fedskew.mixing import limited
 from fedskew.models import OnPrototypes, unit_rows
-from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import ClassMeans, mean_cross_entropy
+from fedskew.objectives._cross_entropy import CrossEntropyOf
+from fedskew.objectives._tensors import ClassMeans
 from fedskew.parameters import Positive, Share, component
 
 SUMS, MEANS, COUNTS = "fednh.sums", "fednh.means", "fednh.counts"
@@ -40,7 +40,7 @@ _ROUNDING = 1e-3
 
 
 @component
-class FedNH(Classification, Hooks):
+class FedNH(CrossEntropyOf, Hooks):
     """Cross-entropy on cosines of the features with prototypes, which the server moves towards the classes' features.
 
     Attributes:
@@ -58,10 +58,6 @@ class FedNH(Classification, Hooks):
     fixes_last_layer: ClassVar[bool] = True
     bounded_returns: ClassVar[frozenset[str]] = frozenset({MEANS, COUNTS})
     cost: ClassVar[Cost] = Cost(numbers=("C features up", "C up"))
-
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        return mean_cross_entropy(batch.logits, batch.targets, batch.mask, batch.class_weights)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with prototypes in place of its head; ArgumentError where it has none."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
-from fedskew.objectives._tensors import distilled, not_true
+from fedskew.objectives._tensors import not_true
 from fedskew.parameters import Positive, component
 
 
@@ -30,6 +30,7 @@ class FedNTD(Distillation):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        return distilled(batch, context.sent.logits, not_true(batch), self.temperature)
+    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Distillation.classes`."""
+        others = not_true(batch)
+        return others, others

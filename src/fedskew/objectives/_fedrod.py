@@ -16,14 +16,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedskew.hooks import Batch
-from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import balanced_cross_entropy
+from fedskew.objectives._cross_entropy import CrossEntropyOf
+from fedskew.objectives._tensors import balanced
 from fedskew.parameters import NonNegative, component
 
 
 @component
-class FedRoD(Classification):
+class FedRoD(CrossEntropyOf):
     """Cross-entropy balanced by the client's label counts, which is what FedRoD's generic model is trained with.
 
     Attributes:
@@ -38,6 +37,6 @@ class FedRoD(Classification):
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
     balances_classes: ClassVar[bool] = True
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        return balanced_cross_entropy(batch, context.counts, self.least)
+    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `CrossEntropyOf.changed`."""
+        return balanced(logits, counts, self.least), None

@@ -14,14 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.hooks import Batch
-from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import mean_cross_entropy
+from fedskew.objectives._cross_entropy import CrossEntropyOf
 from fedskew.parameters import Share, component
 
 
 @component
-class FedRS(Classification):
+class FedRS(CrossEntropyOf):
     """FedRS's restricted cross-entropy.
 
     Attributes:
@@ -36,12 +34,11 @@ class FedRS(Classification):
     paper: ClassVar[str] = "Li & Zhan, KDD 2021"
     weighs_classes: ClassVar[bool] = True
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        counts = context.counts
+    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `CrossEntropyOf.changed`."""
         if self.graded:
             largest = counts.amax(-1, keepdim=True)
             scale = self.alpha + (1 - self.alpha) * counts / torch.where(largest > 0, largest, 1)
         else:
             scale = torch.where(counts > 0, torch.ones_like(counts), self.alpha)
-        return mean_cross_entropy(batch.logits * scale, batch.targets, batch.mask, batch.class_weights)
+        return logits * scale, scale

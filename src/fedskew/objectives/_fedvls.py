@@ -33,23 +33,16 @@ import torch
 from torch import Tensor
 
 from fedskew.hooks import Batch
-from fedskew.objectives._protocol import Classification, Context, Distillation, Term
-from fedskew.objectives._tensors import (
-    cross_entropy_over,
-    distilled,
-    is_real,
-    logsumexp_over,
-    not_true,
-    real_rows,
-    shares_of,
-)
+from fedskew.objectives._cross_entropy import CrossEntropyOf
+from fedskew.objectives._protocol import Context, Distillation, Term
+from fedskew.objectives._tensors import is_real, logsumexp_over, not_true, over, real_rows, shares_of
 from fedskew.parameters import NonNegative, component
 
 Form = Literal["official", "printed"]
 
 
 @component
-class FedVLSCalibration(Classification):
+class FedVLSCalibration(CrossEntropyOf):
     """FedVLS's L_cal: cross-entropy on logits shifted by the log of the client's label prior.
 
     Attributes:
@@ -63,12 +56,11 @@ class FedVLSCalibration(Classification):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`."""
-        shifted = shares_of(context.counts) + self.prior_eps
+    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `CrossEntropyOf.changed`."""
+        shifted = shares_of(counts) + self.prior_eps
         possible = shifted > 0
-        log_prior = torch.where(possible, shifted, 1).log()
-        return cross_entropy_over(batch.logits + log_prior, batch.targets, possible, batch.mask)
+        return over(logits + torch.where(possible, shifted, 1).log(), possible), None
 
 
 @component
@@ -81,9 +73,10 @@ class VacantDistillation(Distillation):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`; exactly 0, with zero gradient, where fewer than two classes are vacant."""
-        return distilled(batch, context.sent.logits, ~(context.counts > 0))
+    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Distillation.classes`; the term is exactly 0, with zero gradient, where fewer than two are vacant."""
+        vacant = ~(context.counts > 0)
+        return vacant, vacant
 
 
 @component
@@ -107,6 +100,15 @@ class Suppression(Term):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
+        return self._parts(batch, context)[0]
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Sloped.slope`."""
+        value, exponents, totals, reached, prior = self._parts(batch, context)
+        return value, torch.where(reached, (exponents - totals).exp(), 0) * prior
+
+    def _parts(self, batch: Batch, context: Context) -> tuple[Tensor, ...]:
+        """Return the value, and of each class the exponents, their log-sum, the logits in it, and the prior."""
         prior, logits = shares_of(context.counts), real_rows(batch.logits, batch.mask)
         classes, others = logits.shape[-1], not_true(batch)
         real = is_real(logits, batch.mask).unsqueeze(-1).expand_as(others)
@@ -117,5 +119,6 @@ class Suppression(Term):
         else:
             exponents, in_sum = logits, real & others
         rows = real[..., :1].sum(-2, keepdim=True).clamp(min=1).to(logits.dtype)
-        log_mean = logsumexp_over(exponents, in_sum, dim=-2).unsqueeze(-2) - rows.log()
-        return torch.where(in_sum.any(-2, keepdim=True), prior * log_mean, 0).sum((-2, -1))
+        totals = logsumexp_over(exponents, in_sum, dim=-2).unsqueeze(-2)
+        value = torch.where(in_sum.any(-2, keepdim=True), prior * (totals - rows.log()), 0).sum((-2, -1))
+        return value, exponents, totals, real & others, prior

@@ -13,6 +13,7 @@ from fedskew.components import covers, has, seen_by, takes
 from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
+from fedskew.objectives._tensors import distilled, distilled_slope
 
 
 class Context(NamedTuple):
@@ -73,9 +74,9 @@ class Loss(Protocol):
 class Sloped(Protocol):
     """A loss of logits alone that also knows its gradient: autograd would take as long as a small network's step."""
 
-    def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute a batch's value and its gradient by the logits; of a stack of batches, one for each. The batch stays
-        as it is."""
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """Compute a batch's value and its gradient by the logits; of a stack of batches, one for each. Neither is
+        written to, and autograd does not look on."""
 
 
 class Classification:
@@ -93,10 +94,24 @@ class Term:
 
 
 class Distillation(Term):
-    """Base class of terms that compare with the sent model's outputs on the same rows."""
+    """Base class of terms that compare with the sent model's outputs on the same rows, by default T^2 times the mean
+    divergence of its shares of some classes from the client's."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     default_weight: ClassVar[float] = 0.1
+    temperature: float = 1.0
+
+    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """Return which classes the client's shares, and the sent model's, are of, `(..., classes)` bool."""
+        raise NotImplementedError
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        """See `Loss.value`."""
+        return distilled(batch, context.sent.logits, *self.classes(batch, context), self.temperature)
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Sloped.slope`."""
+        return distilled_slope(batch, context.sent.logits, *self.classes(batch, context), self.temperature)
 
 
 @dataclass(frozen=True)
@@ -119,13 +134,10 @@ class Objective:
         return self.loss.reads.union(*(term.reads for _, term in self.terms))
 
     @property
-    def sloped(self) -> Sloped | None:
-        """The loss, if it alone is the objective and knows its gradient."""
-        alone = not self.terms and covers(type(self), "sloped", "value")  # who looks at values wants to see them
-        if not (alone and covers(self.loss, "slope", "value")):
-            return None
-        loss = cast(Sloped, self.loss)
-        return _WeighedSlope(loss, self) if self.class_weights else loss
+    def is_sloped(self) -> bool:
+        """Whether all losses know their gradients."""
+        seen = covers(type(self), "slope", "value")  # who looks at values wants to see them
+        return seen and all(covers(loss, "slope", "value") for loss in (self.loss, *(term for _, term in self.terms)))
 
     @property
     def takes_stacks(self) -> bool:
@@ -150,6 +162,14 @@ class Objective:
         for weight, term in self.terms:
             total = total + weight * self.valued(term, batch, context)
         return total
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """Return the same and its gradient by the logits, of losses that know theirs."""
+        total, gradient = cast(Sloped, self.loss).slope(self.weighed(batch), context)
+        for weight, term in self.terms:
+            value, by_logits = cast(Sloped, term).slope(batch, context)
+            total, gradient = total + weight * value, gradient.add_(by_logits, alpha=weight)
+        return total, gradient
 
     def part(self, which: str | int | None) -> Objective:
         """Return a part as an objective: "loss" alone, or a term by its number, without its weight; None: the whole."""
@@ -182,13 +202,3 @@ class Objective:
             return batch
         weights = torch.tensor(self.class_weights, dtype=batch.logits.dtype, device=batch.logits.device)
         return batch._replace(class_weights=weights)
-
-
-class _WeighedSlope(NamedTuple):
-    """A loss that knows its gradient, on batches with an objective's weights of classes."""
-
-    loss: Sloped
-    objective: Objective
-
-    def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.loss.slope(self.objective.weighed(batch))

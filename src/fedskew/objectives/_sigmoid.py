@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import real_rows, row_mean
+from fedskew.objectives._tensors import by_rows, real_rows, row_mean
 from fedskew.parameters import component
 
 
@@ -31,8 +31,8 @@ class SigmoidCrossEntropy(Classification):
         each = F.binary_cross_entropy_with_logits(logits, _labels(batch), pos_weight=weights, reduction="none")
         return row_mean(each.mean(dim=1), batch.mask)
 
-    def slope(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the value and its gradient by the logits; see `Sloped`."""
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Sloped.slope`."""
         logits, labels, mask = batch.logits, _labels(batch), batch.mask
         if mask is not None:
             logits = torch.where(mask.unsqueeze(-1), logits, 0)
@@ -40,12 +40,7 @@ class SigmoidCrossEntropy(Classification):
         if batch.class_weights is not None:
             counts_for = 1 + (batch.class_weights - 1) * labels
             losses, gradient = losses * counts_for, gradient.mul_(counts_for)
-        losses = losses.mean(-1)
-        if mask is None:
-            return losses.mean(-1), gradient.div_(logits.shape[-2] * logits.shape[-1])
-        rows = mask.sum(-1).clamp(min=1)
-        each = (mask.to(logits.dtype) / rows.unsqueeze(-1)).unsqueeze(-1)
-        return torch.where(mask, losses, 0).sum(-1) / rows, gradient.mul_(each / logits.shape[-1])
+        return row_mean(losses.mean(-1), mask), by_rows(gradient.div_(logits.shape[-1]), mask)
 
 
 def _labels(batch: Batch) -> Tensor:

@@ -65,6 +65,14 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None, wei
     return row_mean(losses if weights is None else losses * weights[targets], mask)
 
 
+def by_rows(slopes: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the gradient of a mean over real rows from those of each row, `(..., batch, classes)`, which it
+    overwrites."""
+    if mask is None:
+        return slopes.div_(slopes.shape[-2])
+    return slopes.mul_((mask / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1))
+
+
 def cross_entropy_slope(
     logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -84,26 +92,20 @@ def cross_entropy_slope(
     gradient = log_shares.exp_().scatter_add_(-1, at, log_shares.new_full((), -1.0).expand(at.shape))
     if weights is not None:
         losses, gradient = losses * weights[targets], gradient.mul_(weights[at])
-    if mask is None:
-        return losses.mean(-1), gradient.div_(logits.shape[-2])
-    rows = mask.sum(-1).clamp(min=1)
-    each = (mask / rows.unsqueeze(-1)).unsqueeze(-1)
-    return torch.where(mask, losses, 0).sum(-1) / rows, gradient.mul_(each)
+    return row_mean(losses, mask), by_rows(gradient, mask)
 
 
-def cross_entropy_over(logits: Tensor, targets: Tensor, keep: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy with the classes outside `keep`, `(classes,)`, taken out of the softmax; of an
-    empty client, which keeps none, all rows are padding and only need to stay finite."""
-    return mean_cross_entropy(torch.where(keep | ~keep.any(-1, keepdim=True), logits, -math.inf), targets, mask)
+def over(logits: Tensor, keep: Tensor) -> Tensor:
+    """Return logits of which a softmax takes those of the classes in `keep`, `(..., classes)`, alone; of an empty
+    client, which keeps none, all rows are padding and only need to stay finite."""
+    return torch.where(keep | ~keep.any(-1, keepdim=True), logits, -math.inf)
 
 
-def balanced_cross_entropy(batch: Batch, counts: Tensor, least: float) -> Tensor:
-    """Return the mean cross-entropy of logits to which the logs of counts, at least `least` each, are added."""
+def balanced(logits: Tensor, counts: Tensor, least: float) -> Tensor:
+    """Return logits to which the logs of counts, at least `least` each, are added; those of 0 are out of a softmax."""
     raised = counts.clamp(min=least)
     possible = raised > 0
-    return cross_entropy_over(
-        batch.logits + torch.where(possible, raised, 1).log(), batch.targets, possible, batch.mask
-    )
+    return over(logits + torch.where(possible, raised, 1).log(), possible)
 
 
 def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
@@ -111,17 +113,28 @@ def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
     return (log_teacher.exp() * (log_teacher - log_student)).sum(dim=-1)
 
 
-def distilled(
-    batch: Batch, teacher: Tensor, among: Tensor, temperature: float = 1.0, taught: Tensor | None = None
-) -> Tensor:
+def distilled(batch: Batch, teacher: Tensor, among: Tensor, taught: Tensor, temperature: float) -> Tensor:
     """Return T^2 times the mean KL of the teacher over the classes `taught` from the student over `among`, masks,
-    `(classes,)` or `(batch, classes)`; `taught` is `among` unless given."""
-    taught = among if taught is None else taught
-    log_teacher = log_softmax_over(real_rows(teacher.detach(), batch.mask) / temperature, taught)
-    log_student = log_softmax_over(real_rows(batch.logits, batch.mask) / temperature, among)
-    if taught is not among:
-        log_student = torch.where(taught, log_student, 0)
+    `(..., classes)` or `(..., batch, classes)`."""
+    log_teacher, log_student = _log_shares(batch, teacher, among, taught, temperature)
+    log_student = torch.where(taught, log_student, 0)
     return temperature**2 * row_mean(divergence(log_teacher, log_student), batch.mask)
+
+
+def distilled_slope(
+    batch: Batch, teacher: Tensor, among: Tensor, taught: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return the same, and its gradient by the student's logits."""
+    log_teacher, log_student = _log_shares(batch, teacher, among, taught, temperature)
+    shares = torch.where(taught, log_teacher.exp(), 0)
+    value = temperature**2 * row_mean((shares * (log_teacher - log_student)).sum(-1), batch.mask)
+    own = torch.where(among, log_student.exp(), 0)
+    return value, by_rows((own * shares.sum(-1, keepdim=True) - shares) * temperature, batch.mask)
+
+
+def _log_shares(batch: Batch, teacher: Tensor, among: Tensor, taught: Tensor, temperature: float) -> list[Tensor]:
+    pairs = (teacher.detach(), taught), (batch.logits, among)
+    return [log_softmax_over(real_rows(logits, batch.mask) / temperature, keep) for logits, keep in pairs]
 
 
 def shares_of(counts: Tensor) -> Tensor:

@@ -344,16 +344,19 @@ class _StackObjective:
         return vmap(partial(self._valued, objective), in_dims=(0, 0, self._dims))(*outputs, own)
 
     def _valued(self, objective: Objective, features: Tensor, logits: Tensor, own: Own) -> Tensor:
-        context = Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
-        return objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), context)
+        return objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), self._context(own))
+
+    def _context(self, own: Own) -> Context:
+        return Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
 
     def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor, objective: Objective) -> Tensor:
         own, views = self._own, self._network.views(parameters)
         outputs = chain.outputs(views, own.x.flatten(2))
         leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
         by_features = None
-        if (sloped := objective.sloped) is not None:
-            values, by_logits = sloped.slope(Batch(*outputs, own.y, own.mask))
+        if objective.is_sloped:
+            context = self._context(own._replace(counts=own.counts.unsqueeze(1)))
+            values, by_logits = objective.slope(Batch(*outputs, own.y, own.mask), context)
         else:
             with torch.enable_grad():
                 values = self._values(objective, leaves)
