@@ -21,12 +21,10 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedskew.arena._advice import FloatArray
 from fedskew.arena._plan import Line
 from fedskew.tables import counted, holm
-
-FloatArray = NDArray[np.float64]
 
 View = Literal["rounds", "compute", "traffic", "common", "personal"]
 VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic", "common", "personal")

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedskew.data import Inputs, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._identity import set_aside
+from fedskew.experiment._task import FloatArray
 from fedskew.experiment._trained import ADAPTED, PERSONAL, TrainedModel, check_one_class, mix_of_client, moved_model
 from fedskew.files import file_hash, save_tensors
 from fedskew.finish import LEAST_SAMPLES
@@ -37,8 +38,6 @@ from fedskew.labels import (
     outcome_table,
 )
 from fedskew.personal import HeldOut
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

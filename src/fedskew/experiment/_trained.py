@@ -19,7 +19,7 @@ from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED, INPUTS
+from fedskew.experiment._folder import FINISHED, RunFolder
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
@@ -120,7 +120,7 @@ class TrainedModel:
     def profile(self) -> Profile:
         """Return what the training samples looked like (`fedskew watch`); RunError where the run folder does not
         say."""
-        path = self.file.with_name(INPUTS)
+        path = self.file.with_name(RunFolder.INPUTS)
         try:
             return Profile.of_plain(json.loads(path.read_text(encoding="utf-8")))
         except OSError:

@@ -247,9 +247,10 @@ class SeedRun:
         return f"{label}, after {finish}"
 
     @staticmethod
-    def last_evaluated(rounds: Sequence[RoundRecord], last: int = LAST) -> list[RoundRecord]:
-        """Return the evaluated records of the last so many rounds, never the untrained model's."""
-        return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds, last)]
+    def last_evaluated(rounds: Sequence[RoundRecord], last: int = LAST) -> list[Evaluation]:
+        """Return the evaluations of the last so many rounds, never the untrained model's."""
+        trained = [record.evaluation for record in rounds if record.round > _first(rounds, last)]
+        return [evaluation for evaluation in trained if evaluation is not None]
 
     @staticmethod
     def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
