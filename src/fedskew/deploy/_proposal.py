@@ -327,12 +327,8 @@ class Look:
     def run_code(self) -> Look:
         """Run the app's own code, after the site agreed to it, to find out all that will leave."""
         with running(self.files) as folder:
-            return replace(
-                self,
-                leaves=Disclosure.all_of(
-                    read(folder / "run.toml").weights_in(self.place.parent), self.agreement, self.data
-                ),
-            )
+            config = read(folder / "run.toml").weights_in(self.place.parent)
+            return replace(self, leaves=Disclosure.all_of(config, self.agreement, self.data))
 
     def accept(self) -> Terms:
         """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an app that was

@@ -183,9 +183,8 @@ class SumAsked(NamedTuple):
         return SumContext(self.session, self.round, self.attempt, self.purpose, self.members, public)
 
 
-_STRICT = ConfigDict(strict=True)
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind, config=_STRICT) for kind in (TrainInstruction, SumAsked)
+    kind: TypeAdapter(kind, config=ConfigDict(strict=True)) for kind in (TrainInstruction, SumAsked)
 }
 Asked = TypeVar("Asked", TrainInstruction, SumAsked)
 

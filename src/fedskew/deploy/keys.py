@@ -230,7 +230,8 @@ class Registry:
                 lines.append(f"{name}: registered already")
                 continue
             public = serialization.load_ssh_public_key(key.encode())
-            self.client.RegisterNode(RegisterNodeRequest(public_key=_pem(public), name=name))
+            pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+            self.client.RegisterNode(RegisterNodeRequest(public_key=pem, name=name))
             lines.append(f"{name}: registered")
         return lines
 
@@ -275,10 +276,6 @@ def _read_key(path: Path) -> str:
 
 def _openssh(key: PublicKeyTypes) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode("ascii")
-
-
-def _pem(key: PublicKeyTypes) -> bytes:
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _lines(path: Path) -> list[str]:
