@@ -139,11 +139,9 @@ class Scores:
 
         Args:
             lines: Lines of `runs.csv`, those of compared runs.
-            axes: Names of what situations differ in.
             reference: Label of the reference: the others are scored where they have spent as much compute or traffic as
                 it has at its last round, or at their own last round if they never do. A score between two
                 evaluations is interpolated.
-            view: What is equal when methods are compared.
             last: Number of evaluations whose mean is a score.
             trainings: For each situation the training that it belongs to (see `Arena.trainings`).
             blocks: Name of the axis whose labels are blocks of trainings.

@@ -183,7 +183,6 @@ def _kind(feature: Any) -> str:
 
 
 def _columns(table: Table, label: Sequence[str], client: str | None, inputs: str | None) -> list[str]:
-    """Return the columns to learn from."""
     names = table.column_names
     for option, name in (*(("label", name) for name in label), ("client", client), ("inputs", inputs)):
         if name is not None and name not in names:

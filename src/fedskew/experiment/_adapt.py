@@ -50,7 +50,6 @@ class Adaptation:
             `(classes,)`; NaN without any.
         gains: What the move changes in these shares, with 95 % interval ends: `(classes, 3)`.
         held_out: Held-out samples of each class, `(classes,)`.
-        samples: Number of the target's samples.
         held_out_mix: The mix that the calibration is for, where the target's own is of counts; None: uniform.
     """
 

@@ -66,7 +66,6 @@ class TrainingLoop:
     the same loop from different parts.
 
     Attributes:
-        untrained: The model that the first round starts from.
         model: The network that evaluated models are written into; it holds the final one after `finish`.
         info: The model's classes, shape and normalisation, which its file names.
         task: Called for the label counts, names and target that the finished run shows.

@@ -28,11 +28,12 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
+from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
-from fedskew.experiment._task import FloatArray, Task, make_task, model_info, some_samples
+from fedskew.experiment._task import FloatArray, Task, make_task, some_samples
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
 from fedskew.models import FlatModel, ModelState
@@ -98,7 +99,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         runner=runner,
         untrained=untrained,
         model=model,
-        info=model_info(raw),
+        info=ModelInfo.of(raw),
         evaluate=evaluator,
         task=lambda: info,
         clients=clients,
@@ -107,7 +108,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         beside=sites,
         at_sites=sites,
         finisher=make_finisher(config, seed, task, model),
-        profile=partial(model_info(raw).profile, raw.inputs),
+        profile=partial(ModelInfo.of(raw).profile, raw.inputs),
         scores=evaluator.scores,
     )
 

@@ -105,14 +105,6 @@ def make_task(config: Config, seed: int) -> Task:
     return task
 
 
-def model_info(dataset: Dataset) -> ModelInfo:
-    """Return what is stored with a model of a data set; whole numbers in memory are token ids."""
-    tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
-    encoder = None if dataset.encoder is None else dataset.encoder.plain()
-    form = dataset.mean, dataset.std, dataset.window
-    return ModelInfo(dataset.classes, dataset.in_shape, tokens, *form, encoder, dataset.multi_label)
-
-
 def some_samples(dataset: Dataset) -> Tensor:
     """Return two samples, the same where there is but one."""
     rows = torch.arange(2, device=dataset.inputs.device) % len(dataset.targets)
@@ -333,7 +325,7 @@ def _unlabelled(config: Config, task: Task, seed: int) -> Inputs:
             found = data.unlabelled([Path(path).expanduser()], *form, encoder=dataset.encoder)
             read = torch.cat([some.inputs for some in found])
         with placed(f"target.unlabelled: {path}: "):
-            return model_info(dataset).normalise(read)
+            return ModelInfo.of(dataset).normalise(read)
     if len(task.partition.indices) == len(task.counts):  # no target client
         assert task.target is not None, "checked by `_targets`"
         rng = generator(seed, Purpose.UNLABELLED)

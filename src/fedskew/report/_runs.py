@@ -36,7 +36,6 @@ class SeedRun:
     Attributes:
         label: What it is called in a report; the seeds of one config share it.
         config: The whole config, defaults included.
-        rounds: The records, in order of their rounds.
         counts: Label counts of the clients that train, shape `(clients, classes)`.
         target: Label mix of the target, shape `(classes,)`, sum 1; None without a target.
         summary: The content of `summary.json`; empty for a run that has not ended.
