@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -303,11 +304,9 @@ def load(
 
 def _finish_failed(folder: Path) -> str | None:
     """Why a run's trained model could not be finished; None where that is not known."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return str(summary["finished"]["failed"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["finished"]["failed"])
+    return None
 
 
 def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
