@@ -360,10 +360,8 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
             federation.check()
             time.sleep(0.5)
     if not (folder / "summary.json").exists():
-        kinds: dict[int, type[RunError]] = {
-            kind.exit_code: kind for kind in (DivergedError, EndedEarlyError, StandstillError)
-        }
-        kind = kinds.get(process.returncode, RunError)
+        kinds = (DivergedError, EndedEarlyError, StandstillError)
+        kind = next((one for one in kinds if one.exit_code == process.returncode), RunError)
         raise kind(f"the run ended early: {federation.last_message('run')}; see {federation.log('run')}")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     still = process.returncode == StandstillError.exit_code

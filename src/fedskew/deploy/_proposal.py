@@ -55,9 +55,8 @@ class Disclosure(NamedTuple):
             if trains:
                 things.append(Disclosure("that it keeps the trained model, for itself", "after the last round", 20))
             if plan.is_masked:
-                things.append(
-                    Disclosure("what opens its part of a sum, once", "after each of these", _seeds(agreement))
-                )
+                opens = "what opens its part of a sum, once"
+                things.append(Disclosure(opens, "after each of these", _seeds(agreement)))
         return (*things, FAILED)
 
 

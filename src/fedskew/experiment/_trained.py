@@ -209,7 +209,10 @@ class TrainedModel:
         is_path, encoder = isinstance(inputs, str | Path), self.encoder
         first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
         if not is_path and not isinstance(first, Mapping | str) and not hasattr(first, "to_dict"):
-            return _tensor(inputs)
+            with placed("inputs: not an array of numbers: ", ArgumentError, of=(ValueError, TypeError)):
+                array = np.asarray(inputs)
+                numbers = array if array.dtype.kind in "fiub" else array.astype(np.float64)
+                return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))  # as PyTorch takes memory
         if encoder is None:
             expected = str(("samples", *self.in_shape)).replace("'", "")
             raise ArgumentError(f"inputs: not an array of numbers; the model takes arrays of shape {expected}")
@@ -340,13 +343,6 @@ def _network(config: Config, info: ModelInfo) -> nn.Module:
     method = methods.build(config.method, config.training.momentum)
     network = make_network(config.weights_in(None), config.seeds[0], method, len(info.classes), info.in_shape)
     return network if method.pipeline is None else models.Concatenated(network, method.pipeline.clusters)
-
-
-def _tensor(values: ArrayLike) -> Tensor:
-    with placed("inputs: not an array of numbers: ", ArgumentError, of=(ValueError, TypeError)):
-        array = np.asarray(values)
-        numbers = array if array.dtype.kind in "fiub" else array.astype(np.float64)
-        return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))  # as PyTorch takes memory
 
 
 def moved_model(
