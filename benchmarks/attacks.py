@@ -34,6 +34,7 @@ import torch
 from fedskew import data
 from fedskew.deploy import Address, Agreement, LocalFederation, agree, write_federation
 from fedskew.deploy._arrays import ModelLayout
+from fedskew.deploy._ask import Replies
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._rehearsal import with_defences
 from fedskew.deploy._validator import ReplyValidator
@@ -130,7 +131,7 @@ class CheckedSites(Backend):
         updates = self._backend.train(round, true, sent) if true else []
         tasks = {task.client: task for task in there}
         changed = [self._lie(one, tasks[BAD], round) if one.client == BAD else one for one in updates]
-        return self._validator.in_line(round, changed)
+        return self._validator.updates(round, Replies({one.client: one for one in changed}, {}, {}, set()))
 
     def _lie(self, update: Update, task: Assignment, round: int) -> Update:
         change = update.change * self._scale

@@ -2,13 +2,14 @@
 
 import json
 import resource
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -25,6 +26,15 @@ from fedskew.models import ModelState
 from fedskew.weighting import INDEX, Answered
 
 NONE = torch.zeros(0)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def some_first(some: Collection[Any], everything: Iterable[Any]) -> list[Any]:
+    """Cases of a test: those that are not among some belong to the whole product."""
+    return [*some, *(pytest.param(case, marks=pytest.mark.whole_product) for case in everything if case not in some)]
 
 
 @contextmanager
@@ -65,6 +75,13 @@ def task(
         rule = {"rule": "quantity", "labels_per_client": labels}
     model = {"name": "logistic"} if width is None else {"name": "mlp3", "width": width}
     return {"data": {"name": "digits"}, "partition": rule | {"clients": clients}, "model": model, "training": training}
+
+
+TO_FINISH = task(6, width=12, rounds=2, participation=0.5, batch_size=32, lr=0.1) | {
+    "name": "digits",
+    "data": {"name": "digits", "held_out": 0.25},
+    "partition": {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5, "target_client": True},
+}
 
 
 def built(preset: str = "fedavg", momentum: float = 0.0, **tables: Any) -> Method:

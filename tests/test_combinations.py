@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common import task
+from common import some_first, task
 from covering import PARAMETERS, Cell, covering_set, few, whole_product
 from fedskew.experiment import make_training_loop, resolve
 from fedskew.methods import PRESETS
@@ -44,13 +44,7 @@ def _trains_and_resumes(method: dict[str, Any] | str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", few(), ids=str)
-def test_every_component_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
-    _trains_and_resumes(cell.tables(), tmp_path)
-
-
-@pytest.mark.whole_product
-@pytest.mark.parametrize("cell", [cell for cell in covering_set() if cell not in few()], ids=str)
+@pytest.mark.parametrize("cell", some_first(few(), covering_set()), ids=str)
 def test_every_accepted_pair_of_components_trains_and_resumes_bit_for_bit(cell: Cell, tmp_path):
     _trains_and_resumes(cell.tables(), tmp_path)
 
@@ -61,13 +55,10 @@ def has_parts(tables: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*(name for name, tables in PRESETS.items() if has_parts(tables)), *INDEX])
-def test_a_method_of_several_components_trains_and_resumes_bit_for_bit(name, tmp_path):
-    _trains_and_resumes(name, tmp_path)
-
-
-@pytest.mark.whole_product
-@pytest.mark.parametrize("name", [*PRESETS, *COMBINATIONS])
+@pytest.mark.parametrize(
+    "name",
+    some_first([*(name for name in PRESETS if has_parts(PRESETS[name])), *INDEX], [*PRESETS, *COMBINATIONS]),
+)
 def test_every_named_method_trains_and_resumes_bit_for_bit(name, tmp_path):
     # Krum's default needs five clients; here three take part.
     krum = {"preset": "krum", "aggregation": PARAMETERS["aggregation.krum"]}

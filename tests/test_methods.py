@@ -92,8 +92,9 @@ def verdict(cell: Cell) -> set[frozenset[str]] | None:
         return None
 
 
-def test_every_two_components_are_accepted_or_refused_as_they_should_be():
-    for cell in pairs():
+@pytest.mark.parametrize("cells", [pairs, pytest.param(whole_product, marks=pytest.mark.whole_product)])
+def test_every_cell_is_accepted_or_refused_as_it_should_be(cells):
+    for cell in cells():
         assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
@@ -106,12 +107,6 @@ def test_components_that_the_whole_product_leaves_out_declare_what_another_one_d
     for index in SLOTS.values():
         for name in ALIKE.keys() & index.keys():
             assert declared(index[name]) == declared(index[ALIKE[name]]), name
-
-
-@pytest.mark.whole_product
-def test_every_cell_of_the_whole_product_is_accepted_or_refused_as_it_should_be():
-    for cell in whole_product():
-        assert verdict(cell) == (None if is_refused(cell) else conflicts(cell)), cell
 
 
 @pytest.mark.slow

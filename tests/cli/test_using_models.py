@@ -10,27 +10,22 @@ import tomli_w
 from PIL import Image
 
 import fedskew
-from common import task
+from common import TO_FINISH, task
 from fedskew.data import load
 from fedskew.errors import RunError
 from fedskew.experiment import RunFolder
 
 DIGITS = load("digits")
-TASK = task(6, width=12, rounds=2, participation=0.5, batch_size=32, lr=0.1) | {
-    "name": "digits",
-    "data": {"name": "digits", "held_out": 0.25},
-    "partition": {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5, "target_client": True},
-}
 
 
 def simulate(folder, **tables):
-    return fedskew.simulate({**TASK, **tables}, out=folder, progress=False)
+    return fedskew.simulate({**TO_FINISH, **tables}, out=folder, progress=False)
 
 
 @pytest.mark.slow
 def test_every_table_has_a_row_for_either_model(tmp_path, command):
     quick = {"name": "ccvr", "samples": 20, "ridge": 1.0}
-    config = {**TASK, "method": {"preset": "fedavg", "finish": quick}, "seeds": [0, 1]}
+    config = {**TO_FINISH, "method": {"preset": "fedavg", "finish": quick}, "seeds": [0, 1]}
     (tmp_path / "task.toml").write_text(tomli_w.dumps(config))
     done = command("run", "task.toml")
     assert "digits, as trained" in done.stdout
@@ -79,7 +74,7 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
 
 
 def test_a_model_that_adapt_has_moved_is_not_moved_again(tmp_path, command):
-    done = simulate(tmp_path, method="adapt", training=TASK["training"] | {"rounds": 1})
+    done = simulate(tmp_path, method="adapt", training=TO_FINISH["training"] | {"rounds": 1})
     np.savez(tmp_path / "new.npz", x=DIGITS.test_inputs[:3].numpy())
     said = command("adapt", done.folder, "--target-data", "new.npz", "--finished", status=2)
     assert "the finish of" in said.stderr

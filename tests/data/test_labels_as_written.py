@@ -7,14 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from common import save_image
+from common import rng, save_image
 from fedskew import data
 from fedskew.data import Dataset, from_object, holdings
 from fedskew.errors import DataError, DataWarning
-
-
-def rng() -> np.random.Generator:
-    return np.random.default_rng(0)
 
 
 def table(folder, labels, **options) -> Dataset:

@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from common import rng
 from fedskew import data, findings
 from fedskew.data import Dataset, from_object
 from fedskew.errors import ArgumentError, DataError, DataWarning
 
 ROWS = [(1, 0, 0), (1, 1, 0), (0, 0, 0), (0, 1, 1)] * 10
 NAMES = ("Edema", "Effusion", "Hernia")
-
-
-def rng() -> np.random.Generator:
-    return np.random.default_rng(0)
 
 
 def by_age(dataset: Dataset) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from common import table
+from common import rng, table
 from fedskew import data
 from fedskew.data import Proposal, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, ConfigError, DataError, DataWarning
@@ -25,10 +25,6 @@ SCHEMA = {
     }
 }
 TABLE = "row,sex,age,dose,diagnosis\n1,f,30,1.5,ill\n2,m,,2.5,well\n3,,50,0.5,ill\n4,m,70,1,well\n"
-
-
-def rng():
-    return np.random.default_rng(0)
 
 
 def load(path, schema=SCHEMA, **options):

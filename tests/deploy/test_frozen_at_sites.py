@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from federated import check_models, federate, tree
+from flwr.app import ConfigRecord
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -44,18 +45,12 @@ def test_a_site_refuses_weights_that_were_not_agreed_to(tmp_path: Path, caplog: 
     federation = federate(tmp_path, config)
     weights(tmp_path / "birch", seed=6)
     (tmp_path / "cedar" / "weights.safetensors").unlink()
-    question = {"config": {"server-round": 0}}
-    answers: dict[str, Any] = {name: federation.ask("query", _query(question), name) for name in federation.names}
+    question = {"config": ConfigRecord({"server-round": 0})}
+    answers: dict[str, Any] = {name: federation.ask("query", question, name) for name in federation.names}
     assert answers["ash"].has_content()
     assert str(answers["birch"].error.reason) == "failed: ConfigError in its own log"
     assert "birch/weights.safetensors is another file than that of weights_hash" in caplog.text
     assert "cedar/weights.safetensors: No such file" in caplog.text
-
-
-def _query(content: dict[str, Any]) -> dict[str, Any]:
-    from flwr.app import ConfigRecord
-
-    return {name: ConfigRecord(entries) for name, entries in content.items()}
 
 
 def test_the_server_and_each_site_get_the_file_once_with_their_folders(tmp_path: Path) -> None:

@@ -67,9 +67,7 @@ def test_packed_arrays_are_one_array_and_come_back_as_they_were() -> None:
     assert unpack(content) == content  # as others send it
 
 
-def packed_as(entries: object, values: bytes = b"12345678") -> RecordDict:
-    head = json.dumps(entries).encode()
-    whole = len(head).to_bytes(8, "little") + head + values
+def packed_as(whole: bytes) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord({PACKED: Array("uint8", (len(whole),), PACKED, whole)})})
 
 
@@ -88,11 +86,12 @@ def packed_as(entries: object, values: bytes = b"12345678") -> RecordDict:
     ],
 )
 def test_a_record_that_is_packed_in_another_way_is_refused(entries: object) -> None:
+    head = json.dumps(entries).encode()
     with pytest.raises(RefusedError, match="not packed as fedskew packs them"):
-        unpack(packed_as(entries))
+        unpack(packed_as(len(head).to_bytes(8, "little") + head + b"12345678"))
 
 
 def test_a_packed_record_without_a_head_is_refused() -> None:
     for whole in (b"", b"\xff" * 8, b"\x02" + b"\0" * 7 + b"["):
         with pytest.raises(RefusedError):
-            unpack(RecordDict({"arrays": ArrayRecord({PACKED: Array("uint8", (len(whole),), PACKED, whole)})}))
+            unpack(packed_as(whole))

@@ -6,6 +6,7 @@ import stat
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,14 +183,8 @@ def described(text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "data.toml").write_text(text)
 
 
-def other_shape(folder: Path) -> None:
-    for part in ("train", "test"):
-        paint(folder / "images" / part, HELD, size=9)
-
-
-def grey(folder: Path) -> None:
-    for part in ("train", "test"):
-        paint(folder / "images" / part, HELD, mode="L")
+def painted(**how: Any) -> Callable[[Path], object]:
+    return lambda folder: [paint(folder / "images" / part, HELD, **how) for part in ("train", "test")]
 
 
 def nothing_there(folder: Path) -> None:
@@ -201,8 +196,8 @@ def nothing_there(folder: Path) -> None:
     ("mistake", "says"),
     [
         (lambda site: paint(site / "images" / "train", {"glvoe": 2}), ["'glvoe'", "did you mean 'glove'"]),
-        (other_shape, ["(3, 9, 9)", "(3, 8, 8)"]),
-        (grey, ["(1, 8, 8)", "(3, 8, 8)"]),
+        (painted(size=9), ["(3, 9, 9)", "(3, 8, 8)"]),
+        (painted(mode="L"), ["(1, 8, 8)", "(3, 8, 8)"]),
         (lambda site: (site / "images").rename(site / "elsewhere"), ["images does not exist"]),
         (lambda site: (site / "images" / "train" / "hat" / "0.png").write_text("not an image"), ["0.png", "image"]),
         (lambda site: (site / "app" / "deploy.toml").unlink(), ["deploy.toml"]),

@@ -209,12 +209,6 @@ def test_other_federations_have_no_such_question(tmp_path: Path) -> None:
     assert "not agreed: moments" in str(answer.error.reason)
 
 
-def of_pooled(names: tuple[str, ...], info: ModelInfo) -> Profile:
-    """What the training samples of all sites look like in one place."""
-    columns = Profile.columns(TABLE.restored(pooled(names)), TABLE)
-    return Profile.of(columns, Profile.cells_of(TABLE, info.mean, info.std))
-
-
 MASKED: dict[str, Any] = {"given": {"engine": {"updates": "masked"}}, "updates": "masked", "round_timeout": 0.5}
 
 
@@ -226,7 +220,8 @@ def test_what_inputs_look_like_is_that_of_pooled_samples_and_watch_reads_it(
     federation = tables(tmp_path, names, **agreed)
     grid = federation.grid()
     info = federation.run(grid).info
-    found, expected = profile_of(federation), of_pooled(names, info)
+    columns = Profile.columns(TABLE.restored(pooled(names)), TABLE)
+    found, expected = profile_of(federation), Profile.of(columns, Profile.cells_of(TABLE, info.mean, info.std))
     assert (found.samples, found.counts, found.numbers) == (45 * len(names), expected.counts, ("age", "lab"))
     np.testing.assert_allclose(found.products, expected.products, atol=1e-3)
     assert grid.kinds().count("query.profile") == 1

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from federates import CLASSES, FEATURES, Straight, backends, clients, network
+from federates import Straight, backends, clients, network
 from torch import nn
 from torch.nn import functional
 
@@ -16,7 +16,6 @@ from common import built, same, stop_at, task
 from fedskew.engine import Assignment, Group
 from fedskew.errors import BackendWarning, ComponentError, ConfigError
 from fedskew.local_steps import SGD
-from fedskew.models import Network
 from fedskew.parameters import component
 from fedskew.personal import Personal
 
@@ -29,12 +28,8 @@ OPTIMISERS = {
 every = pytest.mark.parametrize("name", OPTIMISERS)
 
 
-class Wound(Network):
+class Wound(Straight):
     """A network that is no chain of layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
 
     def features(self, x):
         return self.fc(x) + self.fc(x).tanh()

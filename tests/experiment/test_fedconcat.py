@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedskew
-from common import records_of, stop_at
+from common import records_of, rng, stop_at
 from fedskew import weighting
 from fedskew.errors import ArgumentError, CombinationError, ConfigError
 from fedskew.experiment import RunFolder, TrainingLoop, make_task, make_training_loop, resolve
@@ -401,10 +401,6 @@ def test_a_teacher_is_refused_with_the_reason():
 
 
 # Clusters
-
-
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 # Three kinds of clients, whatever their sizes: mostly class 2, classes 0 and 1 alike, mostly class 3.

@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedskew
-from common import alike, task
+from common import TO_FINISH, alike
 from covering import Cell
 from fedskew.cli import app
 from fedskew.data import Dataset, load
@@ -24,12 +24,7 @@ from fedskew.finish import Finish, Finished, Head
 from fedskew.report import SeedRun
 
 DIGITS = load("digits")
-TASK = task(6, width=12, rounds=2, participation=0.5, batch_size=32, lr=0.1) | {
-    "name": "digits",
-    "data": {"name": "digits", "held_out": 0.25},
-    "partition": {"rule": "dirichlet_by_client", "clients": 6, "beta": 0.5, "target_client": True},
-    "evaluation": {"every": 2},
-}
+TASK = TO_FINISH | {"evaluation": {"every": 2}}
 QUICK = {"name": "ccvr", "samples": 20, "ridge": 1.0}
 """CCVR whose minimum is found in a few steps."""
 

@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
+from common import some_first
 from fedskew import simulate
 from fedskew.experiment import Cell, Job, make_training_loop
 from fedskew.models import Network
@@ -141,14 +142,8 @@ def run(job: Job, out: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOME)
-def test_a_recipe_runs_and_ends_in_its_table_and_its_figure(name: str, tiny_root: Path, out: Path):
-    assert_runs(name, tiny_root, out)
-
-
-@pytest.mark.whole_product
-@pytest.mark.parametrize("name", [name for name in names() if name not in SOME])
-def test_every_other_recipe_runs_and_ends_in_its_table_and_its_figure(name: str, tiny_root: Path, out: Path):
+@pytest.mark.parametrize("name", some_first(SOME, names()))
+def test_every_recipe_runs_and_ends_in_its_table_and_its_figure(name: str, tiny_root: Path, out: Path):
     assert_runs(name, tiny_root, out)
 
 

@@ -101,7 +101,6 @@ def advise(
         counts: Label counts of the clients that train, shape `(clients, classes)`.
         target: Label mix that the model will serve, shape `(classes,)`; None: that of the test data.
         participation: Share of the clients that takes part in a round.
-        epochs: Local epochs of a round.
         without: Labels of methods that can't be used.
         table: `evidence.csv.gz` of an arena; None: the one that comes with fedskew. DataError where it can't be read.
     """

@@ -169,8 +169,6 @@ class Arena:
     Attributes:
         axes: Names of what situations differ in.
         entries: Every method in every situation, one situation after another.
-        settings: Its table `[arena]`.
-        command: The command line that runs it.
         refused: Combinations that make no sense, and why, a line each.
     """
 
@@ -202,7 +200,6 @@ class Arena:
         """Read an arena from a TOML file, and check everything in it that `only` leaves.
 
         Args:
-            path: The file.
             changes: Dotted keys to change, `arena.*` and `sweep.*` included, and their values.
             quick: Whether the `[quick]` table of the file applies.
             only: Labels by axis (or `method`), several joined by `|`: keep only the entries that have one of them.
@@ -303,7 +300,6 @@ def _points(section: _Draw) -> list[dict[str, Any]]:
 
 
 def _point(box: Mapping[str, Any], coordinates: Iterator[float]) -> dict[str, Any]:
-    """Return the keys that one point sets."""
     found: dict[str, Any] = {}
     for key, value in box.items():
         drawn = _drawn(value, coordinates, f"arena.draw.set.{key}")

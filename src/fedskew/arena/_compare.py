@@ -21,12 +21,10 @@ from statistics import fmean, median
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedskew.arena._advice import FloatArray
 from fedskew.arena._plan import Line
 from fedskew.tables import counted, holm
-
-FloatArray = NDArray[np.float64]
 
 View = Literal["rounds", "compute", "traffic", "common", "personal"]
 VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic", "common", "personal")
@@ -141,11 +139,9 @@ class Scores:
 
         Args:
             lines: Lines of `runs.csv`, those of compared runs.
-            axes: Names of what situations differ in.
             reference: Label of the reference: the others are scored where they have spent as much compute or traffic as
                 it has at its last round, or at their own last round if they never do. A score between two
                 evaluations is interpolated.
-            view: What is equal when methods are compared.
             last: Number of evaluations whose mean is a score.
             trainings: For each situation the training that it belongs to (see `Arena.trainings`).
             blocks: Name of the axis whose labels are blocks of trainings.

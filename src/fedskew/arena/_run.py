@@ -166,7 +166,6 @@ def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
 
 
 def _in_words(config: Config) -> str:
-    """Return a federation in a few words."""
     rule = config.partition
     options = {**rule.parameters, "clients": rule.clients}
     said = ", ".join(f"{name} {value}" for name, value in options.items() if not isinstance(value, bool | None))
@@ -235,12 +234,10 @@ class ArenaState:
     """The state of an arena.
 
     Attributes:
-        arena: The arena.
         runs: The lines of `runs.csv` that belong to it, tuning runs included.
         federations: Figures of the federations, by the labels of the situation and the partition's seed.
         missing: For each method in each situation that lacks runs, one of the missing jobs and the number missing.
         failures: Runs that failed this time, and why, a line each.
-        number: Number of runs in all.
     """
 
     arena: Arena

@@ -284,25 +284,15 @@ def _kind_by_schema(config: Config) -> dict[str, Any] | None:
 
 def _kind(dataset: Dataset) -> dict[str, Any]:
     """Return the keys of an agreement that describe the samples."""
-    import torch
-
     from fedskew.experiment import ModelInfo
 
-    encoder: dict[str, Any] = {} if dataset.encoder is None else {"encoder": dataset.encoder.plain()}
-    info = ModelInfo(dataset.classes, dataset.in_shape, mean=dataset.mean, std=dataset.std)
-    kind, inputs = encoder.get("encoder", {}).get("kind"), dataset.inputs
-    floats = not isinstance(inputs, torch.Tensor) or inputs.is_floating_point()
-    if kind in ("text", "tokens") or (kind != "table" and floats):
-        encoder["input_cells"] = {name: list(own) for name, own in info.profile(dataset.inputs).cells.items()}
-    return encoder | {
-        "classes": list(dataset.classes),
-        "shape": list(dataset.in_shape),
-        "tokens": isinstance(dataset.inputs, torch.Tensor) and dataset.inputs.dtype == torch.int64,
-        "mean": list(dataset.mean),
-        "std": list(dataset.std),
-        "window": list(dataset.window),
-        "multi_label": dataset.multi_label,
-    }
+    info = ModelInfo.of(dataset)
+    samples = {name: list(one) if isinstance(one, tuple) else one for name, one in info.plain().items()}
+    samples["shape"] = samples.pop("in_shape")
+    kind = (info.encoder or {}).get("kind")
+    if kind in ("text", "tokens") or (kind != "table" and not info.tokens):
+        samples["input_cells"] = {name: list(own) for name, own in info.profile(dataset.inputs).cells.items()}
+    return samples
 
 
 def _print_notes(made: Draft, losses: list[str]) -> None:
@@ -370,10 +360,8 @@ def _train(console: Console, federation: LocalFederation) -> tuple[dict[str, Any
             federation.check()
             time.sleep(0.5)
     if not (folder / "summary.json").exists():
-        kinds: dict[int, type[RunError]] = {
-            kind.exit_code: kind for kind in (DivergedError, EndedEarlyError, StandstillError)
-        }
-        kind = kinds.get(process.returncode, RunError)
+        kinds = (DivergedError, EndedEarlyError, StandstillError)
+        kind = next((one for one in kinds if one.exit_code == process.returncode), RunError)
         raise kind(f"the run ended early: {federation.last_message('run')}; see {federation.log('run')}")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     still = process.returncode == StandstillError.exit_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Annotated, Any
@@ -121,7 +121,9 @@ class Console(rich.console.Console):
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """See rich."""
-        return _visible(super().render(renderable, options))
+        for one in super().render(renderable, options):
+            is_plain = one.control or one.text.isprintable()
+            yield one if is_plain else one._replace(text=visible(one.text, KEEP))
 
 
 def _form() -> Callable[[Sequence[str], Sequence[Sequence[str]]], str] | None:
@@ -138,14 +140,6 @@ def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
     columns = [[" ".join(str(cell).split()) for cell in (column.header, *column.cells)] for column in table.columns]
     headings, *rows = (list(row) for row in zip(*columns, strict=True))
     return headings, rows
-
-
-def _visible(segments: Iterable[Segment]) -> Iterator[Segment]:
-    for segment in segments:
-        if segment.control or segment.text.isprintable():
-            yield segment
-        else:
-            yield segment._replace(text=visible(segment.text, KEEP))
 
 
 def table_of(headings: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "", **look: Any) -> Table:

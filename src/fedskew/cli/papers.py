@@ -55,8 +55,7 @@ def recipes(
     """
     from fedskew.papers import Recipe, names
 
-    console = Console()
-    wide = console.wide
+    wide = Console().wide
     if name is None:
         if rows is not None or config:
             raise ConfigError(

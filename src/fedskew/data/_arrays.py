@@ -159,15 +159,14 @@ def _owners(
 
 
 def _idx(source: Source, *parts: str) -> Arrays:
-    arrays: list[Tensor] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for part in parts or ("train", "t10k"):
         file = f"{part}-labels-idx1-ubyte"
         images, labels = _values(source, f"{part}-images-idx3-ubyte"), _values(source, file)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise source.damaged(file, f"it holds labels {labels.shape}, and the images are {images.shape}")
-        arrays += [torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long()]
-    train, train_labels, test, test_labels = arrays
-    return train, train_labels, test, test_labels
+        pairs.append((torch.from_numpy(images).unsqueeze(1), torch.from_numpy(labels).long()))
+    return *pairs[0], *pairs[1]
 
 
 def _values(source: Source, name: str) -> np.ndarray:

@@ -136,13 +136,12 @@ def _svhn(root: Path, verify: bool) -> Arrays:
 
 def _syn(root: Path, verify: bool) -> Arrays:
     source = Source.of("syn_digits", root, verify)
-    arrays: list[Tensor] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for name, expected in source.facts["samples"].items():
-        arrays += _matlab(source, name)
-        if verify and len(arrays[-1]) != expected:
-            raise source.damaged(name, f"it holds {len(arrays[-1])} samples, expected {expected}")
-    train, labels, test, test_labels = arrays
-    return train, labels, test, test_labels
+        pairs.append(_matlab(source, name))
+        if verify and len(pairs[-1][1]) != expected:
+            raise source.damaged(name, f"it holds {len(pairs[-1][1])} samples, expected {expected}")
+    return *pairs[0], *pairs[1]
 
 
 def _matlab(source: Source, name: str) -> tuple[Tensor, Tensor]:
@@ -165,7 +164,7 @@ def _matlab(source: Source, name: str) -> tuple[Tensor, Tensor]:
 
 def _usps(root: Path, verify: bool) -> Arrays:
     """Return images, `(samples, 1, 16, 16)` float32 in [-1, 1], and labels."""
-    arrays: list[Tensor] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     source = Source.of("usps", root, verify)
     for file, archive in source.facts["archives"].items():
         expected = f"sha256 {archive['sha256']}, or the same values compressed anew"
@@ -178,17 +177,16 @@ def _usps(root: Path, verify: bool) -> Arrays:
             raise source.damaged(file, f"its values are not those published; expected {expected}")
         if table.shape[1] != 257:
             raise source.damaged(file, f"a line holds {table.shape[1]} values, not a digit and 256")
-        arrays.append(torch.from_numpy(table[:, 1:].copy()).view(-1, 1, 16, 16))
-        arrays.append(torch.from_numpy(table[:, 0].astype(np.int64)))
-    train, labels, test, test_labels = arrays
-    return train, labels, test, test_labels
+        pixels = torch.from_numpy(table[:, 1:].copy()).view(-1, 1, 16, 16)
+        pairs.append((pixels, torch.from_numpy(table[:, 0].astype(np.int64))))
+    return *pairs[0], *pairs[1]
 
 
 def _usps_bytes(root: Path, verify: bool) -> Arrays:
     """Return values in [-1, 1] as levels from 0 to 255."""
     train, labels, test, test_labels = _usps(root, verify)
-    levels = [part.add(1).mul_(127.5).round_().to(torch.uint8) for part in (train, test)]
-    return levels[0], labels, levels[1], test_labels
+    first, last = (part.add(1).mul_(127.5).round_().to(torch.uint8) for part in (train, test))
+    return first, labels, last, test_labels
 
 
 _SOURCES: dict[str, Callable[[Path, bool], Arrays]] = {

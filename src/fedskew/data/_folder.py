@@ -267,18 +267,11 @@ def _images_below(path: Path) -> list[Path]:
         raise DataError(f"{path}: there is no such file or folder")
     if not path.is_dir() or is_saved(path):
         return [path]
-    found = [
-        file
-        for file in sorted(path.rglob("*"))
-        if is_image(file) and not any(_is_hidden(part) for part in file.relative_to(path).parts)
-    ]
+    files = [(file, file.relative_to(path).parts) for file in sorted(path.rglob("*")) if is_image(file)]
+    found = [file for file, parts in files if not any(one[0] == "." or one in SYSTEM_FOLDERS for one in parts)]
     if not found:
         raise DataError(f"{path}: holds no images")
     return found
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
 def _of_pictures(

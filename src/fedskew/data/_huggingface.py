@@ -183,7 +183,6 @@ def _kind(feature: Any) -> str:
 
 
 def _columns(table: Table, label: Sequence[str], client: str | None, inputs: str | None) -> list[str]:
-    """Return the columns to learn from."""
     names = table.column_names
     for option, name in (*(("label", name) for name in label), ("client", client), ("inputs", inputs)):
         if name is not None and name not in names:
@@ -220,10 +219,6 @@ def names_of(table: Table, column: str, empty: str | None = None) -> list[str]:
     return [str(value) for value in values]
 
 
-def _numbers(table: Table, columns: Sequence[str]) -> Tensor:
-    return as_inputs(_arrays(table, columns), f"table: {', '.join(columns)}")
-
-
 def pictures_in(table: Table, column: str, place: object = "table") -> list[Picture]:
     """Return the images of a column, which are decoded when they are opened."""
     found: list[Picture] = []
@@ -239,13 +234,15 @@ def _opened(where: Path, image: dict[str, Any]) -> AbstractContextManager[Any]:
     return opened(where, image["path"] if image["bytes"] is None else BytesIO(image["bytes"]))
 
 
-def _arrays(table: Table, columns: Sequence[str]) -> NDArray[Any]:
-    """`(samples, features)`, or `(samples, ..., height, width)`."""
+def _numbers(table: Table, columns: Sequence[str]) -> Tensor:
+    """Return `(samples, features)`, or `(samples, ..., height, width)`."""
+    where = f"table: {', '.join(columns)}"
     try:
         found = [np.asarray(table.with_format("numpy")[column][:]) for column in columns]
         array = np.stack(found, axis=1) if found[0].ndim == 1 else found[0]
         # The column's own type: the numpy format widens bytes.
         of_bytes = array.ndim > 2 and "'uint8'" in str(table.features[columns[0]])
-        return array.astype(np.uint8 if of_bytes else np.float64)
+        array = array.astype(np.uint8 if of_bytes else np.float64)
     except (TypeError, ValueError) as error:
-        raise DataError(f"table: {', '.join(columns)}: not all samples are numbers of one shape ({error})") from None
+        raise DataError(f"{where}: not all samples are numbers of one shape ({error})") from None
+    return as_inputs(array, where)

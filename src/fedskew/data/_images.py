@@ -14,7 +14,7 @@ stored bits; a user's goes before that. Values are rescaled by slope and interce
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,7 +109,10 @@ def read_pictures(
 ) -> Pictures:
     """Decode the images of some parts as values in [0, 1], (1 or 3 channels, height, width), grey if all are; of one
     size, unless a `size`, a side or (height, width), is wanted."""
-    wanted, window, tray = sides(size), checked_window(window), Tray(skip_broken)
+    wanted, ends, tray = sides(size), tuple(map(float, window)), Tray(skip_broken)
+    if len(ends) > 2 or (ends and not 0 < ends[-1] - (ends[0] if len(ends) == 2 else 0) < np.inf):
+        raise ArgumentError(f"window: must be [low, high], the stored values that are black and white, got {window!r}")
+    window = ends
     places = [[(row, *picture) for row, picture in enumerate(part)] for part in parts]
     sizes: dict[tuple[int, int], list[str]] = {}
     channels = 1
@@ -184,14 +187,6 @@ class Tray:
         if not self.skips or len(self.broken) == total:
             raise DataError(f"{said}. Mend or remove them; --skip-broken (data.skip_broken = true) leaves them out")
         warnings.warn(f"{said}. They are left out (skip_broken)", DataWarning, stacklevel=3)
-
-
-def checked_window(window: Collection[float]) -> Window:
-    """Return a window, see the top of this file."""
-    found = tuple(map(float, window))
-    if len(found) > 2 or (found and not 0 < found[-1] - (found[0] if len(found) == 2 else 0) < np.inf):
-        raise ArgumentError(f"window: must be [low, high], the stored values that are black and white, got {window!r}")
-    return found
 
 
 def as_floats(image: Image.Image, shape: tuple[int, int, int], where: object, window: Window) -> Tensor:

@@ -63,11 +63,8 @@ def load(
     accepted = inspect.signature(reader).parameters
     if "root" in accepted:
         options["root"] = _root(name, root)
-    if "rng" in accepted:
-        options["rng"] = rng
-    if "encoder" in accepted:
-        options["encoder"] = encoder
-    return reader(**options)
+    more = {"rng": rng, "encoder": encoder}
+    return reader(**options, **{key: value for key, value in more.items() if key in accepted})
 
 
 def _root(name: str, root: str | os.PathLike[str] | None) -> Path:

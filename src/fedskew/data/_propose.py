@@ -62,39 +62,34 @@ class Proposal:
         found = [path for root in files for path in table_files(root)]
         if not found:
             raise DataError(f"{files[0]}: there is no CSV or Parquet file")
-        return _propose([Table.read(path, decimal) for path in found], label, client, separator)
-
-
-def _propose(
-    tables: Sequence[Table], label: str | tuple[str, ...] | None, client: str | None, separator: str | None
-) -> Proposal:
-    names = list(dict.fromkeys(name for table in tables for name in table.columns))
-    labels = () if label is None else columns_in(label, names) if isinstance(label, str) else label
-    for option, named in (*(("label", name) for name in labels), ("client", client)):
-        if named is not None and named not in names:
-            raise DataError(f"{tables[0].where}: no column {named!r} of {option}s{nearest(named, names)}")
-    labels = labels or tuple(filter(None, [_named(names, "label", CLASS_WORDS)]))
-    client = client or _named([name for name in names if name not in labels], "client", CLIENT_WORDS)
-    unclear: list[str] = []
-    if not labels:
-        unclear.append(
-            'no column is called label, class or the like; give one of them kind = "label" (or --label NAME)'
-        )
-    signs = {table.where: _sign(table) for table in tables}
-    unclear += [f"{where}: its decimal sign is a comma" for where, sign in signs.items() if sign == ","]
-    columns = {}
-    for name in names:
-        seen = _Seen.of(name, tables)
-        if name in labels:
-            columns[name] = _labels(seen, unclear) if len(labels) == 1 and separator is None else Column("label")
-        elif name == client:
-            columns[name] = Column("client")
-        else:
-            columns[name] = _column(seen, [signs[table.where] for table in seen.tables], len(tables), unclear)
-    try:
-        return Proposal(TableSchema(columns), unclear)
-    except ArgumentError as error:
-        raise DataError(f"{tables[0].where}: {error} ({'; '.join(unclear)})") from None
+        tables = [Table.read(path, decimal) for path in found]
+        names = list(dict.fromkeys(name for table in tables for name in table.columns))
+        labels = () if label is None else columns_in(label, names) if isinstance(label, str) else label
+        for option, named in (*(("label", name) for name in labels), ("client", client)):
+            if named is not None and named not in names:
+                raise DataError(f"{tables[0].where}: no column {named!r} of {option}s{nearest(named, names)}")
+        labels = labels or tuple(filter(None, [_named(names, "label", CLASS_WORDS)]))
+        client = client or _named([name for name in names if name not in labels], "client", CLIENT_WORDS)
+        unclear: list[str] = []
+        if not labels:
+            unclear.append(
+                'no column is called label, class or the like; give one of them kind = "label" (or --label NAME)'
+            )
+        signs = {table.where: _sign(table) for table in tables}
+        unclear += [f"{where}: its decimal sign is a comma" for where, sign in signs.items() if sign == ","]
+        columns = {}
+        for name in names:
+            seen = _Seen.of(name, tables)
+            if name in labels:
+                columns[name] = _labels(seen, unclear) if len(labels) == 1 and separator is None else Column("label")
+            elif name == client:
+                columns[name] = Column("client")
+            else:
+                columns[name] = _column(seen, [signs[table.where] for table in seen.tables], len(tables), unclear)
+        try:
+            return Proposal(TableSchema(columns), unclear)
+        except ArgumentError as error:
+            raise DataError(f"{tables[0].where}: {error} ({'; '.join(unclear)})") from None
 
 
 @dataclass(frozen=True)

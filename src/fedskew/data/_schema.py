@@ -114,10 +114,9 @@ class TableSchema:
     def __post_init__(self) -> None:
         if len(named := [name for name, column in self.columns.items() if column.kind == "client"]) > 1:
             raise ArgumentError(f"columns.{named[1]}.kind: {named[0]!r} is the column of clients already")
-        if len(self.labelled) > 1 and (
-            name := next((one for one in self.labelled if self.columns[one].categories), "")
-        ):
-            raise ArgumentError(f"columns.{name}.categories: of several columns of labels each holds 0 and 1")
+        described = [name for name in self.labelled if self.columns[name].categories]
+        if described and len(self.labelled) > 1:
+            raise ArgumentError(f"columns.{described[0]}.categories: of several columns of labels each holds 0 and 1")
         if not self.inputs:
             raise ArgumentError("columns: none is a number, category or date, so nothing is left to learn from")
 
@@ -164,9 +163,8 @@ class TableSchema:
     @property
     def without_range(self) -> tuple[str, ...]:
         """The numbers whose range the schema does not give."""
-        return tuple(
-            name for name in self.inputs if self.columns[name].kind == "number" and not self.columns[name].range
-        )
+        columns = ((name, self.columns[name]) for name in self.inputs)
+        return tuple(name for name, column in columns if column.kind == "number" and not column.range)
 
     def middles(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the middle and the half width of the range of each number; of dates from 1900 to 2100."""

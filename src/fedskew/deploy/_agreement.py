@@ -336,9 +336,8 @@ class Agreement(BaseModel):
     @property
     def evaluates(self) -> bool:
         """Whether sites report confusion matrices, whose rows are label counts of their test samples."""
-        return self.evaluation in ("confusion", "scores") or (
-            self.evaluation == "auto" and self.label_counts == "exact"
-        )
+        is_default = self.evaluation == "auto" and self.label_counts == "exact"
+        return is_default or self.evaluation in ("confusion", "scores")
 
     @classmethod
     def resolve(cls, tree: Mapping[str, Any]) -> Agreement:

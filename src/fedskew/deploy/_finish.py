@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import RefusedError, Specs, decode, encode, specs_of
+from fedskew.deploy._arrays import RefusedError, decode, encode, specs_of
 from fedskew.deploy._ask import Replies
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
@@ -220,7 +220,10 @@ class _Asking:
         expected = specs_of(component.statistics(question, none))
 
         def read(reply: RecordDict, client: int) -> dict[str, Tensor]:
-            answer = _read(reply, expected)
+            check_size(reply, bytes_needed(expected))
+            record = arrays_of(reply, wire.REPLY)  # empty of a site that holds no such samples
+            arrays = decode(record, expected, "the site's array") if len(record) else {}
+            answer = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
             samples = None if reported is None else reported.get(client)
             if reported is not None and samples is None:
                 raise RefusedError(
@@ -246,14 +249,3 @@ def _limited(answers: Mapping[int, dict[str, Tensor]], reported: Reported) -> li
         if factor < 1:
             used[largest] = {name: part.double() * factor for name, part in used[largest].items()}
     return list(used.values())
-
-
-def _read(content: RecordDict, expected: Specs) -> dict[str, Tensor]:
-    """Validate a site's sums by name, of these shapes and finite; none of a site that holds no such samples."""
-    check_size(content, bytes_needed(expected))
-    record = arrays_of(content, wire.REPLY)
-    if not len(record):
-        return {}
-    return {
-        name: torch.from_numpy(array.copy()) for name, array in decode(record, expected, "the site's array").items()
-    }

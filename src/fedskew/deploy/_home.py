@@ -9,6 +9,7 @@ import copy
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -148,8 +149,6 @@ class Home:
             return []
         found = []
         for line in lines:
-            try:
+            with suppress(ValueError, TypeError):
                 found.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
-                continue
         return found

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -82,9 +81,7 @@ class LocalFederation:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start_server(self) -> None:
@@ -226,7 +223,29 @@ def write_samples(
     many these come back as others. `separator` stands between several labels in one cell. Raises ConfigError where the
     samples are none of these, or there are fewer test samples of a table than sites.
     """
-    write = _writer(dataset, len(sites), separator)
+    schema: Any = dataset.encoder
+    write: Callable[[Path, str, Inputs, Tensor, IntArray], int]  # returns how many would be read as others
+    if isinstance(schema, Texts):
+        write = partial(_write_texts, dataset, schema)
+    elif isinstance(schema, TableSchema):
+        if len(dataset.test_targets) < len(sites):
+            raise ConfigError(
+                f"data.test_share: {len(dataset.test_targets)} test samples can't be divided among {len(sites)} sites; "
+                "set a larger share, or give fewer sites (--sites)"
+            )
+        write = partial(_write_table, dataset, schema, separator)
+    elif len(dataset.in_shape) != 3 or dataset.in_shape[0] not in (1, 3):
+        raise ConfigError(
+            f"data.name: samples of {dataset.name!r} have shape {dataset.in_shape} and are neither images nor a table "
+            "(csv); describe each site's data in its data.toml, as fedskew deploy init lays it out"
+        )
+    elif dataset.multi_label:
+        raise ConfigError(
+            "data.name: images of several labels can't be told apart by folders; write the federation with fedskew "
+            "deploy init, and give each site an .npz file of its own"
+        )
+    else:
+        write = partial(_write_images, dataset)
     other = 0
     for place, (rows, site) in enumerate(zip(shares, sites, strict=True)):
         dealt = np.arange(place, len(dataset.test_targets), len(sites))
@@ -235,33 +254,6 @@ def write_samples(
     if other:
         said = f"{other:,} texts of the sites have other numbers than those of {dataset.name}, by their tokeniser"
         warnings.warn(said, DataWarning, stacklevel=2)
-
-
-def _writer(
-    dataset: Dataset, sites: int, separator: str | None
-) -> Callable[[Path, str, Inputs, Tensor, IntArray], int]:
-    """Return what writes a part of a site's samples, and returns how many would be read as others."""
-    schema: Any = dataset.encoder
-    if isinstance(schema, Texts):
-        return partial(_write_texts, dataset, schema)
-    if isinstance(schema, TableSchema):
-        if len(dataset.test_targets) < sites:
-            raise ConfigError(
-                f"data.test_share: {len(dataset.test_targets)} test samples can't be divided among {sites} sites; set "
-                "a larger share, or give fewer sites (--sites)"
-            )
-        return partial(_write_table, dataset, schema, separator)
-    if len(dataset.in_shape) != 3 or dataset.in_shape[0] not in (1, 3):
-        raise ConfigError(
-            f"data.name: samples of {dataset.name!r} have shape {dataset.in_shape} and are neither images nor a table "
-            "(csv); describe each site's data in its data.toml, as fedskew deploy init lays it out"
-        )
-    if dataset.multi_label:
-        raise ConfigError(
-            "data.name: images of several labels can't be told apart by folders; write the federation with fedskew "
-            "deploy init, and give each site an .npz file of its own"
-        )
-    return partial(_write_images, dataset)
 
 
 def _write_images(dataset: Dataset, site: Path, part: str, inputs: Inputs, targets: Tensor, rows: IntArray) -> int:

@@ -78,10 +78,9 @@ class Ending(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> Ending | None:
         """Read how a run ended; None if the run's process was killed before it could write that."""
-        try:
+        with suppress(OSError, ValueError, TypeError):
             return cls(*json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
+        return None
 
 
 @contextmanager

@@ -146,13 +146,15 @@ class Masks:
             raise RunError(
                 f"asked for round {asked.round} again, and this site last answered in round {notes['round']}"
             )
-        weight = 0.0
+        weights, weight = dict(zip(asked.members, asked.weights, strict=False)), 0.0
         if asked.purpose == wire.TRAIN:
-            weight = dict(zip(asked.members, asked.weights, strict=False)).get(self.name, float(parts["weight"]))
+            weight = weights.get(self.name, float(parts["weight"]))
             values = self._encoded(parts, weight, len(asked.members))
         else:
             values = {name: form.encode(parts[name].numpy()) for name, form in FORMS[asked.purpose].items()}
-        return self._masked(values, asked, notes["about"], client, notes["answer"], self._among(asked, weight))
+        sites = sorted([self.peers[name].hex(), weights.get(name, 0.0).hex()] for name in asked.members)
+        among = hashlib.sha256(json.dumps([sites, weight.hex()]).encode()).hexdigest()
+        return self._masked(values, asked, notes["about"], client, notes["answer"], among)
 
     def answer_over_all(self, asked: wire.SumAsked, about: str, values: NDArray[Any]) -> RecordDict:
         """Mask an answer about this site's label counts or numbers."""
@@ -169,11 +171,6 @@ class Masks:
     def _noise_of(self, purpose: str) -> Protection | None:
         """Return the noise of a sum, which is drawn anew and charged each time; None: the sum has none."""
         return self.protection if purpose == wire.TRAIN else None
-
-    def _among(self, asked: wire.SumAsked, weight: float) -> str:
-        weights = dict(zip(asked.members, asked.weights, strict=False))
-        sites = sorted([self.peers[name].hex(), weights.get(name, 0.0).hex()] for name in asked.members)
-        return hashlib.sha256(json.dumps([sites, weight.hex()]).encode()).hexdigest()
 
     def _members(self, asked: wire.SumAsked) -> set[str]:
         """Return the members of a sum, sites of this federation with this one among them, each named once."""

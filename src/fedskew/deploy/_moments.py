@@ -80,9 +80,8 @@ def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreemen
 
     def ask() -> dict[str, Any]:
         spec = ArraySpec((3, schema.numbers), "int64")
-        mean, std = decoded_moments(
-            schema, _sum(agreement, roster, wire.SUM_MOMENTS, spec, _patience(agreement), _check)
-        )
+        total = _sum(agreement, roster, wire.SUM_MOMENTS, spec, _patience(agreement), _check)
+        mean, std = decoded_moments(schema, total)
         LOG.info("means and deviations of %d columns are those of all sites", schema.numbers)
         return {MEAN: mean, STD: std}
 
@@ -130,8 +129,8 @@ def encoded_profile(agreement: Agreement, inputs: Inputs) -> NDArray[Any]:
 
 def profiled(plan: Plan, roster: Roster, folder: Path) -> None:
     """Ask the sites once what their inputs look like, and write it to the run folder; without it, rounds go on."""
-    agreement, run = plan.agreement, RunFolder(folder)
-    if not plan.profile_size or run.has_profile:
+    agreement = plan.agreement
+    if not plan.profile_size or (folder / RunFolder.INPUTS).exists():
         return
     cells, knows, is_masked = agreement.cells or {}, agreement.label_counts in ("exact", "withheld"), plan.is_masked
 
@@ -153,7 +152,7 @@ def profiled(plan: Plan, roster: Roster, folder: Path) -> None:
         LOG.warning("what inputs look like is not known, for fedskew watch: %s", error)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    run.write_profile(profile)
+    RunFolder(folder).write_profile(profile)
     LOG.info("what the inputs of %d samples look like is known, for fedskew watch", profile.samples)
 
 

@@ -55,9 +55,8 @@ class Disclosure(NamedTuple):
             if trains:
                 things.append(Disclosure("that it keeps the trained model, for itself", "after the last round", 20))
             if plan.is_masked:
-                things.append(
-                    Disclosure("what opens its part of a sum, once", "after each of these", _seeds(agreement))
-                )
+                opens = "what opens its part of a sum, once"
+                things.append(Disclosure(opens, "after each of these", _seeds(agreement)))
         return (*things, FAILED)
 
 
@@ -327,12 +326,8 @@ class Look:
     def run_code(self) -> Look:
         """Run the app's own code, after the site agreed to it, to find out all that will leave."""
         with running(self.files) as folder:
-            return replace(
-                self,
-                leaves=Disclosure.all_of(
-                    read(folder / "run.toml").weights_in(self.place.parent), self.agreement, self.data
-                ),
-            )
+            config = read(folder / "run.toml").weights_in(self.place.parent)
+            return replace(self, leaves=Disclosure.all_of(config, self.agreement, self.data))
 
     def accept(self) -> Terms:
         """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an app that was

@@ -331,17 +331,13 @@ def tables_of(evaluations: Mapping[int, SiteEvaluation], reduced: tuple[int, flo
 
 def target_line(run: SeedRun) -> str | None:
     """Say what came of the last estimate of the target's mix in a run; None where there was none yet."""
-    records = [record for record in run.rounds if record.target is not None]
-    if not records:
+    known = [(record.round, record.target) for record in run.rounds if record.target is not None]
+    if not known:
         return None
-    good = [record for record in records if record.target is not None and record.target["mix"] is not None]
-    shown = (good or records)[-1]
-    assert shown.target is not None, "chosen by that"
-    said = f"round {shown.round}: {in_words(shown.target, tuple(run.class_names), 'the target site')}"
-    last = records[-1].target
-    if last is None or records[-1] is shown:
-        return said
-    return f"{said}; not estimated in round {records[-1].round}: {last['skipped']}"
+    round, target = next((one for one in reversed(known) if one[1]["mix"] is not None), known[-1])
+    said = f"round {round}: {in_words(target, run.class_names, 'the target site')}"
+    last_round, last = known[-1]
+    return said if last_round == round else f"{said}; not estimated in round {last_round}: {last['skipped']}"
 
 
 def in_words(record: Mapping[str, Any], classes: tuple[str, ...], site: str) -> str:

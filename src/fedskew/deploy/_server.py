@@ -89,9 +89,8 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
             finished = loop.run(resume=True, progress=_log_round)
         except (DivergedError, StandstillError):
             loop.save_model()  # the last good one
-            LOG.info(
-                "report: %s", write_report(RunFolder.read_runs(folder), folder / "report.html", config.name).absolute()
-            )
+            page = write_report(RunFolder.read_runs(folder), folder / "report.html", config.name)
+            LOG.info("report: %s", page.absolute())
             raise
     if (wrong := finished.finish_note) is not None:
         LOG.warning("%s", wrong)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -162,9 +163,7 @@ class MethodStrategy(Strategy):
         """Aggregate the valid replies into the next model; without any, the model stays as it is."""
         assert self._federation is not None
         validator, cohort = self._validator, self._cohort
-        read = self._answers(
-            f"round {server_round}", replies, lambda content, client: self._read(content, client, server_round)
-        )
+        read = self._answers(f"round {server_round}", replies, partial(self._read, round=server_round))
         validator.note(read)
         federation = self._federation = dataclasses.replace(self._federation, counts=self._counts)
         if not cohort.quotas:

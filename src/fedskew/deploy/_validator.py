@@ -111,11 +111,6 @@ class ReplyValidator:
         self.notes["failed"] |= {self.names[client]: reason for client, reason in replies.failed.items()}
         self.notes["refused"] |= {self.names[client]: reason for client, reason in replies.refused.items()}
 
-    def updates(self, round: int, replies: Replies[Update]) -> list[Update]:
-        """Note problems of a round's replies; return the updates that the rules keep, in the order of arrival."""
-        self.note(replies)
-        return self.in_line(round, [*replies.valid.values()])
-
     def read(self, content: RecordDict, client: int, round: int) -> Update:
         """Read the reply of a fedskew site; raise RefusedError where it can't be used."""
         try:
@@ -201,10 +196,12 @@ class ReplyValidator:
             if (reason := component.refuse(update.reply, seen)) is not None:
                 raise RefusedError(reason)
 
-    def in_line(self, round: int, updates: Sequence[Update]) -> list[Update]:
-        """Note updates that are out of line or contrary; return those that the rules keep."""
-        most = plausible.most_steps({update.client: update.steps for update in updates if update.steps}, self.accepted)
-        updates = [update._replace(steps=min(update.steps, most)) for update in updates]
+    def updates(self, round: int, replies: Replies[Update]) -> list[Update]:
+        """Note problems of a round's replies; return the updates that the rules keep, in the order of arrival."""
+        self.note(replies)
+        steps = {client: update.steps for client, update in replies.valid.items() if update.steps}
+        most = plausible.most_steps(steps, self.accepted)
+        updates = [update._replace(steps=min(update.steps, most)) for update in replies.valid.values()]
         measured = {update.client: self._measured(update, round) for update in updates}
         worst = plausible.excess(measured, self.accepted)
         out = {client: found for client, found in worst.items() if not found[1] <= self.norm_limit}

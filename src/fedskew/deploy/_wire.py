@@ -177,15 +177,13 @@ class SumAsked(NamedTuple):
 
     def context(self, about: str) -> SumContext:
         """Return what masks are derived from. Sites that were told another model or other weights have other masks."""
-        public = json.dumps(
-            [about, dict(zip(self.members, map(float.hex, self.weights), strict=False))], sort_keys=True
-        )
+        weights = dict(zip(self.members, map(float.hex, self.weights), strict=False))
+        public = json.dumps([about, weights], sort_keys=True)
         return SumContext(self.session, self.round, self.attempt, self.purpose, self.members, public)
 
 
-_STRICT = ConfigDict(strict=True)
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind, config=_STRICT) for kind in (TrainInstruction, SumAsked)
+    kind: TypeAdapter(kind, config=ConfigDict(strict=True)) for kind in (TrainInstruction, SumAsked)
 }
 Asked = TypeVar("Asked", TrainInstruction, SumAsked)
 

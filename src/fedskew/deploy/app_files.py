@@ -12,7 +12,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -135,10 +135,9 @@ def project_content(held: bytes) -> bytes:
 
 
 def _toml(held: bytes) -> dict[str, Any] | None:
-    try:
+    with suppress(ValueError, RecursionError):
         return tomllib.loads(held.decode())
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _is_aside(name: str) -> bool:

@@ -224,15 +224,12 @@ class Registry:
                     f"{name}: another key is registered for this site than {self.folder}/sites/{name}/key.pub; if "
                     f"that is the new one, revoke the old one first: fedskew deploy revoke {self.folder} {name}"
                 )
-        lines = []
         for name, key in keys.items():
-            if name in registered:
-                lines.append(f"{name}: registered already")
-                continue
-            public = serialization.load_ssh_public_key(key.encode())
-            self.client.RegisterNode(RegisterNodeRequest(public_key=_pem(public), name=name))
-            lines.append(f"{name}: registered")
-        return lines
+            if name not in registered:
+                public = serialization.load_ssh_public_key(key.encode())
+                pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+                self.client.RegisterNode(RegisterNodeRequest(public_key=pem, name=name))
+        return [f"{name}: registered{' already' if name in registered else ''}" for name in names]
 
     def revoke(self, name: str) -> str:
         """Remove a site's key from the SuperLink for good; it can't join any more. Say what happens next."""
@@ -275,10 +272,6 @@ def _read_key(path: Path) -> str:
 
 def _openssh(key: PublicKeyTypes) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode("ascii")
-
-
-def _pem(key: PublicKeyTypes) -> bytes:
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def _lines(path: Path) -> list[str]:

@@ -117,7 +117,10 @@ class SiteData:
         wrong = placed(f"{path}: data.", ConfigError, of=(ArgumentError, ConfigError))
         with placed(f"{path}: ", DataError, of=DataError), wrong:
             if described.data is None:
-                samples = _no_samples(agreement, state)
+                inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
+                targets, classes = torch.zeros(0, dtype=torch.int64), len(agreement.classes)
+                several = agreement.multi_label
+                samples = SiteData(inputs, targets, inputs, targets, classes, state, multi_label=several)
             else:
                 found = _read(described.data, path.parent, agreement)
                 samples = _fitted(found, agreement, state, "separator" in described.data)
@@ -147,13 +150,6 @@ def _read_unlabelled(data: Path, place: Path, agreement: Agreement, window: tupl
     with placed(f"{data}: unlabelled: ", DataError, of=DataError), placed(f"{place}: ", DataError):
         found = load_unlabelled([place], info.in_shape, window or info.window, encoder=info.made_encoder())
         return info.normalise(torch.cat([some.inputs for some in found]))
-
-
-def _no_samples(agreement: Agreement, state: Path) -> SiteData:
-    inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
-    targets = torch.zeros(0, dtype=torch.int64)
-    form = len(agreement.classes), state
-    return SiteData(inputs, targets, inputs, targets, *form, multi_label=agreement.multi_label)
 
 
 def _read(table: dict[str, Any], beside: Path, agreement: Agreement) -> Dataset:

@@ -116,13 +116,12 @@ def _body_size(headers: MutableMapping[str, str]) -> int | None:
 
 def _signer(headers: MutableMapping[str, str]) -> str | None:
     """Return the public key that has signed a request's time, or None. Flower checks the time, and whose key it is."""
-    try:
+    with suppress(KeyError, ValueError, TypeError, AttributeError, UnicodeError, binascii.Error):
         key = headers[FLEET_HTTP_PUBLIC_KEY_HEADER]
         signature = base64.b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
         public = bytes_to_public_key(base64.b64decode(key, validate=True))
         return key if verify_signature(public, headers[TIMESTAMP_HEADER].encode("ascii"), signature) else None
-    except (KeyError, ValueError, TypeError, AttributeError, UnicodeError, binascii.Error):
-        return None
+    return None
 
 
 async def _refuse(send: Send, status: int, reason: str) -> None:

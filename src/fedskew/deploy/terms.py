@@ -305,12 +305,9 @@ class Terms(BaseModel):
 
     def check_app(self, folder: Path) -> None:
         """Raise NotAgreedError unless an app folder, and fedskew, are those that the site agreed to."""
-        if self.fedskew != __version__:
-            raise NotAgreedError(
-                "version",
-                f"this site agreed under fedskew {self.fedskew}, and {__version__} may send other things; look, and "
-                "agree anew: fedskew deploy site --check data.toml",
-            )
+        why = f"this site agreed under fedskew {self.fedskew}, and {__version__} may send other things; "
+        why += "look, and agree anew: fedskew deploy site --check data.toml"
+        refuse_unless(self.fedskew == __version__, "version", why)
         is_agreed = app_hash(read_app(folder)) == self.app
         refuse_unless(is_agreed, "app", "the server's app is not the one that this site agreed to")
 

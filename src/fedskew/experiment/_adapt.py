@@ -23,6 +23,7 @@ from torch import Tensor
 from fedskew.data import Inputs, unlabelled
 from fedskew.errors import ArgumentError, DataError, RunError, in_one_line
 from fedskew.experiment._identity import set_aside
+from fedskew.experiment._task import FloatArray
 from fedskew.experiment._trained import ADAPTED, PERSONAL, TrainedModel, check_one_class, mix_of_client, moved_model
 from fedskew.files import file_hash, save_tensors
 from fedskew.finish import LEAST_SAMPLES
@@ -38,8 +39,6 @@ from fedskew.labels import (
 )
 from fedskew.personal import HeldOut
 
-FloatArray = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Adaptation:
@@ -51,7 +50,6 @@ class Adaptation:
             `(classes,)`; NaN without any.
         gains: What the move changes in these shares, with 95 % interval ends: `(classes, 3)`.
         held_out: Held-out samples of each class, `(classes,)`.
-        samples: Number of the target's samples.
         held_out_mix: The mix that the calibration is for, where the target's own is of counts; None: uniform.
     """
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -45,10 +45,8 @@ class Origin:
     def of_folder(cls, folder: Path) -> Origin | None:
         """Return the origin that a run folder names; None if it is none, or of a federation of real sites."""
         for path in (folder / IDENTITY, *sorted(folder.glob(f"seed-*/{IDENTITY}"))):
-            try:
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 return cls.of_notes(json.loads(path.read_text(encoding="utf-8")))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                continue
         return None
 
     @classmethod

@@ -52,7 +52,7 @@ from fedskew.tables import csv_text, flatten, json_text
 
 FINISHED = "finished.safetensors"
 CHECKPOINT = "checkpoint/state.safetensors"
-SITES, INPUTS, FROZEN = "sites.csv", "inputs.json", "frozen.safetensors"
+SITES, FROZEN = "sites.csv", "frozen.safetensors"
 _ALIKE = ("name", "seeds", "output.", "data.root")  # keys that make no other run
 
 
@@ -119,6 +119,7 @@ class RunState:
 class RunFolder:
     """The files of one seed's run: of a simulation its partition and identity, and what of the network is `frozen`."""
 
+    INPUTS = "inputs.json"
     SITE_FIGURES = "site-figures.json"
     """File of a federation of real sites: what models are worth to these, in means that were summed under masks."""
 
@@ -217,14 +218,9 @@ class RunFolder:
         """Write a model's state dict to a file of this name, with its notes."""
         save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
 
-    @property
-    def has_profile(self) -> bool:
-        """Whether `inputs.json` is there."""
-        return (self.path / INPUTS).exists()
-
     def write_profile(self, profile: Profile) -> None:
         """Write `inputs.json`: what the training samples look like."""
-        write_text(self.path / INPUTS, json_text(profile.plain()))
+        write_text(self.path / self.INPUTS, json_text(profile.plain()))
 
     def write_sites(self, rows: Sequence[SiteRow]) -> None:
         """Write `sites.csv`, a line for each client and row; NaN as an empty cell."""

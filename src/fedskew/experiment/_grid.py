@@ -155,10 +155,8 @@ class Sweep:
                 refused.append(RefusedCell(label, values, str(error)))
                 errors.append(error)
         if not cells:
-            first = (
-                "" if str(errors[0]).startswith("sweep.") or not refused[0].label else f"cell {refused[0].label!r}: "
-            )
-            raise source.located(errors[0], first)
+            is_of_file = str(errors[0]).startswith("sweep.") or not refused[0].label
+            raise source.located(errors[0], "" if is_of_file else f"cell {refused[0].label!r}: ")
         _check_distinct(cells, path)
         name = str(tree.get("name", "run"))
         return Sweep(name, tuple(cells), accuracy, _command_line(command, path, changes, quick), tuple(refused))

@@ -66,7 +66,6 @@ class TrainingLoop:
     the same loop from different parts.
 
     Attributes:
-        untrained: The model that the first round starts from.
         model: The network that evaluated models are written into; it holds the final one after `finish`.
         info: The model's classes, shape and normalisation, which its file names.
         task: Called for the label counts, names and target that the finished run shows.
@@ -150,7 +149,8 @@ class TrainingLoop:
             self._trackers = [TRACKERS[name](self.folder.path) for name in self.config.output.trackers]
         for tracker in self._trackers:
             tracker.start(self.config.tree())
-        self._check()
+        if self.watch is not None:
+            self.watch.check(self.server)
 
     def advance(self, server: Any, record: engine.RoundRecord) -> None:
         """Take over a round that was played: evaluate, record, report, and save a checkpoint where these are due."""
@@ -163,7 +163,8 @@ class TrainingLoop:
             self._progress(record.to_dict())
         for tracker in self._trackers:
             tracker.log(record)
-        self._check()
+        if self.watch is not None:
+            self.watch.check(self.server)
 
     def save(self) -> None:
         """Save a checkpoint of the last whole round, unless clients are ahead of it, inside one that was
@@ -200,7 +201,15 @@ class TrainingLoop:
             folder.write_summary(summary)
         for tracker in self._trackers:
             tracker.finish(summary)
-        return self._run(summary, rows)
+        return SeedRun(
+            label=self.config.name,
+            seed=self.config.seeds[0],
+            config=self.config.tree(),
+            rounds=self.records,
+            **vars(self.task()),
+            summary=summary,
+            sites=rows,
+        )
 
     def _evaluate_sites(self) -> tuple[SiteRow, ...]:
         """Evaluate the models at each client, the common one as it was finished, and write their figures."""
@@ -278,21 +287,6 @@ class TrainingLoop:
             **said,
         }
 
-    def _run(self, summary: dict[str, Any], sites: tuple[SiteRow, ...]) -> SeedRun:
-        return SeedRun(
-            label=self.config.name,
-            seed=self.config.seeds[0],
-            config=self.config.tree(),
-            rounds=self.records,
-            **vars(self.task()),
-            summary=summary,
-            sites=sites,
-        )
-
-    def _check(self) -> None:
-        if self.watch is not None:
-            self.watch.check(self.server)
-
     def _evaluated(self, state: RunState, record: engine.RoundRecord) -> RunState:
         """Evaluate the round where that is due, keep its record, and return the state with the best model so far."""
         due = self.config.is_evaluated(record.round)
@@ -326,8 +320,7 @@ def _backend_notes(runner: engine.RoundRunner) -> dict[str, Any]:
         if (bf16 := backend.work.training.bf16_on(backend.model.vector.device)) is not None:
             notes["network"] = {"bf16": bf16}
     elif isinstance(backend, CohortBackend):
-        stacked = {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
-        notes |= stacked
+        notes |= {"stacked": backend.stack_size} if backend.not_mapped is None else {"not_mapped": backend.not_mapped}
         if backend.graphs is not None and backend.not_mapped is None:
             notes["steps"] = "graphs" if backend.graphs.failed is None else f"one by one: {backend.graphs.failed}"
     return notes

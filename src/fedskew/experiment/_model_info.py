@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedskew.data import Encoder, Inputs, Profile, TableSchema, encoder_of, in_own_units
+from fedskew.data import Dataset, Encoder, Inputs, Profile, TableSchema, encoder_of, in_own_units
 from fedskew.errors import ArgumentError, DataWarning, MissingPackageError, RunError, nearest
 from fedskew.files import replacing, save_tensors, writing
 from fedskew.models.adapters import merged, save_adapters
@@ -78,6 +78,14 @@ class ModelInfo:
     def plain(self) -> dict[str, Any]:
         """Return these notes as the model's file holds them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> ModelInfo:
+        """Return what is stored with a model of a data set; whole numbers in memory are token ids."""
+        tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
+        encoder = None if dataset.encoder is None else dataset.encoder.plain()
+        form = dataset.mean, dataset.std, dataset.window
+        return cls(dataset.classes, dataset.in_shape, tokens, *form, encoder, dataset.multi_label)
 
     @classmethod
     def of_plain(cls, values: dict[str, Any]) -> ModelInfo:

@@ -15,6 +15,7 @@ import sys
 import tokenize
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -231,18 +232,15 @@ def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[s
 
 
 def _meaning(text: str) -> str:
-    try:
+    with suppress(SyntaxError, ValueError):
         return ast.dump(ast.parse(text))
-    except (SyntaxError, ValueError):
-        return text
+    return text
 
 
 def _read(path: Path) -> str:
-    try:
-        with tokenize.open(path) as file:
-            return file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return ""
+    with suppress(OSError, SyntaxError, UnicodeDecodeError), tokenize.open(path) as file:
+        return file.read()
+    return ""
 
 
 def _place(module: str, path: Path) -> str:

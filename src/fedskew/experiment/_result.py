@@ -33,7 +33,6 @@ class Result:
     """The result of `simulate`. A notebook shows its headline figures.
 
     Attributes:
-        runs: The run of each seed.
         model: The final model of the first seed.
         summary: The summary of the run; of several seeds, mean and standard deviation of every figure.
         folder: The run folder; None where nothing was written.
@@ -232,7 +231,6 @@ class Result:
         return f"<Result of {self.config.name!r}: {'; '.join([*found, *basis, *where])}>"
 
     def _repr_html_(self) -> str:
-        """Return the HTML that a notebook shows."""
         return filled(
             "fedskew.experiment",
             "result.html",
@@ -247,12 +245,9 @@ class Result:
 
 def _series(run: SeedRun, figure: str) -> dict[int, float]:
     """Return a number by round; `loss` is the one on the test set, as in a summary."""
-    points = {}
-    for record in run.rounds:
-        value = numbers(record).get(f"evaluation.{figure}" if figure in EVALUATED else figure, math.nan)
-        if not math.isnan(value):
-            points[record.round] = float(value)
-    return points
+    key = f"evaluation.{figure}" if figure in EVALUATED else figure
+    found = ((record.round, numbers(record).get(key, math.nan)) for record in run.rounds)
+    return {round: float(value) for round, value in found if not math.isnan(value)}
 
 
 def _evaluated(run: SeedRun, round: int | None) -> RoundRecord:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedskew import components, engine, findings, methods, models, torchrun
 from fedskew.children import are_safe
-from fedskew.data import Dataset, take
+from fedskew.data import take
 from fedskew.engine.cohort import CohortBackend
 from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, summable
@@ -28,11 +28,12 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._folder import RunFolder, TaskInfo
 from fedskew.experiment._identity import Identity
 from fedskew.experiment._loop import TrainingLoop
+from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
-from fedskew.experiment._task import FloatArray, Task, make_task, model_info
+from fedskew.experiment._task import FloatArray, Task, make_task, some_samples
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
 from fedskew.models import FlatModel, ModelState
@@ -65,10 +66,11 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
     method = methods.build(config.method, config.training.momentum)
     if raw.multi_label:
         method = methods.for_findings(method, config.engine.label_counts == "summed")
-    network = _work.make_network(config, seed, method, raw.num_classes, raw.in_shape, _some(raw).cpu()).to(device)
-    module, task, features = _work.behind_body(config, method, whole_task, network, _some(raw).to(device))
+    some = some_samples(raw)
+    network = _work.make_network(config, seed, method, raw.num_classes, raw.in_shape, some.cpu()).to(device)
+    module, task, features = _work.behind_body(config, method, whole_task, network, some.to(device))
     dataset, held_out = task.dataset, torch.from_numpy(task.validation)
-    trained = FlatModel.of(module, _some(dataset).to(device), entire=network)
+    trained = FlatModel.of(module, some_samples(dataset).to(device), entire=network)
     test = _work.LabelledData(dataset.test_inputs.to(device), dataset.test_targets.to(device))
     validation = None
     if len(held_out):
@@ -97,7 +99,7 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         runner=runner,
         untrained=untrained,
         model=model,
-        info=model_info(raw),
+        info=ModelInfo.of(raw),
         evaluate=evaluator,
         task=lambda: info,
         clients=clients,
@@ -106,15 +108,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         beside=sites,
         at_sites=sites,
         finisher=make_finisher(config, seed, task, model),
-        profile=partial(model_info(raw).profile, raw.inputs),
+        profile=partial(ModelInfo.of(raw).profile, raw.inputs),
         scores=evaluator.scores,
     )
-
-
-def _some(dataset: Dataset) -> Tensor:
-    """Return two samples, the same where there is but one."""
-    rows = torch.arange(2, device=dataset.inputs.device) % len(dataset.targets)
-    return dataset.inputs.index_select(0, rows)
 
 
 def try_out(config: Config, seed: int, folder: Path, task: Task | None = None) -> None:
@@ -152,7 +148,7 @@ def _make_runner(
 ) -> tuple[engine.RoundRunner, ModelState, FlatModel, SiteModels | None]:
     """Return the runner of a method's rounds, the untrained model, the network for evaluated models, and own models."""
     training, dataset = config.training, task.dataset
-    device, some = model.vector.device, _some(dataset)
+    device, some = model.vector.device, some_samples(dataset)
     model.network.train().chain(some.to(device))  # what is done to the network stands in the run's record
     samples = engine.PartitionedData(
         dataset.inputs.to(device), dataset.targets.to(device), task.partition.indices, task.counts, dataset.multi_label

@@ -20,7 +20,7 @@ from fedskew.engine.own import OwnModels
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError
 from fedskew.experiment._config import Config
-from fedskew.experiment._task import FloatArray, Task, held_out_rows
+from fedskew.experiment._task import FloatArray, Task, held_out_rows, some_samples
 from fedskew.metrics import SiteRow, finding_figures
 from fedskew.models import FlatModel, ModelState, with_added_head
 from fedskew.personal import HeldOut, Names, OwnTraining, Personal
@@ -208,7 +208,7 @@ class SiteModels:
 
         def way(name: str, wanted: OwnTraining, work: engine.LocalWork = work, **more: Any) -> OwnModels:
             train = engine.SequentialBackend if name == "pooled" else backend
-            return make_own(name, wanted, model, work, _some(task), train, **more)
+            return make_own(name, wanted, model, work, some_samples(task.dataset), train, **more)
 
         beside: dict[str, tuple[OwnModels, ...]] = {}
         in_rounds = OwnTraining("rounds")
@@ -276,7 +276,3 @@ def score(task: Task, model: FlatModel, client: int, state: ModelState) -> float
     if dataset.multi_label:
         return -float(np.nan_to_num(finding_figures(logits, targets)["loss"], nan=np.inf))
     return float((logits.argmax(axis=1) == targets).mean())
-
-
-def _some(task: Task) -> Tensor:
-    return task.dataset.inputs.index_select(0, torch.tensor([0, 0]))

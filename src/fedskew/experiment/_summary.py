@@ -26,10 +26,6 @@ from fedskew.report import SeedRun
 from fedskew.tables import Spread
 
 EVALUATED = (*SeedRun.FIGURES, "loss")
-LOW = ("loss", "ece")
-"""The figures that are the better the lower they are."""
-
-
 _version = cache(version)
 Scoring = Callable[[ModelState, bool], metrics.Scores | metrics.FindingScores | None]
 """Returns a model's logits of the test set, or, with True, of the validation set; None for a set that there isn't."""
@@ -64,11 +60,7 @@ def summarise(rounds: Sequence[RoundRecord], best_round: int | None, summary: st
     """
 
     def mean(last: int) -> dict[str, Any]:
-        found = [
-            figures(record.evaluation)
-            for record in SeedRun.last_evaluated(rounds, last)
-            if record.evaluation is not None
-        ]
+        found = [figures(one) for one in SeedRun.last_evaluated(rounds, last)]
         return {name: Spread.of(_known(found, name)).mean for name in EVALUATED} | {"evaluations": len(found)}
 
     evaluated = [(record.round, figures(record.evaluation)) for record in rounds if record.evaluation is not None]
@@ -103,7 +95,7 @@ def _known(evaluations: Sequence[dict[str, float | None]], name: str) -> list[fl
 
 
 def _best(evaluations: Sequence[dict[str, float | None]], name: str) -> float | None:
-    return (min if name in LOW else max)(_known(evaluations, name), default=None)
+    return (min if name in metrics.SiteRow.LOW else max)(_known(evaluations, name), default=None)
 
 
 def over_seeds(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:

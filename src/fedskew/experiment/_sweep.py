@@ -258,10 +258,9 @@ def _stale(jobs: Sequence[Job], out: Path, damaged_too: bool) -> list[tuple[Job,
 
 
 def _is_damaged(folder: Path) -> bool:
-    try:
+    with suppress(FedskewError):
         return any(not RunFolder.read_runs(path.parent) for path in folder.rglob("rounds.jsonl"))
-    except FedskewError:
-        return True
+    return True
 
 
 def _stale_in_words(stale: Sequence[tuple[Job, Sequence[str]]], jobs: int, out: Path) -> str:

@@ -18,7 +18,7 @@ from fedskew.engine.target import EstimatedMix, Estimation, logits_of
 from fedskew.engine.workers import from_the_first
 from fedskew.errors import ArgumentError, ConfigError, placed
 from fedskew.experiment._config import Config
-from fedskew.experiment._task import FloatArray, Task, held_out_data, held_out_rows
+from fedskew.experiment._task import FloatArray, Task, held_out_data, held_out_rows, some_samples
 from fedskew.finish import Finish, Known, Source
 from fedskew.labels import outcome_table
 from fedskew.models import FlatModel, ModelState
@@ -153,7 +153,7 @@ def make_finisher(config: Config, seed: int, task: Task, model: FlatModel) -> Lo
         component=component,
         model=model,
         holders={"training": held_by(rows[:clients]), "held_out": held_by(held_out_rows(task)), "target": target},
-        samples=dataset.inputs.index_select(0, torch.zeros(2, dtype=torch.int64)),
+        samples=some_samples(dataset),
         target=noisy_target(task.server_target, config.target.noise, seed),
         is_estimated=config.target.is_estimated,
         seed=seed,

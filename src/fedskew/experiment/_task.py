@@ -105,12 +105,10 @@ def make_task(config: Config, seed: int) -> Task:
     return task
 
 
-def model_info(dataset: Dataset) -> ModelInfo:
-    """Return what is stored with a model of a data set; whole numbers in memory are token ids."""
-    tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
-    encoder = None if dataset.encoder is None else dataset.encoder.plain()
-    form = dataset.mean, dataset.std, dataset.window
-    return ModelInfo(dataset.classes, dataset.in_shape, tokens, *form, encoder, dataset.multi_label)
+def some_samples(dataset: Dataset) -> Tensor:
+    """Return two samples, the same where there is but one."""
+    rows = torch.arange(2, device=dataset.inputs.device) % len(dataset.targets)
+    return dataset.inputs.index_select(0, rows)
 
 
 def _check_several(config: Config) -> None:
@@ -322,21 +320,17 @@ def _unlabelled(config: Config, task: Task, seed: int) -> Inputs:
     """Return the samples of a target whose mix is estimated, as networks take them."""
     given, dataset, rows = config.target.unlabelled, task.dataset, task.partition.indices[-1]
     if isinstance(given, str):
-        return _own_samples(config.place(given), dataset)
+        path, form = config.place(given), (dataset.in_shape, dataset.window)
+        with placed("target.unlabelled: ", DataError, of=DataError):
+            found = data.unlabelled([Path(path).expanduser()], *form, encoder=dataset.encoder)
+            read = torch.cat([some.inputs for some in found])
+        with placed(f"target.unlabelled: {path}: "):
+            return ModelInfo.of(dataset).normalise(read)
     if len(task.partition.indices) == len(task.counts):  # no target client
         assert task.target is not None, "checked by `_targets`"
         rng = generator(seed, Purpose.UNLABELLED)
         rows = _draw_target(dataset.targets.numpy(), task.validation, task.target, given, rng)
     return take(dataset.inputs, torch.from_numpy(rows))
-
-
-def _own_samples(path: str, dataset: Dataset) -> Tensor:
-    info = model_info(dataset)
-    with placed("target.unlabelled: ", DataError, of=DataError):
-        found = data.unlabelled([Path(path).expanduser()], dataset.in_shape, dataset.window, encoder=dataset.encoder)
-        read = torch.cat([some.inputs for some in found])
-    with placed(f"target.unlabelled: {path}: "):
-        return info.normalise(read)
 
 
 def _draw_target(labels: IntArray, free: IntArray, mix: FloatArray, size: int, rng: np.random.Generator) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED, INPUTS
+from fedskew.experiment._folder import FINISHED, RunFolder
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
@@ -120,7 +121,7 @@ class TrainedModel:
     def profile(self) -> Profile:
         """Return what the training samples looked like (`fedskew watch`); RunError where the run folder does not
         say."""
-        path = self.file.with_name(INPUTS)
+        path = self.file.with_name(RunFolder.INPUTS)
         try:
             return Profile.of_plain(json.loads(path.read_text(encoding="utf-8")))
         except OSError:
@@ -208,7 +209,10 @@ class TrainedModel:
         is_path, encoder = isinstance(inputs, str | Path), self.encoder
         first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
         if not is_path and not isinstance(first, Mapping | str) and not hasattr(first, "to_dict"):
-            return _tensor(inputs)
+            with placed("inputs: not an array of numbers: ", ArgumentError, of=(ValueError, TypeError)):
+                array = np.asarray(inputs)
+                numbers = array if array.dtype.kind in "fiub" else array.astype(np.float64)
+                return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))  # as PyTorch takes memory
         if encoder is None:
             expected = str(("samples", *self.in_shape)).replace("'", "")
             raise ArgumentError(f"inputs: not an array of numbers; the model takes arrays of shape {expected}")
@@ -303,11 +307,9 @@ def load(
 
 def _finish_failed(folder: Path) -> str | None:
     """Why a run's trained model could not be finished; None where that is not known."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return str(summary["finished"]["failed"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["finished"]["failed"])
+    return None
 
 
 def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
@@ -341,13 +343,6 @@ def _network(config: Config, info: ModelInfo) -> nn.Module:
     method = methods.build(config.method, config.training.momentum)
     network = make_network(config.weights_in(None), config.seeds[0], method, len(info.classes), info.in_shape)
     return network if method.pipeline is None else models.Concatenated(network, method.pipeline.clusters)
-
-
-def _tensor(values: ArrayLike) -> Tensor:
-    with placed("inputs: not an array of numbers: ", ArgumentError, of=(ValueError, TypeError)):
-        array = np.asarray(values)
-        numbers = array if array.dtype.kind in "fiub" else array.astype(np.float64)
-        return torch.from_numpy(np.require(numbers, requirements=["C", "W"]))  # as PyTorch takes memory
 
 
 def moved_model(

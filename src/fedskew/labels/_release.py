@@ -42,7 +42,10 @@ def privatize(
         raise ArgumentError(f"neighbours: must be 'add-remove' or 'replace', not {neighbours!r}")
     scale = SENSITIVITY[neighbours] * each / epsilon
     if rng is None:
-        noisy = _secure_laplace(held, scale)
+        dp = secure_noise()
+        domain = dp.vector_domain(dp.atom_domain(T=float, nan=False))
+        mechanism: Any = dp.m.make_laplace(domain, dp.l1_distance(T=float), scale=scale)
+        noisy = np.array(mechanism(held.ravel().tolist())).reshape(held.shape)
     elif isinstance(rng, np.random.Generator):
         noisy = rng.laplace(scale=scale, size=held.shape)
         noisy += held
@@ -52,10 +55,3 @@ def privatize(
     if isinstance(counts, LabelCounts):
         return LabelCounts(released, counts.clients, counts.classes)
     return released
-
-
-def _secure_laplace(held: FloatArray, scale: float) -> FloatArray:
-    dp = secure_noise()
-    domain = dp.vector_domain(dp.atom_domain(T=float, nan=False))
-    mechanism: Any = dp.m.make_laplace(domain, dp.l1_distance(T=float), scale=scale)
-    return np.array(mechanism(held.ravel().tolist())).reshape(held.shape)

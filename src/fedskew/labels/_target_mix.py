@@ -165,13 +165,14 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
     sizes = held_out.sum(axis=1)
     held = np.flatnonzero(sizes)
     if target.ndim == 2:
-        lost = np.flatnonzero(target[:, held].sum(axis=1) == 0)
+        chances, each = target[:, held], np.full(len(target), 1 / len(target))
+        lost = np.flatnonzero(chances.sum(axis=1) == 0)
         if len(lost):
             raise ArgumentError(f"cells: sample {lost[0]} has no probability of any class with held-out samples")
-        mix, information = _by_samples(target[:, held])
-        profiles = (target[:, held] / (target[:, held] @ mix)[:, None]).T
-        profiles /= np.maximum(profiles.sum(axis=1, keepdims=True), _NONE)
-        few = FewSamples(profiles, None, np.full(len(target), 1 / len(target)), len(target), mix)
+        mix = _expectation_maximisation(chances, each)
+        scores = (chances / (chances @ mix)[:, None]).T
+        information = scores @ scores.T
+        few = FewSamples(scores / np.maximum(scores.sum(axis=1, keepdims=True), _NONE), None, each, len(target), mix)
         uncertain = partial(_covariance, information, information)
         fit = np.nan, 0, np.nan, 0.0
     else:
@@ -302,12 +303,6 @@ def _by_least_squares(cells: _Cells) -> tuple[FloatArray, FloatArray]:
 def _by_likelihood(cells: _Cells) -> tuple[FloatArray, FloatArray]:
     mix = _expectation_maximisation(cells.profiles.T, cells.shares)
     return mix, np.diag(1 / (mix @ cells.profiles))
-
-
-def _by_samples(probabilities: FloatArray) -> tuple[FloatArray, FloatArray]:
-    mix = _expectation_maximisation(probabilities, np.full(len(probabilities), 1 / len(probabilities)))
-    scores = probabilities / (probabilities @ mix)[:, None]
-    return mix, scores.T @ scores
 
 
 _SOLVERS = {

@@ -36,7 +36,6 @@ class SeedRun:
     Attributes:
         label: What it is called in a report; the seeds of one config share it.
         config: The whole config, defaults included.
-        rounds: The records, in order of their rounds.
         counts: Label counts of the clients that train, shape `(clients, classes)`.
         target: Label mix of the target, shape `(classes,)`, sum 1; None without a target.
         summary: The content of `summary.json`; empty for a run that has not ended.
@@ -247,9 +246,10 @@ class SeedRun:
         return f"{label}, after {finish}"
 
     @staticmethod
-    def last_evaluated(rounds: Sequence[RoundRecord], last: int = LAST) -> list[RoundRecord]:
-        """Return the evaluated records of the last so many rounds, never the untrained model's."""
-        return [record for record in rounds if record.evaluation is not None and record.round > _first(rounds, last)]
+    def last_evaluated(rounds: Sequence[RoundRecord], last: int = LAST) -> list[Evaluation]:
+        """Return the evaluations of the last so many rounds, never the untrained model's."""
+        trained = [record.evaluation for record in rounds if record.round > _first(rounds, last)]
+        return [evaluation for evaluation in trained if evaluation is not None]
 
     @staticmethod
     def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:

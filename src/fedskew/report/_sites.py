@@ -36,7 +36,6 @@ class SiteActivity:
     """One site's activity in the rounds of a run.
 
     Attributes:
-        selected: Rounds for which it was selected.
         counted: Rounds in which its update moved the model.
         times: Rounds by what went wrong: its reply was refused; it failed, was offline, silent (no reply in time),
             skipped (as it did not answer before), left out (as a round that it took part in was undone); or its update
@@ -44,7 +43,6 @@ class SiteActivity:
         last_counted: The last round in which its update moved the model, and when that ended.
         quarantine: The undone round for which it is left out at present; None if it takes part.
         accuracy: The last model's accuracy on its own test samples, as it said.
-        test_samples: Number of these samples, as it said.
         trouble: The last round in which something went wrong, when that ended (UTC), and what.
     """
 
