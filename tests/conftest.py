@@ -69,11 +69,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_files_are_forgotten() -> Generator[None]:
-    """Forget modules that a test wrote and imported: another one's file may have the same name."""
+    """Forget modules that a test wrote and imported: another one's file may have the same name; ours stay anywhere."""
     last = next(reversed(sys.modules))  # to compare all names takes a tenth of the tests' time
     yield
     for name in list(itertools.takewhile(lambda name: name != last, reversed(sys.modules))):
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(tempfile.gettempdir()):
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(tempfile.gettempdir()) and not file.startswith(str(REPOSITORY)):
             del sys.modules[name]
 
 

@@ -94,8 +94,7 @@ class Term:
 
 
 class Distillation(Term):
-    """Base class of terms that compare with the sent model's outputs on the same rows, by default T^2 times the mean
-    divergence of its shares of some classes from the client's."""
+    """Base class of terms that compare with the sent model's outputs on the same rows, by a mean divergence."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     default_weight: ClassVar[float] = 0.1
