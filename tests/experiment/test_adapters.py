@@ -46,7 +46,8 @@ def config(folder: Path, adapters: dict[str, Any], backend: str = "sequential", 
         save_file(Small(10).state_dict(), path)
     made = task(3, rounds=2, batch_size=64, lr=0.5, steps=3)
     model = {"name": Small, "weights": str(path), "adapters": adapters}
-    return made | {"model": model, "engine": {"backend": backend}} | more
+    engine = {"backend": backend} | ({"processes": 1} if backend == "processes" else {})  # each imports transformers
+    return made | {"model": model, "engine": engine} | more
 
 
 def test_lora_travels_alone_and_is_exported_merged_and_apart(tmp_path):
