@@ -184,14 +184,19 @@ def test_counts_are_the_same_from_every_source_and_describe_reads_it_too(tmp_pat
 @pytest.mark.slow
 def test_a_config_and_its_run_count_what_clients_train_on(digits, tmp_path, command):
     digits.write_text("seeds = [3]" + digits.read_text().replace('"iid"', '"quantity", labels_per_client = 2'))
-    counted = command("counts", "my.toml", "--out", "counts.csv")
+    (tmp_path / "my").mkdir()
+    for _ in range(2):  # in a folder of the run's name, and in one of data that digits are not read from
+        counted = command("counts", "my.toml", "--out", "my/counts.csv", FEDSKEW_DATA=str(tmp_path))
     assert (counted.returncode, counted.stdout) == (0, "")
-    counts = LabelCounts.read_csv(tmp_path / "counts.csv")
+    counts = LabelCounts.read_csv(tmp_path / "my" / "counts.csv")
     assert counts.counts.shape == (10, 10)
     assert ((counts.counts > 0).sum(axis=1) <= 2).all()
     command("run", "my.toml")
     (run,) = (tmp_path / "runs").iterdir()
-    assert command("counts", run).stdout == (tmp_path / "counts.csv").read_text()
+    assert command("counts", run).stdout == (tmp_path / "my" / "counts.csv").read_text()
+    (tmp_path / "own.csv").write_text("a,~x\n" + "1,p\n2,q\n" * 20)
+    digits.write_text(digits.read_text().replace('"digits"', '"csv", root = "own.csv", label = "~x"'))
+    assert command("counts", "my.toml").stdout.startswith("client,p,q")
     described = command("describe", run, "--no-picture").stdout
     assert "Figures" in described
     assert "arget: " not in described

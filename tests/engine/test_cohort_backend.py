@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -248,6 +249,12 @@ def test_convolutions_of_all_clients_by_one_product_are_each_clients_own(out, ke
     torch.testing.assert_close(y, expected)
     for ours, theirs in zip(*(torch.autograd.grad(one.sin().sum(), ones) for one in (y, expected)), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_of_large_kernels_with_many_channels_no_windows_are_made_which_take_memory(monkeypatch):
+    monkeypatch.setattr(_Conv2d, "_at_once", Mock(side_effect=AssertionError))
+    layer = _Conv2d(nn.Conv2d(64, 64, 5, device="meta"))  # as on a GPU
+    assert layer(torch.empty(2, 64, 9, 9, device="meta")).shape == (2, 64, 5, 5)
 
 
 def test_layers_of_a_users_own_that_write_buffers_are_each_clients_own():

@@ -66,7 +66,8 @@ def value_and_gradient(loss: partial[Tensor], of: Client) -> tuple[Tensor, Tenso
     found = value.detach(), inputs.grad
     if covers(component := loss.args[0], "slope", "value"):  # what training takes in place of autograd's
         with torch.no_grad():
-            torch.testing.assert_close(component.slope(*read_of(of)), found)
+            exact = {"rtol": 1e-12, "atol": 1e-12} if of.inputs.dtype == torch.float64 else {}
+            torch.testing.assert_close(component.slope(*read_of(of)), found, **exact)
     return found
 
 
@@ -87,8 +88,8 @@ def test_value_and_gradient_are_finite_and_in_the_dtype_of_the_inputs_also_of_ex
 
 @every_loss
 def test_padded_rows_change_nothing_whatever_they_hold(loss):
-    mask = torch.tensor([True, False, True, True, False, False, True, False, False])
-    for real in clients(rows=4):
+    mask = torch.tensor([True, False, True, False, False, False, True, False, False])
+    for real in clients(rows=3):
         rows = torch.full((9, CLASSES), torch.nan, dtype=torch.float64)
         padded = Client(rows, torch.full((9,), -1), real.counts, rows + torch.inf, mask)
         for place in (0, 1, 3):

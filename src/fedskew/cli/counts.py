@@ -170,9 +170,10 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
 
     file, changes = config_file(path), {} if data_root is None else {"data.root": str(data_root)}
     config, given = read(file, changes), flatten(read_tree(file, "config", changes)[0])
-    texts = [text for value in given.values() for text in (value if isinstance(value, list) else [value])]
-    places = [config.place(text) for text in (*texts, os.environ.get("FEDSKEW_DATA")) if isinstance(text, str) and text]
-    files = tuple(Path(place).expanduser() for place in places)
+    root = None if config.data.name in ("digits", "synthetic") else os.environ.get("FEDSKEW_DATA")
+    values = [root, *(value for key, value in given.items() if key not in ("name", "data.name"))]
+    texts = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    files = tuple(Path(os.path.expanduser(config.place(text))) for text in texts if isinstance(text, str) and text)
     training, task = config.training, make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
     return Source(counts, task.target, config.target_in_words(), training.participation, training.epochs, files)

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -93,8 +94,8 @@ class Config(sections.Section):
 
     def place(self, path: str) -> str:
         """Return where a path of this config leads: into the run's own folder if it exists there, else as it is."""
-        made = None if self.origin is None else self.origin.directory / Path(path).expanduser()
-        return str(made) if made is not None and made.exists() else path
+        made = None if self.origin is None else self.origin.directory / os.path.expanduser(path)
+        return str(made) if made is not None and os.path.exists(made) else path
 
     def weights_in(self, folder: Path | None) -> Config:
         """Return this config with the file of the first weights in a folder; None: without it."""

@@ -58,8 +58,7 @@ class FedVLSCalibration(CrossEntropyOf):
 
     def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `CrossEntropyOf.changed`."""
-        shifted = shares_of(counts) + self.prior_eps
-        possible = shifted > 0
+        possible = (shifted := shares_of(counts) + self.prior_eps) > 0
         return over(logits + torch.where(possible, shifted, 1).log(), possible), None
 
 

@@ -70,7 +70,7 @@ def by_rows(slopes: Tensor, mask: Tensor | None) -> Tensor:
     overwrites."""
     if mask is None:
         return slopes.div_(slopes.shape[-2])
-    return slopes.mul_((mask / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1))
+    return slopes.mul_((mask.to(slopes.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1))
 
 
 def cross_entropy_slope(
@@ -103,8 +103,7 @@ def over(logits: Tensor, keep: Tensor) -> Tensor:
 
 def balanced(logits: Tensor, counts: Tensor, least: float) -> Tensor:
     """Return logits to which the logs of counts, at least `least` each, are added; those of 0 are out of a softmax."""
-    raised = counts.clamp(min=least)
-    possible = raised > 0
+    possible = (raised := counts.clamp(min=least)) > 0
     return over(logits + torch.where(possible, raised, 1).log(), possible)
 
 
@@ -117,8 +116,7 @@ def distilled(batch: Batch, teacher: Tensor, among: Tensor, taught: Tensor, temp
     """Return T^2 times the mean KL of the teacher over the classes `taught` from the student over `among`, masks,
     `(..., classes)` or `(..., batch, classes)`."""
     log_teacher, log_student = _log_shares(batch, teacher, among, taught, temperature)
-    log_student = torch.where(taught, log_student, 0)
-    return temperature**2 * row_mean(divergence(log_teacher, log_student), batch.mask)
+    return temperature**2 * row_mean(divergence(log_teacher, torch.where(taught, log_student, 0)), batch.mask)
 
 
 def distilled_slope(

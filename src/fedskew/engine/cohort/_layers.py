@@ -249,13 +249,16 @@ class _Conv2d(nn.Module):
         super().__init__()
         _take_over(self, layer)
         self._options: Any = layer.stride, layer.padding, layer.dilation, layer.groups
+        stride, padding, dilation, groups = self._options
+        is_plain = (stride, dilation, groups) == ((1, 1), (1, 1), 1) and not isinstance(padding, str)
+        # Of larger kernels the windows take up to seventeen times the memory of groups, and gain little time.
+        self._is_product = is_plain and math.prod(layer.kernel_size) <= max(9, 800 // layer.out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         own = x, self.weight, *([] if self.bias is None else [self.bias])
         if x.device.type == "cpu":
             return on_stacks(self._one_by_one, *own)
-        stride, padding, dilation, groups = self._options
-        if (stride, dilation, groups) == ((1, 1), (1, 1), 1) and not isinstance(padding, str):
+        if self._is_product:
             return on_stacks(self._at_once, *own)
         return functional.conv2d(x, self.weight, self.bias, *self._options)
 
@@ -287,8 +290,7 @@ class _Product(torch.autograd.Function):
         high, wide = (side - 1 for side in kernel)
         by_x = None
         if ctx.needs_input_grad[0]:
-            padded = functional.pad(gradient, (wide, wide, high, high))
-            by_x = _convolve(padded, weight.flip(3, 4).transpose(1, 2))
+            by_x = _convolve(functional.pad(gradient, (wide, wide, high, high)), weight.flip(3, 4).transpose(1, 2))
         rows, columns = gradient.shape[3:]
         down, right = block = _block(out, kernel, rows, columns)
         table = _windows(x, kernel, block).transpose(1, 2) @ _windows(gradient, (1, 1), block)
