@@ -226,17 +226,19 @@ class FlatModel:
     ) -> tuple[Tensor, Outputs]:
         """Set `gradient` to that of a loss, 0-d, of the network's outputs for a batch; return the loss and the outputs.
 
-        Where the network is a chain, autograd sees the loss alone, on features and logits as leaves; or, if there is
-        one, `slope` gives the loss and its gradient by the logits.
+        Where the network is a chain, autograd sees the loss alone, on features and logits as leaves. If there is one,
+        `slope` gives the loss and its gradient by the logits.
         """
         chain = self.network.chain(x)
         if chain is None:
             outputs = self.network.outputs(x)
-            value = loss(outputs)
-            gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
+            detached = Outputs(*(tensor.detach() for tensor in outputs))
+            value, by_logits = (loss(outputs), None) if slope is None else slope(detached)
+            of = value if slope is None else outputs.logits
+            gradients = torch.autograd.grad(of, self._parameters, by_logits, allow_unused=True)
             for held, gradient in zip(self._gradients, gradients, strict=True):
                 held.zero_() if gradient is None else held.copy_(gradient)
-            return value.detach(), Outputs(*(tensor.detach() for tensor in outputs))
+            return value.detach(), detached
         by_features: Tensor | None = None
         with torch.no_grad():
             outputs = chain.outputs(x)

@@ -134,7 +134,7 @@ def _template() -> jinja2.Template:
         "site_notes": _site_notes,
         "sites_table": SiteActivity.table,
         "statistic": _statistic,
-        "toml": tomli_w.dumps,
+        "toml": _toml,
         "with_interval": _with_interval,
     }
     environment.filters |= {"span": _span, "sites": SiteActivity.of, "statistic": _statistic, "sum": np.sum}
@@ -257,6 +257,15 @@ def _differences(groups: list[Group]) -> list[tuple[Group, list[tuple[str, str]]
         (group, [(key, config[key]) for key in differing if key in config])
         for group, config in zip(groups, flat, strict=True)
     ]
+
+
+def _toml(config: dict[str, Any]) -> str:
+    def without_none(tree: Any) -> Any:
+        if not isinstance(tree, dict):
+            return tree
+        return {key: without_none(part) for key, part in tree.items() if part is not None}
+
+    return tomli_w.dumps(without_none(config))
 
 
 def _origins(runs: Sequence[SeedRun]) -> list[tuple[list[str], dict[str, Any]]]:
