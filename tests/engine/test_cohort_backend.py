@@ -242,8 +242,8 @@ def test_every_convolution_is_the_convolution(options):
 )
 def test_convolutions_of_all_clients_by_one_product_are_each_clients_own(out, kernel, sides, padding):
     layer = nn.Conv2d(3, out, kernel, padding=padding)
-    ones = [torch.randn(2, 4, 3, *sides), *(torch.randn(2, *own.shape) for own in (layer.weight, layer.bias))]
-    ones = [one.double().requires_grad_() for one in ones]
+    drawn = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    ones = [drawn(2, 4, 3, *sides), *(drawn(2, *own.shape) for own in (layer.weight, layer.bias))]
     y = _Conv2d(layer)._at_once(*ones)
     expected = torch.stack([functional.conv2d(*own, padding=layer.padding) for own in zip(*ones, strict=True)])
     torch.testing.assert_close(y, expected)

@@ -57,7 +57,7 @@ class FedLC(CrossEntropyOf):
         return row_mean(torch.where(others.any(dim=-1), margin, 0), batch.mask)
 
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """See `Sloped.slope`; as printed by autograd."""
+        """See `Sloped.slope`; with `exclude_target` it is autograd's."""
         if not self.exclude_target:
             return super().slope(batch, context)
         with torch.enable_grad():

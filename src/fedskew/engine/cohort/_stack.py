@@ -302,6 +302,7 @@ class _StackObjective:
     def __init__(self, stack: Stack, own: Own, dims: Any, smallest: int, model: ModelState) -> None:
         self._work, self._network, self._smallest, self._log = stack.work, stack.networks.train, smallest, stack.log
         self._own, self._dims, self.buffers, self.integers = own, dims, model.buffers, model.integers
+        self._together = own._replace(counts=own.counts.unsqueeze(1))  # for losses that take all clients at once
         self._evaluated = False
 
     def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
@@ -338,10 +339,9 @@ class _StackObjective:
 
     def _values(self, objective: Objective, outputs: Outputs) -> Tensor:
         """Compute each client's objective, `(clients,)`, of the outputs, which it does not write to."""
-        own = self._own
         if objective.takes_stacks:
-            return self._valued(objective, *outputs, own._replace(counts=own.counts.unsqueeze(1)))
-        return vmap(partial(self._valued, objective), in_dims=(0, 0, self._dims))(*outputs, own)
+            return self._valued(objective, *outputs, self._together)
+        return vmap(partial(self._valued, objective), in_dims=(0, 0, self._dims))(*outputs, self._own)
 
     def _valued(self, objective: Objective, features: Tensor, logits: Tensor, own: Own) -> Tensor:
         return objective.value(Batch(features.clone(), logits.clone(), own.y, own.mask), self._context(own))
@@ -355,8 +355,7 @@ class _StackObjective:
         leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
         by_features = None
         if objective.is_sloped:
-            context = self._context(own._replace(counts=own.counts.unsqueeze(1)))
-            values, by_logits = objective.slope(Batch(*outputs, own.y, own.mask), context)
+            values, by_logits = objective.slope(Batch(*outputs, own.y, own.mask), self._context(self._together))
         else:
             with torch.enable_grad():
                 values = self._values(objective, leaves)
