@@ -27,17 +27,17 @@ lint: .venv/ready
 	$(BIN)/python tools/defences.py --check
 
 # For the edit loop. Types are checked while the tests run.
-check: data
+check: .venv/ready
 	$(MAKE) --no-print-directory -j2 lint quick
 
-test: data
+test: .venv/ready
 	$(MAKE) --no-print-directory -j2 lint whole
 
 quick: JOBS = $(shell getconf _NPROCESSORS_ONLN)
-quick: .venv/ready
+quick: data
 	$(TEST) -m "not slow and not whole_product and not faults and not fuzz"
 
-whole: .venv/ready
+whole: data
 	$(TEST)
 
 # Also the whole product of methods, all components and recipes where make test has some, and the papers' largest
@@ -72,10 +72,10 @@ data: .venv/ready
 
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement requirements.lock
+	xargs -P 2 -n 100 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps < requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch .venv/ready
 
 # Pins what is installed now: run it in an environment that passes the tests.
 lock:
-	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > requirements.lock
