@@ -171,7 +171,7 @@ def test_a_run_killed_between_checkpoint_and_end_resumes_to_the_same_bytes(tmp_p
 
 
 class Interrupted(nn.Module):
-    """A network during whose evaluation after round 3 somebody presses Ctrl-C."""
+    """A network during one of whose evaluations somebody presses Ctrl-C."""
 
     evaluations = 0
     press_at: int | None = None
@@ -185,18 +185,20 @@ class Interrupted(nn.Module):
             type(self).evaluations += 1
             if type(self).evaluations == type(self).press_at:
                 raise KeyboardInterrupt
-        return self.head(x.flatten(1))
+        return self.head(x.flatten(1)).clone()  # no chain of layers: each evaluation calls this
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 4])
 def test_an_interrupt_when_clients_are_ahead_of_the_server_resumes_to_the_same_bytes(tmp_path, every):
     tree = {**TASK, "model": Interrupted, "method": "scaffold", "output": {"checkpoint_every": every}}
+    Interrupted.evaluations = 0
     whole = fedskew.simulate(tree, out=tmp_path / "whole")
-    Interrupted.evaluations, Interrupted.press_at = 0, 4
+    Interrupted.evaluations, Interrupted.press_at = 0, Interrupted.evaluations - 1
     with pytest.raises(KeyboardInterrupt):
         fedskew.simulate(tree, out=tmp_path / "stopped")
     Interrupted.press_at = None
+    assert [*tmp_path.glob("stopped/*/checkpoint/clients/*")]  # it was training
     resumed = fedskew.simulate(tree, out=tmp_path / "stopped", resume=True)
     assert_same(resumed.folder, whole.folder)
 
