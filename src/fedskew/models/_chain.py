@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
 from fedskew.models._dropout import Dropout
 from fedskew.models._network import Outputs
+from fedskew.models._wide import images_of, rows_of, windows_of
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
@@ -103,7 +105,9 @@ class Cosines(Stage):
 
 
 class Convolution(Stage):
-    """A convolution, channels innermost."""
+    """A convolution, channels innermost; a wide one of small images is a product of what its values read."""
+
+    windows: Tensor | None = None
 
     def __init__(self, layer: nn.Conv2d, first: bool) -> None:
         super().__init__(layer, first)
@@ -111,15 +115,33 @@ class Convolution(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
+        self.x, self.windows, layer = x, None, self.layer
+        if (found := windows_of(x, self.weight, layer.stride, layer.padding, layer.dilation, layer.groups)) is not None:
+            self.windows, shape = found
+            y: Tensor = functional.linear(self.windows, rows_of(self.weight), self.bias).transpose(1, 2)
+            return y.unflatten(2, shape)  # type: ignore[no-any-return]
         self.x = x.contiguous(memory_format=torch.channels_last)
         return torch.convolution(self.x, self.weight, self.bias, *self.options)
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`; of the first layer nothing of use."""
+        if self.windows is not None:
+            return self._by_windows(gradient.flatten(2).transpose(1, 2).flatten(0, 1), self.windows)
         needed = [not self.first, *(one is not None for one in self.to)]
         options = (len(self.weight),), *self.options, needed
         dx, *found = torch.ops.aten.convolution_backward(gradient, self.x, self.weight, *options)
         return _written(found, self.to, gradient if self.first else dx)
+
+    def _by_windows(self, gradient: Tensor, windows: Tensor) -> Tensor:
+        dw, db = self.to
+        if dw is not None:
+            torch.mm(gradient.t(), windows.flatten(0, 1), out=rows_of(dw))
+        if db is not None:
+            torch.sum(gradient, 0, out=db)
+        if self.first:
+            return gradient
+        by_windows = torch.mm(gradient, rows_of(self.weight)).view(windows.shape)
+        return images_of(by_windows, self.weight, self.x.shape[2:], self.layer)
 
 
 class MaxPooling(Stage):

@@ -1,5 +1,6 @@
 """A network that is computed without autograd where it is a chain of layers, and by its own `forward` elsewhere."""
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -13,6 +14,7 @@ from fedskew.models._chain import Chain, Flatten
 from fedskew.models._dropout import ChannelDropout, Dropout
 from fedskew.models._graph import UnreadableError, chain_of, layers_of, read_graph, values_of
 from fedskew.models._network import Outputs
+from fedskew.models._wide import MANY, ByWindows
 from fedskew.models._wrappers import with_features
 from fedskew.models.frozen import still_layers
 
@@ -46,6 +48,8 @@ class Faster(nn.Module):
         self._featured = (with_features(module),)  # in a tuple, as it is no layer of its own
         self._graphs: dict[tuple[bool, ...], fx.GraphModule | UnreadableError] = {}
         self._chains: dict[tuple[Any, ...], Chain | None] = {}
+        is_wide = any(own.dim() == 4 and own.numel() >= MANY for own in module.parameters())
+        self._way: Any = ByWindows() if is_wide else contextlib.nullcontext()
         self._is_plain = True
         self._has_modes = not all(type(layer) in _WITHOUT_MODES or _is_ours(layer) for layer in self._layers)
 
@@ -65,7 +69,11 @@ class Faster(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of a batch, `(batch, classes)`; without a gradient by the chain, if there is one."""
         chain = None if torch.is_grad_enabled() else self.chain(x)
-        return self.module(x) if chain is None else chain.predictions(x)
+        if chain is not None:
+            return chain.predictions(x)
+        with self._way:
+            logits: Tensor = self.module(x)
+        return logits
 
     def outputs(self, x: Tensor) -> Outputs:
         """Return features and logits of a batch, without a gradient if the network is a chain."""
@@ -73,8 +81,11 @@ class Faster(nn.Module):
             with torch.autocast(x.device.type, torch.bfloat16):
                 computed: Outputs = self._featured[0](x)
             return Outputs(*(part.float() for part in computed))
-        chain = self.chain(x)
-        return self._featured[0](x) if chain is None else chain.outputs(x)
+        if (chain := self.chain(x)) is not None:
+            return chain.outputs(x)
+        with self._way:
+            written: Outputs = self._featured[0](x)
+        return written
 
     def chain(self, x: Tensor) -> Chain | None:
         """Return the chain that computes such a batch; None where the network is computed as it was written."""

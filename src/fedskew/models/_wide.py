@@ -1,0 +1,71 @@
+"""Convolutions of many weights on small images: PyTorch's take as long as on larger ones, matrix products do not."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
+
+MANY = 2**19
+"""Weights from which a product of windows may take less time than PyTorch's convolution."""
+
+
+def windows_of(
+    x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> tuple[Tensor, list[int]] | None:
+    """Return what each value of a convolution reads, `(batch, values, inputs)`, and the values' rows and columns.
+
+    Inputs are in the order of `rows_of`. None where PyTorch's own convolution is the faster: few weights, one by one,
+    or over twice as many values as channels of outputs.
+    """
+    if weight.numel() < MANY or weight[0, 0].numel() == 1 or groups != 1 or isinstance(padding, str) or x.dim() != 4:
+        return None
+    own = dilation, padding, stride = [_pair(one) for one in (dilation, padding, stride)]
+    sides = zip(x.shape[2:], weight.shape[2:], *own, strict=True)
+    shape = [(side + 2 * around - apart * (size - 1) - 1) // step + 1 for side, size, apart, around, step in sides]
+    if len(x) * math.prod(shape) > 2 * len(weight):
+        return None
+    windows = functional.unfold(x, tuple(weight.shape[2:]), dilation, padding, stride).unflatten(1, (x.shape[1], -1))
+    return windows.permute(0, 3, 2, 1).flatten(2) if _is_last(weight) else windows.flatten(1, 2).transpose(1, 2), shape
+
+
+def rows_of(weight: Tensor) -> Tensor:
+    """View weights, or their gradient, as a matrix: a row for each channel of outputs."""
+    return (weight.permute(0, 2, 3, 1) if _is_last(weight) else weight).flatten(1)
+
+
+def images_of(windows: Tensor, weight: Tensor, shape: Sequence[int], layer: Any) -> Tensor:
+    """Return the sums of what windows hold of each value of images `(batch, channels, *shape)`."""
+    channels, *size = weight.shape[1:]
+    if _is_last(weight):
+        windows = windows.unflatten(2, (-1, channels)).transpose(2, 3).flatten(2)
+    return functional.fold(
+        windows.transpose(1, 2), tuple(shape), tuple(size), layer.dilation, layer.padding, layer.stride
+    )
+
+
+def _is_last(weight: Tensor) -> bool:
+    """Return whether channels of inputs are innermost."""
+    return weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class ByWindows(TorchFunctionMode):
+    """Within it, convolutions on a CPU are products of windows where these are faster."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of PyTorch's."""
+        kwargs = kwargs or {}
+        return _convolve(*args, **kwargs) if func is torch.conv2d else func(*args, **kwargs)
+
+
+def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
+    found = windows_of(input, weight, *options, **named) if input.is_cpu else None
+    if found is None:
+        return torch.conv2d(input, weight, bias, *options, **named)
+    windows, shape = found
+    images: Tensor = functional.linear(windows, rows_of(weight), bias).transpose(1, 2).unflatten(2, shape)
+    return images
