@@ -261,8 +261,8 @@ def csv(
 
 
 def _of_table(table: Table, schema: TableSchema, separator: str | None) -> RawSamples:
-    clients = schema.names_in(table, "client")
-    return RawSamples(schema.encoded(table), schema.labels_in(table, separator), clients, partial(place_among, [table]))
+    labels, clients = schema.labels_in(table, separator), schema.clients_in(table)
+    return RawSamples(schema.encoded(table), labels, clients, partial(place_among, [table]))
 
 
 def _schema_of(given: str | dict[str, Any]) -> TableSchema:
