@@ -198,7 +198,7 @@ class RunFolder:
         if len(content) > mark.size:
             with writing(self._rounds):
                 os.truncate(self._rounds, mark.size)
-        records = RunFolder.read_records(self._rounds, mark)
+        records = RunFolder.read_records(self._rounds)
         self._mark(records[-1].round, content[: mark.size])
         return state, records
 
