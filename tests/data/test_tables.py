@@ -100,7 +100,7 @@ MISTAKES = [
      "line 3, column 'age': 310 is outside the schema's range, 0 to 120 years (1 of the column are)"),
     ("sex,age,dose,diagnosis\n" + "1,2,1,ill\n" * 10,
      "column 'sex': not one of its 10 cells is of a category of the schema: '1'; the schema has 'f', 'm'"),
-    ("sex,age,dose,diagnosis\nf;2;1;ill\n", "line 2: 1 cell where the header has 4 columns"),
+    ("sex,age,dose,diagnosis\nf;2;1;ill\n", "line 2: 1 cell where the header has 4"),
     ("sex;age;dose;diagnosis\nf;2;1.234,5;ill\nf;2;1,234.5;ill\n", "writes decimals in two ways"),
 ]  # fmt: skip
 

@@ -208,7 +208,7 @@ def watch(
     console.sentences(f"Inputs of {counted(len(samples), 'sample')}", [_verdict(found, changes)])
     shown = sorted(found or changes, key=lambda one: one.unit == "correlation")[:CHANGES_SHOWN]  # columns first
     rows = [[one.what, one.unit, f"{one.before:.4g}", f"{one.now:.4g}", _p(one.p)] for one in shown]
-    caption = f"p: Holm's, of {len(changes)} tests; changed is what has p below {LEVEL:g}"
+    caption = f"p: Holm's, of {counted(len(changes), 'test')}; changed is what has p below {LEVEL:g}"
     title = "What has changed most" if found else "What comes nearest to a change"
     console.print(table_of(["what", "figure", ">in training", ">now", ">p"], rows, title, caption=caption, **RULED))
     if move is None:

@@ -183,7 +183,7 @@ class Dataset:
                 f"test_inputs: samples are {tuple(self.test_inputs.shape[1:])}, but those of inputs {self.in_shape}"
             )
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.inputs.shape[1]):
-            raise ArgumentError(f"mean, std: expected {self.inputs.shape[1]} values each, or none")
+            raise ArgumentError(f"mean, std: expected one value per channel ({self.inputs.shape[1]}) each, or none")
         if (self.domains is None) != (self.test_domains is None):
             raise ArgumentError("domains, test_domains: expected both, or none")
         for one, names, owned in (

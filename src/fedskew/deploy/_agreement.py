@@ -173,7 +173,7 @@ class Agreement(BaseModel):
                 raise ValueError(f"{name}: a name occurs twice")
         channels = self.shape[0]
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, channels):
-            raise ValueError(f"mean and std take {channels} values each, one per channel, or none")
+            raise ValueError(f"mean and std take one value per channel ({channels}) each, or none")
         if len(self.window) == 2 and self.window[0] >= self.window[1]:
             raise ValueError("window: takes [low, high], the values that are black and white, low first")
         self._check_encoder()
@@ -188,7 +188,7 @@ class Agreement(BaseModel):
         if self.label_counts == "summed" and self.updates == "plain":
             raise ValueError("label_counts = 'summed' needs updates = 'masked', as updates show what sums hide")
         if self.min_sites > len(self.sites):
-            raise ValueError(f"min_sites is {self.min_sites}, but there are only {len(self.sites)} sites")
+            raise ValueError(f"min_sites is {self.min_sites}, and of sites there are only {len(self.sites)}")
         self._check_cells()
         if self.input_profile == "summed" and (self.cells is None or self.epsilon is not None):
             needs = "needs a table's schema (encoder), or the cells of pictures or texts (input_cells)"

@@ -310,7 +310,7 @@ def noise_in_words(config: Config) -> list[str]:
     all_rounds = epsilon_of(section.noise, rounds, section.delta)
     most = most_rounds(section.noise, section.epsilon, section.delta)
     return [
-        f"privacy.noise = {section.noise:g}: a site that takes part in all {rounds} rounds spends epsilon "
+        f"privacy.noise = {section.noise:g}: a site that takes part in all rounds ({rounds}) spends epsilon "
         f"{all_rounds:.3g} (delta {section.delta:g}), and in {min(most, rounds)} of them at most, for an epsilon of "
         f"{section.epsilon:g}"
     ]
