@@ -171,6 +171,7 @@ def test_the_target_mix_stays_at_the_server(config, tmp_path):
         (["--classes", "a,b"], "--shape"),
         (["--classes", "a,b", "--shape", "3,x"], "--shape"),
         (["--classes", "a,a", "--shape", "3,8,8"], "classes: a name occurs twice"),
+        (["--classes", "a,b", "--shape", f"3,{10**10},{10**10}"], "shape: a sample of more than 268,435,456 numbers"),
         (["--set", "seeds=[0,1]"], "seeds"),
         (["--set", "conditions.dropout=0.5"], "conditions.dropout"),
         (["--set", "data.validation=0.1"], "data.validation"),

@@ -133,9 +133,7 @@ def hold_out(
         size = min(round(share * len(rows)), len(rows) - 1)
         held[rng.permutation(rows)[:size]] = True
     if not held.any():
-        raise DataError(
-            f"too few samples to hold out a test part of {share:g}; give a test part, or a larger test_share"
-        )
+        raise DataError(f"too few samples to hold out a test part of {share:g}; give one, or a larger test_share")
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
