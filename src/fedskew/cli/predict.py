@@ -92,8 +92,9 @@ def predict(
         )
     if out is not None and csv_path is not None and out.resolve() == csv_path.resolve():
         raise ArgumentError(f"--csv: {csv_path} is where --export writes the model; write to another file")
-    for place in (csv_path, out):
-        check_apart(place, run, *images or ())
+    is_export = out is not None and out.suffix in (".onnx", ".pt")  # as no file is called that a run writes
+    for place, folder in ((csv_path, run), (out, None if is_export else run)):
+        check_apart(place, folder, *images or ())
     model = load(
         run, seed=seed, best=best, finished=finished, adapted=adapted, personal=personal, trust_code=trust_code
     )
