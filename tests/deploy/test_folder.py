@@ -139,8 +139,9 @@ def test_scripts_are_what_sh_reads(config, tmp_path, script):
 def test_a_folder_that_holds_anything_is_left_as_it_is(config, tmp_path):
     folder = init(config, tmp_path / "fed")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="not empty"):
-        init(config, folder)
+    for place in (folder, config):
+        with pytest.raises(ConfigError, match="is a file, or not empty"):
+            init(config, place)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 

@@ -130,8 +130,8 @@ def write_federation(
     for name in agreement.members:
         if not SITE_NAME.fullmatch(name):
             raise ConfigError(f"sites: {name!r}: a site's name may have letters, digits, '.', '_' and '-'")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: is not empty, and keys are never overwritten; name a new folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is a file, or not empty, and keys are never overwritten; name a new folder")
     unknown = f"# IPAddressAllow=ADDRESS, the IP address of {address.host}: until it is here, the site can't connect"
     fields = {
         "NAME": config.name,
