@@ -149,6 +149,7 @@ def test_a_total_of_another_name_or_a_mean_is_named_and_counted_until_the_user_d
             assert len(LabelCounts.read_csv(path, totals=totals)) == left
         assert len(all_said) == 2
     assert len(LabelCounts.read_csv(path, totals="keep")) == 4
+    assert LabelCounts.read_csv(written(tmp_path, "client,mean,avg\na,1,2\n"), totals="drop").classes == ("mean", "avg")
 
 
 @pytest.mark.parametrize(

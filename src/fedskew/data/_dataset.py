@@ -201,9 +201,7 @@ class Dataset:
             clients = clients.copy()
             clients[aside] = np.maximum(clients[aside], 0)  # -1: no client
         if self.multi_label and self.num_classes > findings.MOST:
-            raise ArgumentError(
-                f"classes: a sample may have several of {findings.MOST} at most, not {self.num_classes}"
-            )
+            raise ArgumentError(f"classes: samples may have several of {findings.MOST} at most, not {self.num_classes}")
         known = 2**self.num_classes if self.multi_label else self.num_classes
         _check_ids("targets", self.targets, train, known)
         _check_ids("test_targets", self.test_targets, test, known)
