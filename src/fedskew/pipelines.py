@@ -79,7 +79,7 @@ class FedConcat:
         first = rounds // 2 if self.encoder_rounds is None else self.encoder_rounds
         if first < 1 or first >= rounds:
             raise ArgumentError(
-                f"encoder_rounds: {first} of {rounds} rounds; encoders need one at least, and the head one after them"
+                f"encoder_rounds: {first} of rounds = {rounds}; encoders need one at least, and the head one after them"
             )
         return first
 
@@ -105,8 +105,8 @@ class FedConcat:
         different = len(np.unique(holders, axis=0))
         if different < self.clusters:
             raise ArgumentError(
-                f"clusters: {self.clusters}, but there are {len(table)} clients, of whom {len(holders)} hold samples "
-                f"and {different} hold different label shares; at most {different}"
+                f"clusters: {self.clusters}, and at most {different}: no more of the clients with samples, "
+                f"{len(holders)} of {len(table)}, hold different label shares"
             )
         search = KMeans(self.clusters, n_init=10, random_state=int(rng.integers(2**31)))
         # One thread: sums depend on how many there are, and for points this small more are slower.

@@ -103,7 +103,7 @@ class Sheet:
             self._kept = list(islice(self._rows(), 1, None))
         for line, cells in self._kept or islice(self._rows(), 1, None):
             if len(cells) < len(self.header) or any(cells[len(self.header) :]):
-                self.fail(line, f"{counted(len(cells), 'cell')} where the header has {len(self.header)} columns")
+                self.fail(line, f"{counted(len(cells), 'cell')} where the header has {len(self.header)}")
             yield line, cells[: len(self.header)]
 
     def is_text(self, column: int) -> bool:

@@ -58,14 +58,14 @@ def test_the_record_says_what_counted():
 def test_a_round_with_too_few_replies_leaves_the_model_and_says_so():
     parameters, _, record = play({"name": "krum", "malicious": 1}, {client: MOVES[client] for client in range(4)})
     assert parameters == [0, 0]
-    assert record.unmoved == "krum needs 5 clients, and there are 4"
+    assert record.unmoved == "krum needs 5 clients, and has 4"
     assert (record.weights, sorted(record.answered)) == ([], [0, 1, 2, 3])
     assert record.to_dict()["unmoved"] == record.unmoved
     assert "unmoved" not in play("krum")[2].to_dict()
 
 
 def test_a_cohort_that_is_always_too_small_is_refused_before_the_run():
-    with pytest.raises(ArgumentError, match=r"^aggregation: krum needs 9 clients, and there are 6; .*participation"):
+    with pytest.raises(ArgumentError, match=r"^aggregation: krum needs 9 clients, and has 6; .*participation"):
         play({"name": "krum", "malicious": 3})
 
 

@@ -176,7 +176,7 @@ def test_few_samples_are_told_from_none_and_move_no_model(folders, command):
     few(folders, 8)
     words = ("adapt", "run", "--target-data", "few.npz", "--json")
     done = command(*words, status=2)
-    assert "8 samples of the target are too few to move a model by; give 30 or more" in done.stderr
+    assert "the target's samples, 8, are too few to move a model by; give 30 or more" in done.stderr
     assert not (folders / "run" / "adapted.safetensors").exists()
     said = json.loads(done.stdout)
     assert (said["file"], said["samples"]) == (None, 8)

@@ -43,7 +43,7 @@ def test_labels_are_taken_as_given(two, command):
     assert labels_of(two / "report.html") == ["x=1", "y"]
     assert "report.pdf: the page is to be" in command("report", one, "--out", "report.pdf", status=2).stderr
     few = command("report", one, other, "--label", "x", status=2)
-    assert few.stderr == "fedskew: --label: given 1 times for 2 runs; give one for each\n"
+    assert few.stderr == "fedskew: --label: 1 given for 2 runs; give one for each\n"
     twice = command("report", one, one, status=2)
     assert "has seed 0 twice; give each configuration its own label (fedskew report LABEL=RUN ...)" in twice.stderr
 

@@ -136,7 +136,8 @@ def test_json_says_the_same_and_nothing_else(command, run, here):
 def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, here):
     done = command("predict", run, "--export", "torchscript")
     assert (done.returncode, done.stdout) == (0, f"torchscript: {run / 'model.pt'}\n")
-    command("predict", run, "--export", "torchscript", "--out", "mine.pt")
+    for place in ("mine.pt", run / "mine.pt", run / "mine.pt"):
+        command("predict", run, "--export", "torchscript", "--out", place)
     assert (here / "mine.pt").exists()
 
 
@@ -154,10 +155,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
         (["images", "--csv", "images/03.png"], "images/03.png: is there already"),
         (["nowhere.png", "--csv", "RUN/config.toml"], "config.toml: is there already"),
         (["--export", "torchscript", "--out", "RUN/config.toml"], "config.toml: is there already"),
-        (
-            ["images", "--export", "torchscript", "--out", "a.pt", "--csv", "a.pt"],
-            "a.pt is where --export writes",
-        ),
+        (["images", "--export", "torchscript", "--out", "a.pt", "--csv", "a.pt"], "a.pt is where --export writes"),
         (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],
 )

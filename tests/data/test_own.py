@@ -319,7 +319,7 @@ BAD_TABLES = [
     ("a,b\n1,2\n", "line 1: no column 'label'; set data.label"),
     ("label\nx\n", "line 1: no column is left for features"),
     ("a,label\n", "nothing below the header"),
-    ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 cells where the header has 3 columns"),
+    ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 cells where the header has 3"),
     ("a,b,label\n1,2,x\n\n1,two,x\n", "line 4, column 'b': 'two' is not a number; a schema says what else"),
     ("a,b,label\n1,2,x\n1,2, \n", "1 sample without a label"),
     ("client,b,label\n,2,x\n", "line 2, column 'client': empty"),

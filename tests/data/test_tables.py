@@ -100,7 +100,7 @@ MISTAKES = [
      "line 3, column 'age': 310 is outside the schema's range, 0 to 120 years (1 of the column are)"),
     ("sex,age,dose,diagnosis\n" + "1,2,1,ill\n" * 10,
      "column 'sex': not one of its 10 cells is of a category of the schema: '1'; the schema has 'f', 'm'"),
-    ("sex,age,dose,diagnosis\nf;2;1;ill\n", "line 2: 1 cell where the header has 4 columns"),
+    ("sex,age,dose,diagnosis\nf;2;1;ill\n", "line 2: 1 cell where the header has 4"),
     ("sex;age;dose;diagnosis\nf;2;1.234,5;ill\nf;2;1,234.5;ill\n", "writes decimals in two ways"),
 ]  # fmt: skip
 
@@ -128,6 +128,8 @@ def test_whole_numbers_written_as_floats_are_the_categories_that_they_are(tmp_pa
     path = table(tmp_path / "t.csv", "code,label\n1.0,0.0\n,1\n2,1.00\n")
     assert schema.read(path)[1].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
     assert schema.labels(path) == ["0", "1", "1"]
+    with pytest.raises(DataError, match="line 3, column 'label': 'NaN' is no class"):
+        schema.labels(table(path, "code,label\n1,0\n2,NaN\n"))
 
 
 def test_numbers_with_decimal_commas_and_in_another_encoding(tmp_path):

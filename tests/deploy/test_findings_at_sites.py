@@ -234,7 +234,7 @@ def test_a_site_s_labels_are_found_by_name_and_what_is_not_said_is_no_label(tmp_
 
 
 def test_several_labels_of_one_class_are_refused() -> None:
-    with pytest.raises(ConfigError, match="multi_label: of 2 to 62 classes a sample has any, not of 1"):
+    with pytest.raises(ConfigError, match="multi_label: of 2 to 62 classes a sample has any, not 1"):
         Agreement.resolve({"sites": ["a"], "classes": ["one"], "shape": [5], "multi_label": True})
 
 

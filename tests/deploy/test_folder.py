@@ -139,8 +139,9 @@ def test_scripts_are_what_sh_reads(config, tmp_path, script):
 def test_a_folder_that_holds_anything_is_left_as_it_is(config, tmp_path):
     folder = init(config, tmp_path / "fed")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="not empty"):
-        init(config, folder)
+    for place in (folder, config):
+        with pytest.raises(ConfigError, match="is a file, or not empty"):
+            init(config, place)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -171,6 +172,7 @@ def test_the_target_mix_stays_at_the_server(config, tmp_path):
         (["--classes", "a,b"], "--shape"),
         (["--classes", "a,b", "--shape", "3,x"], "--shape"),
         (["--classes", "a,a", "--shape", "3,8,8"], "classes: a name occurs twice"),
+        (["--classes", "a,b", "--shape", f"3,{10**10},{10**10}"], "shape: a sample of more than 268,435,456 numbers"),
         (["--set", "seeds=[0,1]"], "seeds"),
         (["--set", "conditions.dropout=0.5"], "conditions.dropout"),
         (["--set", "data.validation=0.1"], "data.validation"),

@@ -55,7 +55,7 @@ def test_a_run_in_which_every_reply_is_refused(tmp_path: Path) -> None:
     for node in grid.apps:
         grid.tamper[node] = lambda question, answer: times(answer, float("nan"))
     code, message = served(federation, grid)
-    assert (code, "no update of any site moved the model in 1 rounds" in message) == (4, True)
+    assert (code, "no update of any site has moved the model up to round 1" in message) == (4, True)
 
 
 def test_a_config_that_is_refused(tmp_path: Path) -> None:

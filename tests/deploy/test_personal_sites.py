@@ -139,7 +139,7 @@ def test_a_site_reports_what_the_simulation_has_for_it(tmp_path: Path, personal:
         assert found[row.row].accuracy == pytest.approx(row.accuracy, abs=0.04)  # one sample of 27
         assert found[row.row].loss == pytest.approx(row.loss, rel=1e-3)
     page = (tmp_path / "birch" / "site-report.html").read_text()
-    assert "Sent to the server: 7 answers" in page
+    assert "Answers sent to the server: 7" in page
     assert "never asked" not in page
     samples = SiteData.load(federation.data_of("birch"), federation.agreement)
     assert fedskew.load(tmp_path / "birch" / "personal").profile().samples == len(samples.targets)

@@ -97,7 +97,7 @@ def test_check_and_server_refuse_with_the_same_words(tmp_path: Path) -> None:
 def test_check_plays_the_loss_of_each_site() -> None:
     assert "without any of a, b, c: rounds go on with the others" in rehearse(config(), agreed(3))
     krum = config({"preset": "fedavg", "aggregation": {"name": "krum"}}, clients=5)
-    said = "every round stands still, as krum needs 5 clients, and there are 4"
+    said = "every round stands still, as krum needs 5 clients, and has 4"
     assert f"without any of a, b, c, d, e: {said}" in rehearse(krum, agreed(5))
     alone = config(training={"participation": 0.34})  # one of three a round
     assert "% of the rounds stand still, as nobody else takes part in them" in rehearse(alone, agreed(3))

@@ -74,9 +74,7 @@ def test_robust_aggregation_at_real_sites_holds_a_site_that_the_checks_let_throu
 def test_fewer_sites_than_the_aggregation_needs_are_refused_at_the_start(tmp_path: Path) -> None:
     few = federate(tmp_path, tree({"aggregation": "krum"}))
     grid = few.grid()
-    with pytest.raises(
-        ConfigError, match="method: aggregation: krum needs 5 clients, and there are 3; let more clients"
-    ):
+    with pytest.raises(ConfigError, match="method: aggregation: krum needs 5 clients, and has 3; let more clients"):
         few.run(grid)
 
 

@@ -61,7 +61,7 @@ def test_by_hand_and_after_the_last_round_the_rate_stays():
     [
         ({"schedule": "cosine"}, "rounds: a cosine schedule ends with the last one"),
         ({"schedule": "linear", "rounds": 9, "lr_decay": 0.9}, "lr_decay: a linear schedule has its own"),
-        ({"schedule": "cosine", "rounds": 5, "warmup": 5}, "warmup: 5 rounds leave none of 5"),
+        ({"schedule": "cosine", "rounds": 5, "warmup": 5}, "warmup: 5, of 5 in all, leaves no round for"),
         ({"schedule": "cosine", "rounds": 5, "final_lr": 0.01}, "final_lr: 0.01 is not below lr"),
         ({"final_lr": 0.001}, 'final_lr: is of schedule = "cosine" or "linear"'),
         ({"schedule": "step", "lr_decay": 0.5}, "decay_every: missing"),

@@ -87,7 +87,7 @@ def test_keys_of_optimisers_that_a_run_does_not_use_are_not_in_its_hash_nor_a_ke
         ({"optimizer": "adam", "betas": [0.9, 1.0]}, "training.betas"),
         ({"optimizer": "adam", "betas": [0.9]}, "training.betas: its value 2 is missing"),
         ({"optimizer": "adagrad"}, "training.optimizer: "),
-        ({"schedule": "cosine", "warmup": 2}, "training.warmup: 2 rounds leave none of 2"),
+        ({"schedule": "cosine", "warmup": 2}, "training.warmup: 2, of 2 in all, leaves no round for"),
         ({"groups": [{"match": "head.*", "rl": 0.1}]}, "training.groups[0].rl: no such key (known: lr"),
         ({"groups": [{"lr": 0.1}]}, "training.groups[0].match: missing"),
         ({"groups": [{"match": "head.*", "lr": -1.0}]}, "training.groups[0].lr: input should be greater than 0"),

@@ -68,7 +68,7 @@ def test_fewer_clients_than_cameras_put_whole_cameras_together():
 
 
 def test_more_clients_than_cameras_are_refused():
-    with pytest.raises(PartitionError, match="names 6 clients, which can't be merged into 7"):
+    with pytest.raises(PartitionError, match="names, 6, can't be merged into 7"):
         task(rule="natural", clients=7)
 
 
@@ -136,7 +136,7 @@ def test_rows_are_drawn_with_the_same_share_of_every_class(rows):
 def test_validation_samples_are_among_the_rows():
     task = iid(500, validation=0.2)
     assert len(task.validation) + task.partition.counts.sum() == 500
-    with pytest.raises(ConfigError, match="data.rows: 5,000 are more than the 1,352 training samples of 'digits'"):
+    with pytest.raises(ConfigError, match="data.rows: 5,000 are more than 'digits' has training samples"):
         iid(5000)
     with pytest.raises(ConfigError, match="data.rows"):
         iid(0)

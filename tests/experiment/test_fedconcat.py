@@ -380,8 +380,8 @@ def test_a_network_of_ones_own_with_statistics(tmp_path):
 @pytest.mark.parametrize(
     ("tree", "says"),
     [
-        (changed(pipeline={"clusters": 11}), "^method.pipeline.clusters: 11, but there are 10 clients"),
-        (changed(pipeline={"encoder_rounds": 7}), "^method.pipeline.encoder_rounds: 7 of 7 rounds"),
+        (changed(pipeline={"clusters": 11}), "^method.pipeline.clusters: 11, and at most 10: no more"),
+        (changed(pipeline={"encoder_rounds": 7}), "^method.pipeline.encoder_rounds: 7 of rounds = 7"),
         (changed(pipeline={"encoder_round": 7}), "method.pipeline.encoder_round: .*did you mean 'encoder_rounds'"),
         (changed(pipeline={"head": "warm"}), "method.pipeline.head: .*fresh"),
         (changed(pipeline={"clusters": 2.5}), "method.pipeline.clusters: .*got 2.5"),
@@ -443,8 +443,8 @@ def test_it_is_a_local_optimum_of_k_means():
 @pytest.mark.parametrize(
     ("counts", "says"),
     [
-        (KINDS[:2], "clusters: 3, but there are 2 clients, of whom 2 hold samples and 2 hold different label shares"),
-        ([[1, 1], [2, 2], [0, 0], [3, 1]], "4 clients, of whom 3 hold samples and 2 .*; at most 2"),
+        (KINDS[:2], "clusters: 3, and at most 2: no more of the clients with samples, 2 of 2, hold different"),
+        ([[1, 1], [2, 2], [0, 0], [3, 1]], "at most 2: .* samples, 3 of 4"),
     ],
 )
 def test_more_clusters_than_different_clients_are_refused(counts, says):
@@ -464,7 +464,7 @@ def test_encoders_have_half_the_rounds_or_what_they_are_given(given, rounds, fir
 
 @pytest.mark.parametrize(("given", "rounds"), [(None, 0), (None, 1), (5, 5), (6, 5)])
 def test_each_part_needs_a_round(given, rounds):
-    with pytest.raises(ArgumentError, match="encoder_rounds: .* rounds; encoders need one at least, and the head one"):
+    with pytest.raises(ArgumentError, match="encoder_rounds: .*; encoders need one at least, and the head one"):
         FedConcat(encoder_rounds=given).split(rounds)
 
 

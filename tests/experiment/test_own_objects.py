@@ -219,8 +219,8 @@ def test_lazy_layers_get_their_weights_from_the_seed():
     [
         ({"name": Net, "what": "tuple"}, "must return logits, a tensor (batch, classes), and nothing else"),
         ({"name": Net, "what": "rows"}, "it returns a tensor of shape (10,)"),
-        ({"name": Net, "what": "more"}, "it returns 11 logits a sample, and the data has 10 classes"),
-        ({"name": Net, "what": "fewer"}, "it returns 6 logits a sample, and the data has 10 classes"),
+        ({"name": Net, "what": "more"}, "its logits are 11 wide, and the data has 10 classes"),
+        ({"name": Net, "what": "fewer"}, "its logits are 6 wide, and the data has 10 classes"),
         ({"name": Net, "what": "misspelt"}, "it fails on samples of shape (1, 8, 8): AttributeError: 'Net' object"),
         ({"name": Net, "waht": "none"}, "model.waht: test_own_objects:Net has no such option (did you mean 'what'?)"),
         (lambda: nn.Sequential(nn.ReLU(inplace=True), *small()), "it writes to its samples: leave inplace=True out"),

@@ -76,7 +76,7 @@ def test_counts_that_cannot_be_are_refused_by_name(counts: object, message: str)
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"clients": ["a", "b"]}, "clients: 2 names for 3 clients"),
+        ({"clients": ["a", "b"]}, "clients: expected a name for each of 3, got 2"),
         ({"classes": ["x", "y", "x"]}, "classes: the name 'x' occurs twice"),
     ],
 )

@@ -142,13 +142,14 @@ def test_totals_that_fit_are_left_out_and_said(tmp_path: Path) -> None:
     assert any("the column 'Total' is a total, and was left out" in text for text in words)
 
 
-def test_a_total_of_another_name_is_named_and_counted_until_the_user_decides(tmp_path: Path) -> None:
-    path = written(tmp_path, "client,x,y,z\na,10,2,1\nb,5,6,2\nall four,15,8,3\n")
-    with pytest.warns(DataWarning, match="row 'all four' is the sum of all others and is counted; if it is a"):
-        assert len(LabelCounts.read_csv(path)) == 3
-    with pytest.warns(DataWarning, match="'all four' is the sum of all others and was left out"):
-        assert LabelCounts.read_csv(path, totals="drop").clients == ("a", "b")
-    assert len(LabelCounts.read_csv(path, totals="keep")) == 3
+def test_a_total_of_another_name_or_a_mean_is_named_and_counted_until_the_user_decides(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,x,y,z\na,10,2,1\nb,5,6,2\nall four,15,8,3\nMean,7.5,4,1.5\n")
+    for totals, left, said in ((None, 4, "counted as a client; if it is none"), ("drop", 2, "left out")):
+        with pytest.warns(DataWarning, match=f"the row '(all four|Mean)' .*, and was {said}") as all_said:
+            assert len(LabelCounts.read_csv(path, totals=totals)) == left
+        assert len(all_said) == 2
+    assert len(LabelCounts.read_csv(path, totals="keep")) == 4
+    assert LabelCounts.read_csv(written(tmp_path, "client,mean,avg\na,1,2\n"), totals="drop").classes == ("mean", "avg")
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_within_a_domain_it_is_the_dirichlet_by_class() -> None:
 
 
 def test_domains_that_can_not_be_divided_are_refused() -> None:
-    with pytest.raises(PartitionError, match="10 clients .* 4 domains: take a multiple of 4"):
+    with pytest.raises(PartitionError, match="clients: 10 .* 4 domains: take a multiple of 4"):
         within_domains(DirichletWithinDomains(0.1), 10)
     with pytest.raises(PartitionError, match="in domain 1: .* lower min_size"):
         within_domains(DirichletWithinDomains(0.5, min_size=200), 24)

@@ -44,7 +44,7 @@ def test_as_many_clients_as_cameras_keep_them_apart() -> None:
 
 @pytest.mark.parametrize("clients", [0, 4])
 def test_refuses_to_cut_cameras_up(clients: int) -> None:
-    with pytest.raises(PartitionError, match=f"names 3 clients, which can't be merged into {clients}"):
+    with pytest.raises(PartitionError, match=f"names, 3, can't be merged into {clients}"):
         grouped(cameras(2, 5, 3), clients)
 
 

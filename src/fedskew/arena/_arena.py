@@ -111,7 +111,7 @@ class Settings(_Table):
             raise ValueError("rates: a single rate leaves nothing to tune; give two or more, or set training.lr")
         if self.budget < len(self.rates) or (self.budget and not self.rates):
             raise ValueError(
-                f"budget: {self.budget} values for {len(self.rates)} rates: expected some arena.rates, and one for each"
+                f"budget: {self.budget}, and arena.rates has {len(self.rates)}: expected some, and one for each"
             )
         if both := sorted({*self.partitions} & {*self.tuning.partitions}):
             raise ValueError(f"tuning.partitions: {both[0]} is compared, too; tune on partitions of its own")

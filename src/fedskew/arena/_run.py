@@ -169,7 +169,7 @@ def _in_words(config: Config) -> str:
     rule = config.partition
     options = {**rule.parameters, "clients": rule.clients}
     said = ", ".join(f"{name} {value}" for name, value in options.items() if not isinstance(value, bool | None))
-    share = f"{config.training.participation:.0%} a round, {config.training.epochs:g} epochs"
+    share = f"{config.training.participation:.0%} a round, epochs {config.training.epochs:g}"
     aim = "" if config.target.mix is None else ", for a target mix"
     return f"{config.data.name}, {rule.rule} ({said}), {share}{aim}"
 

@@ -50,7 +50,7 @@ DecimalSign = Annotated[
 ]
 TotalsAre = Annotated[
     Literal["drop", "keep"] | None,
-    Option(help="Drop or keep rows and columns that sum up the others.  [default: drop if they fit]"),
+    Option(help="Drop or keep rows and columns of totals and means.  [default: drop totals that fit]"),
 ]
 
 TargetPath = Annotated[

@@ -92,8 +92,9 @@ def predict(
         )
     if out is not None and csv_path is not None and out.resolve() == csv_path.resolve():
         raise ArgumentError(f"--csv: {csv_path} is where --export writes the model; write to another file")
-    for place in (csv_path, out):
-        check_apart(place, run, *images or ())
+    is_export = out is not None and out.suffix in (".onnx", ".pt")  # as no file is called that a run writes
+    for place, folder in ((csv_path, run), (out, None if is_export else run)):
+        check_apart(place, folder, *images or ())
     model = load(
         run, seed=seed, best=best, finished=finished, adapted=adapted, personal=personal, trust_code=trust_code
     )
@@ -208,7 +209,7 @@ def watch(
     console.sentences(f"Inputs of {counted(len(samples), 'sample')}", [_verdict(found, changes)])
     shown = sorted(found or changes, key=lambda one: one.unit == "correlation")[:CHANGES_SHOWN]  # columns first
     rows = [[one.what, one.unit, f"{one.before:.4g}", f"{one.now:.4g}", _p(one.p)] for one in shown]
-    caption = f"p: Holm's, of {len(changes)} tests; changed is what has p below {LEVEL:g}"
+    caption = f"p: Holm's, of {counted(len(changes), 'test')}; changed is what has p below {LEVEL:g}"
     title = "What has changed most" if found else "What comes nearest to a change"
     console.print(table_of(["what", "figure", ">in training", ">now", ">p"], rows, title, caption=caption, **RULED))
     if move is None:

@@ -190,7 +190,7 @@ def read_runs(folders: Sequence[str], label: Sequence[str] | None = None) -> lis
 
     named = [(None, one) if Path(one).exists() else _label_and_folder(one) for one in folders]
     if label and len(label) != len(folders):
-        raise ArgumentError(f"--label: given {len(label)} times for {counted(len(folders), 'run')}; give one for each")
+        raise ArgumentError(f"--label: {len(label)} given for {counted(len(folders), 'run')}; give one for each")
     labels: list[str | None] = [*label] if label else [name for name, _ in named]
     return RunFolder.read_compared([Path(folder) for _, folder in named], labels)
 

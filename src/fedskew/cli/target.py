@@ -285,7 +285,7 @@ def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
         title = f"What the site's {counted(found.samples, 'label says', 'labels say')}"
         console.sentences(title, [accuracy, *(said if names else [])])
     else:
-        title = f"What the target's {found.samples:,} samples say"
+        title = f"What the target's {counted(found.samples, 'sample says', 'samples say')}"
         console.sentences(title, [*sentences(found.estimate, model.classes), accuracy])
     columns: dict[str, Sequence[str]] = {
         "class": model.classes,
@@ -298,7 +298,7 @@ def _print(found: Adaptation, model: TrainedModel, path: Path | None) -> None:
     for heading, cells in [*columns.items()][1:]:
         missing = "not known" if heading in (">target", ">site") else "-"
         columns[heading] = [cell if there else missing for cell, there in zip(cells, found.held_out, strict=True)]
-    title = f"Classes ({found.held_out.sum():,} held-out samples)"
+    title = f"Classes ({counted(int(found.held_out.sum()), 'held-out sample')})"
     order = np.argsort(-found.estimate.mix, kind="stable")
     console.columns(title, columns, order, "with the largest share; all with --json")
     if path is not None:

@@ -183,7 +183,7 @@ class Dataset:
                 f"test_inputs: samples are {tuple(self.test_inputs.shape[1:])}, but those of inputs {self.in_shape}"
             )
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, self.inputs.shape[1]):
-            raise ArgumentError(f"mean, std: expected {self.inputs.shape[1]} values each, or none")
+            raise ArgumentError(f"mean, std: expected one value per channel ({self.inputs.shape[1]}) each, or none")
         if (self.domains is None) != (self.test_domains is None):
             raise ArgumentError("domains, test_domains: expected both, or none")
         for one, names, owned in (
@@ -201,9 +201,7 @@ class Dataset:
             clients = clients.copy()
             clients[aside] = np.maximum(clients[aside], 0)  # -1: no client
         if self.multi_label and self.num_classes > findings.MOST:
-            raise ArgumentError(
-                f"classes: a sample may have several of {findings.MOST} at most, not {self.num_classes}"
-            )
+            raise ArgumentError(f"classes: samples may have several of {findings.MOST} at most, not {self.num_classes}")
         known = 2**self.num_classes if self.multi_label else self.num_classes
         _check_ids("targets", self.targets, train, known)
         _check_ids("test_targets", self.test_targets, test, known)

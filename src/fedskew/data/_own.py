@@ -133,9 +133,7 @@ def hold_out(
         size = min(round(share * len(rows)), len(rows) - 1)
         held[rng.permutation(rows)[:size]] = True
     if not held.any():
-        raise DataError(
-            f"too few samples to hold out a test part of {share:g}; give a test part, or a larger test_share"
-        )
+        raise DataError(f"too few samples to hold out a test part of {share:g}; give one, or a larger test_share")
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
@@ -261,8 +259,8 @@ def csv(
 
 
 def _of_table(table: Table, schema: TableSchema, separator: str | None) -> RawSamples:
-    clients = schema.names_in(table, "client")
-    return RawSamples(schema.encoded(table), schema.labels_in(table, separator), clients, partial(place_among, [table]))
+    labels, clients = schema.labels_in(table, separator), schema.clients_in(table)
+    return RawSamples(schema.encoded(table), labels, clients, partial(place_among, [table]))
 
 
 def _schema_of(given: str | dict[str, Any]) -> TableSchema:

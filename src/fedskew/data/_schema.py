@@ -221,7 +221,12 @@ class TableSchema:
 
     def labels(self, path: Path) -> list[str]:
         """See `Encoder.labels`."""
-        return list(self.names_in(Table.read(path), "label") or ())
+        table = Table.read(path)
+        found = self.labels_in(table)
+        for row, label in enumerate(found):
+            if isinstance(label, NoLabel) or not label:
+                table.fail(f"{label!r} is no class", row, self.labelled[0])
+        return list(map(str, found))
 
     def encode(self, rows: Any) -> Tensor:
         """See `Encoder.encode`; rows are a data frame, or a list of one dict a row."""
@@ -315,19 +320,10 @@ class TableSchema:
 
         return of_columns(table.where, self.labelled if others else first, cells, separator, table.place)
 
-    def names_in(self, table: Table, kind: Literal["label", "client"]) -> Sequence[str] | None:
-        """Return the label or client of each sample; None where the table has no clients."""
-        name = self.called(kind)
-        if name is None or name not in table.columns:
-            if kind == "client":
-                return None
-            table.fail(f"no column {name!r} of labels" if name else _NO_LABELS)
-        cells, known = table.texts(name, "class" if kind == "label" else "client"), self.columns[name].categories
-        cells = _as_known(cells, known) if known else cells
-        if known and (others := set(cells) - set(known)):
-            row = next(row for row, cell in enumerate(cells) if cell in others)
-            table.fail(f"{cells[row]!r} is none of the schema's classes{nearest(cells[row], known)}", row, name)
-        return cells
+    def clients_in(self, table: Table) -> Sequence[str] | None:
+        """Return the client of each sample; None where the table has no clients."""
+        name = self.called("client")
+        return None if name is None or name not in table.columns else table.texts(name, "client")
 
     def _places(self, table: Table, name: str, absent: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the place of each cell's category: -1 of another one, NaN where it is missing."""

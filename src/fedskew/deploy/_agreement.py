@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -171,16 +172,16 @@ class Agreement(BaseModel):
             given = getattr(self, name)
             if len(set(given)) != len(given):
                 raise ValueError(f"{name}: a name occurs twice")
+        if prod(self.shape) > 2**28:
+            raise ValueError("shape: a sample of more than 268,435,456 numbers; give the shape that the network takes")
         channels = self.shape[0]
         if len(self.mean) != len(self.std) or len(self.mean) not in (0, channels):
-            raise ValueError(f"mean and std take {channels} values each, one per channel, or none")
+            raise ValueError(f"mean and std take one value per channel ({channels}) each, or none")
         if len(self.window) == 2 and self.window[0] >= self.window[1]:
             raise ValueError("window: takes [low, high], the values that are black and white, low first")
         self._check_encoder()
         if self.multi_label and not 2 <= len(self.classes) <= findings.MOST:
-            raise ValueError(
-                f"multi_label: of 2 to {findings.MOST} classes a sample has any, not of {len(self.classes)}"
-            )
+            raise ValueError(f"multi_label: of 2 to {findings.MOST} classes a sample has any, not {len(self.classes)}")
         if self.label_counts == "noisy" and self.epsilon is None:
             raise ValueError("label_counts = 'noisy' needs epsilon")
         if self.epsilon is not None and self.label_counts not in ("noisy", "summed"):
@@ -188,7 +189,7 @@ class Agreement(BaseModel):
         if self.label_counts == "summed" and self.updates == "plain":
             raise ValueError("label_counts = 'summed' needs updates = 'masked', as updates show what sums hide")
         if self.min_sites > len(self.sites):
-            raise ValueError(f"min_sites is {self.min_sites}, but there are only {len(self.sites)} sites")
+            raise ValueError(f"min_sites is {self.min_sites}, and of sites there are only {len(self.sites)}")
         self._check_cells()
         if self.input_profile == "summed" and (self.cells is None or self.epsilon is not None):
             needs = "needs a table's schema (encoder), or the cells of pictures or texts (input_cells)"

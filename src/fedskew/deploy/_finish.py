@@ -226,9 +226,7 @@ class _Asking:
             answer = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
             samples = None if reported is None else reported.get(client)
             if reported is not None and samples is None:
-                raise RefusedError(
-                    "it did not evaluate the trained model, so how many such samples it has is not known"
-                )
+                raise RefusedError("it did not evaluate the trained model, so how many such samples it has is unknown")
             if not answer and samples is not None and samples.any():
                 raise RefusedError("it reported such samples before, and now answers as if it had none")
             if answer and (reason := component.refuse(question, answer, samples)) is not None:

@@ -130,8 +130,8 @@ def write_federation(
     for name in agreement.members:
         if not SITE_NAME.fullmatch(name):
             raise ConfigError(f"sites: {name!r}: a site's name may have letters, digits, '.', '_' and '-'")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder}: is not empty, and keys are never overwritten; name a new folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder}: is a file, or not empty, and keys are never overwritten; name a new folder")
     unknown = f"# IPAddressAllow=ADDRESS, the IP address of {address.host}: until it is here, the site can't connect"
     fields = {
         "NAME": config.name,
@@ -310,7 +310,7 @@ def noise_in_words(config: Config) -> list[str]:
     all_rounds = epsilon_of(section.noise, rounds, section.delta)
     most = most_rounds(section.noise, section.epsilon, section.delta)
     return [
-        f"privacy.noise = {section.noise:g}: a site that takes part in all {rounds} rounds spends epsilon "
+        f"privacy.noise = {section.noise:g}: a site that takes part in all rounds ({rounds}) spends epsilon "
         f"{all_rounds:.3g} (delta {section.delta:g}), and in {min(most, rounds)} of them at most, for an epsilon of "
         f"{section.epsilon:g}"
     ]

@@ -230,8 +230,8 @@ def write_samples(
     elif isinstance(schema, TableSchema):
         if len(dataset.test_targets) < len(sites):
             raise ConfigError(
-                f"data.test_share: {len(dataset.test_targets)} test samples can't be divided among {len(sites)} sites; "
-                "set a larger share, or give fewer sites (--sites)"
+                f"data.test_share: test samples can't be divided among {len(sites)} sites, as there are "
+                f"{len(dataset.test_targets)}; set a larger share, or give fewer sites (--sites)"
             )
         write = partial(_write_table, dataset, schema, separator)
     elif len(dataset.in_shape) != 3 or dataset.in_shape[0] not in (1, 3):

@@ -143,9 +143,7 @@ class Masks:
         with placed(f"{path}: ", RunError, of=RunError):
             parts, notes = load_tensors(path)
         if notes["round"] != asked.round:
-            raise RunError(
-                f"asked for round {asked.round} again, and this site last answered in round {notes['round']}"
-            )
+            raise RunError(f"asked for round {asked.round} again, and this site last answered round {notes['round']}")
         weights, weight = dict(zip(asked.members, asked.weights, strict=False)), 0.0
         if asked.purpose == wire.TRAIN:
             weight = weights.get(self.name, float(parts["weight"]))

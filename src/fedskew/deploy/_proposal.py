@@ -135,7 +135,7 @@ def _trained(plan: Plan) -> list[Disclosure]:
     arrays, epochs = plan.layout.specs, plan.config.training.most_epochs
     return [
         Disclosure(
-            f"the model after local training of {epochs:g} epochs at most, {len(arrays)} arrays",
+            f"the model after local training (epochs: {epochs:g} at most), {len(arrays)} arrays",
             EACH,
             sum(spec.bytes for spec in arrays.values()),
         ),

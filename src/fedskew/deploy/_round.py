@@ -196,8 +196,8 @@ class DeployedRunner(RoundRunner):
             self._estimation.check(mix)
         if state.round >= self._rounds and not (watch.counted.any() or watch.since.any()):
             raise StandstillError(
-                f"no update of any site moved the model in {state.round} rounds; fedskew deploy status {self._folder} "
-                "says why"
+                f"no update of any site has moved the model up to round {state.round}; fedskew deploy status "
+                f"{self._folder} says why"
             )
         if len(self._still) >= STILL and state.round < self._rounds:
             first, last = self._still[-STILL], self._still[-1]

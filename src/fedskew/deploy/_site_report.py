@@ -283,8 +283,8 @@ class _Models:
         noise = "" if agreement.epsilon is None else f" with noise for epsilon {agreement.epsilon:g}"
         masked = "; updates and evaluations in masked sums alone" if self.plan.is_masked else ""
         return [
-            f"Sent to the server: {len(journal)} answers ({counted}), {size / 1e6:.3g} MB{masked}. Label counts: "
-            f"{agreement.label_counts}{noise}. Its training counted in {len(self._rounds)} rounds.",
+            f"Answers sent to the server: {len(journal)} ({counted}), {size / 1e6:.3g} MB{masked}. Label counts: "
+            f"{agreement.label_counts}{noise}. Rounds in which its training counted: {len(self._rounds)}.",
             "Nothing of this page, of the model alone or of the personal one was sent.",
         ]
 
@@ -310,7 +310,7 @@ def _in_words(row: SiteRow) -> str:
     said = [f"{name} {100 * value:.1f} %" for name, value in shares.items() if np.isfinite(value)]
     others = {"AUROC": row.auroc, "PR-AUC": row.pr_auc, "calibration error": row.ece, "loss": row.loss}
     said += [f"{name} {value:.3f}" for name, value in others.items() if np.isfinite(value)]
-    return f"{row.row.capitalize()}: {', '.join(said)}, on {row.samples} test samples of this site."
+    return f"{row.row.capitalize()}: {', '.join(said)}, on the test samples of this site ({row.samples})."
 
 
 def _folded(network: nn.Module, samples: Tensor) -> nn.Module:

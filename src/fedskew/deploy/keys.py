@@ -42,6 +42,7 @@ from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpI
 
 from fedskew.errors import ConfigError, RunError
 from fedskew.sums import Key
+from fedskew.tables import duration
 
 AUTHORITY, SERVER = (
     x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("fedskew federation", "fedskew server")
@@ -95,7 +96,7 @@ def expires_soon(certificate: Path) -> str | None:
     days = _days_left(certificate)
     if days >= SOON:
         return None
-    when = f"expires in {days:.0f} days" if days > 0 else "has expired, and sites can't connect"
+    when = f"expires in {duration(86400 * days)}" if days > 0 else "has expired, and sites can't connect"
     return f"{certificate} {when}; renew it: fedskew deploy renew FOLDER"
 
 

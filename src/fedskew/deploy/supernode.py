@@ -38,6 +38,7 @@ from fedskew.deploy.app_files import OFFERED, AppFiles, app_hash, offer_app, unz
 from fedskew.deploy.keys import SOON
 from fedskew.deploy.terms import Terms, terms_path
 from fedskew.errors import ConfigError, FedskewError, RunError
+from fedskew.tables import duration
 from fedskew.trees import read_tree
 
 MOST_AHEAD = float(SYSTEM_TIME_TOLERANCE)
@@ -97,8 +98,8 @@ class ServerCheck(NamedTuple):
             found.append(f"{self.clock}; at more than {MOST_AHEAD:.0f} s ahead it is refused: set it by NTP")
         if self.days < SOON:
             found.append(
-                f"the server's certificate expires in {self.days:.0f} days; its operator has to renew it (fedskew "
-                "deploy renew)"
+                f"the server's certificate expires in {duration(86400 * self.days)}; its operator has to renew it "
+                "(fedskew deploy renew)"
             )
         return found
 

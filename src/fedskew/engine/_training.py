@@ -89,7 +89,7 @@ class LocalTraining:
             (not adam and eps, 'eps: is Adam\'s; set optimizer = "adam" or "adamw", or leave it out'),
             (adam and self.momentum, f"momentum: is SGD's; the first of {self.optimizer}'s betas is like it"),
             (ends and self.rounds is None, f"rounds: {plan} ends with the last one; say how many there are"),
-            (short, f"warmup: {self.warmup} rounds leave none of {self.rounds} for the learning rate itself"),
+            (short, f"warmup: {self.warmup}, of {self.rounds} in all, leaves no round for the learning rate itself"),
             (ends and self.lr_decay != 1, f"lr_decay: {plan} has its own; leave it out"),
             (ends and final >= self.lr, f"final_lr: {final:g} is not below lr, which is {self.lr:g}"),
             (not ends and self.final_lr is not None, 'final_lr: is of schedule = "cosine" or "linear"; leave it out'),
@@ -121,8 +121,8 @@ class LocalTraining:
             raise ComponentError(f"{name}: failed: {in_one_line(error)}") from error
         if rows.shape != labels.shape or rows.dtype.kind not in "iu" or not 0 <= rows.min() <= rows.max() < len(rows):
             raise ComponentError(
-                f"{name}: must return {len(labels)} rows, whole numbers from 0 to {len(labels) - 1}, as the client has "
-                f"{len(labels)} samples; got {rows.dtype} of shape {rows.shape}"
+                f"{name}: must return a row for each of the client's samples ({len(labels)}), whole numbers from 0 to "
+                f"{len(labels) - 1}; got {rows.dtype} of shape {rows.shape}"
             )
         return rows.astype(np.int64)
 

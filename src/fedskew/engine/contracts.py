@@ -65,7 +65,7 @@ def adapting(method: Method) -> list[Hooks]:
 def shortage(aggregation: Any, clients: int) -> str:
     """Say that an aggregation needs more clients than there are."""
     name = name_in("aggregation", aggregation).removeprefix("aggregation ")
-    return f"{name} needs {aggregation.least} clients, and there are {clients}"
+    return f"{name} needs {aggregation.least} clients, and has {clients}"
 
 
 def fitting(federation: Any) -> Method:

@@ -96,7 +96,7 @@ class Adaptation:
     def doubt(self) -> str | None:
         """Why the move is not to be used; None: nothing speaks against it."""
         if self.samples < LEAST_SAMPLES and not self.is_counted:
-            return f"{self.samples} samples of the target are too few to move a model by; give {LEAST_SAMPLES} or more"
+            return f"the target's samples, {self.samples}, are too few to move a model by; give {LEAST_SAMPLES} or more"
         _, gain, _, high = self.expected()
         if (high if self.is_counted else gain) < 0:
             return (

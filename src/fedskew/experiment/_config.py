@@ -27,7 +27,7 @@ from fedskew.experiment._own import with_names
 from fedskew.files import file_hash, write_text
 from fedskew.parameters import Seed, first_mistake
 from fedskew.privacy import most_rounds, noise_for
-from fedskew.tables import filled
+from fedskew.tables import filled, flatten
 from fedskew.trees import line_of, put, read_tree
 
 TEXTS = "transformers:"
@@ -255,6 +255,9 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
 def resolve(tree: Mapping[str, Any]) -> Config:
     """Check a config's tables, where objects may stand for names, and fill in every default; ConfigError names the
     key."""
+    for key, value in flatten(tree).items():
+        if isinstance(value, int) and value >= 2**63 and key != "partition.seed":
+            raise ConfigError(f"{key}: {value} is too large; a whole number is below 2**63")
     config = _validated(_with_weights(_with_schema(with_names(tree))))
     config = config.model_copy(
         update={"method": methods.expand(config.method), "partition": _with_rule_defaults(config.partition)}

@@ -198,7 +198,7 @@ class RunFolder:
         if len(content) > mark.size:
             with writing(self._rounds):
                 os.truncate(self._rounds, mark.size)
-        records = RunFolder.read_records(self._rounds, mark)
+        records = RunFolder.read_records(self._rounds)
         self._mark(records[-1].round, content[: mark.size])
         return state, records
 
@@ -368,7 +368,7 @@ def check_summary(path: Path, summary: Mapping[str, Any], rounds: Sequence[Round
     said = (summary.get("final") or {}).get("accuracy")
     if summary and (summary["rounds"] != rounds[-1].round or said != (evaluated[-1] if evaluated else None)):
         raise RunError(
-            f"{path}: says accuracy {said} after {summary['rounds']} rounds, and rounds.jsonl "
+            f"{path}: says accuracy {said} after round {summary['rounds']}, and rounds.jsonl "
             f"{evaluated[-1] if evaluated else None} after {rounds[-1].round}: they do not belong together"
         )
 

@@ -214,9 +214,7 @@ def _load(config: Config, seed: int) -> Dataset:
             return made
     dataset = components.call(load, config.data.name, "data", {"rng": rng}, options)
     if not isinstance(dataset, Dataset):
-        raise ConfigError(
-            f"data.name: {config.data.name} returned {type(dataset).__name__}, not a fedskew.data.Dataset"
-        )
+        raise ConfigError(f"data.name: {config.data.name} returned {type(dataset).__name__}, no fedskew.data.Dataset")
     return dataset
 
 

@@ -145,7 +145,7 @@ class TrainingSection(Section):
     weight_limit: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """No client's update counts for more than this share, whatever the weighting says; what is cut off goes to the
     others by their weights. Without it: no limit."""
-    epochs: Annotated[int | Annotated[float, Field(allow_inf_nan=False)], Field(ge=0)] = 1
+    epochs: Annotated[int | Annotated[float, Field(allow_inf_nan=False)], Field(ge=0, lt=2**31)] = 1
     """Local epochs; a fraction such as 0.5 trains on as many of an epoch's batches, at least one."""
     steps: Annotated[int, Field(ge=1)] | None = None
     """Local steps, the same at every client, in place of `epochs`; without it: as `epochs` says."""
@@ -380,7 +380,7 @@ class EngineSection(Section):
     (`conditions.count_epsilon`). "summed": it gets sums over all clients only, once before the first round, and each
     client computes its own weight from these (FedAvg, uniform, FedLA, FedPALS); with `conditions.count_epsilon` from
     noisy counts."""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of every process. They are part of the result, as sums inside a convolution depend on them."""
 
     def number_of_processes(self) -> int:

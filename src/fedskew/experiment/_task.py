@@ -144,7 +144,7 @@ def _usable(dataset: Dataset, labels: IntArray, size: int | None, rng: np.random
     if size is None:
         return free
     if size > len(free):
-        raise ConfigError(f"data.rows: {size:,} are more than the {len(free):,} training samples of {dataset.name!r}")
+        raise ConfigError(f"data.rows: {size:,} are more than {dataset.name!r} has training samples ({len(free):,})")
     return free[partition.stratified(labels[free], size, rng)]
 
 

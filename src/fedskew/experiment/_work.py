@@ -147,7 +147,7 @@ def make_protection(config: Config, model: FlatModel, clients: int) -> Protectio
             f"it; set {1 / cohort:.2g} or more"
         )
     if section.answers is not None and section.answers > cohort:
-        raise ConfigError(f"privacy.answers: {section.answers} are more than the {cohort} clients of a round")
+        raise ConfigError(f"privacy.answers: {section.answers} are more than take part in a round ({cohort})")
     noise = UpdateNoise(section.clip, section.noise, limit, section.answers)
     with placed("privacy."):
         noise.share(model.read_state().parameters.numel(), cohort)

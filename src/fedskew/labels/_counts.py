@@ -273,7 +273,7 @@ def _names(names: Iterable[str] | None, size: int, argument: str) -> tuple[str, 
         return None
     listed = tuple(map(str, names))
     if len(listed) != size:
-        raise ArgumentError(f"{argument}: {len(listed)} names for {size} {argument}")
+        raise ArgumentError(f"{argument}: expected a name for each of {size}, got {len(listed)}")
     if len(set(listed)) < size:
         twice = next(name for name, times in Counter(listed).items() if times > 1)
         raise ArgumentError(f"{argument}: the name {twice!r} occurs twice")

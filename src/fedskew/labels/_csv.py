@@ -31,6 +31,8 @@ _TOTAL = re.compile(
     re.IGNORECASE,
 )
 
+_MEAN = re.compile(r"\W*(?:mean|average|avg|median|mittelwert|durchschnitt|std)\W*", re.IGNORECASE)
+
 
 def read_counts(
     path: Path, client: str | None = None, decimal: Decimal | None = None, totals: Totals | None = None
@@ -221,7 +223,7 @@ def _without_totals(
 ) -> Table:
     """Leave out rows and columns that sum up the others, with a DataWarning for each."""
     # One that is called a total and is not the sum of the others is refused where `totals` is None; one of another name
-    # that is the sum of all others stays then.
+    # that is the sum of all others, or is called a mean or the like, stays then.
     rows, columns = (np.array([bool(_TOTAL.fullmatch(name)) for name in names]) for names in (clients, classes))
     if totals == "keep" or rows.all() or columns.all():  # there would be nothing else
         return counts, clients, classes
@@ -231,12 +233,14 @@ def _without_totals(
         (counts.T, classes, columns, rows, "column", "class"),
     ):
         lines = table[:, ~others]
-        inner = lines[~totalled]
+        means = np.array([bool(_MEAN.fullmatch(name)) for name in names])
+        means &= not (totalled | means).all()  # there would be nothing else
+        inner = lines[~(totalled | means)]
         expected = inner.sum(axis=0)
-        sums = (np.abs(2 * lines - expected) <= 1e-9 * expected).all(axis=1) & ~totalled
+        sums = (np.abs(2 * lines - expected) <= 1e-9 * expected).all(axis=1) & ~(totalled | means)
         # of fewer lines, or of fewer cells, it may be chance
         sums &= (inner.sum(axis=1) > 0).sum() > 2 and (expected > 0).sum() > 1
-        for name, line, is_total, is_sum in zip(names, lines, totalled, sums, strict=True):
+        for name, line, is_total, is_sum, is_mean in zip(names, lines, totalled, sums, means, strict=True):
             if is_total and totals is None and not np.allclose(line, expected, rtol=1e-6, atol=1e-9):
                 where = int(np.argmax(np.abs(line - expected)))
                 raise ArgumentError(
@@ -244,14 +248,13 @@ def _without_totals(
                     f"({line[where]:.10g} where they have {expected[where]:.10g}); say by totals (--totals) whether to "
                     f"'drop' it or to 'keep' it as a {what}"
                 )
-            if is_total:
-                _warn(
-                    f"{path}: the {place} {name!r} is a total, and was left out (--totals keep counts it as a {what})"
-                )
-            elif is_sum:
-                left = "was left out" if totals == "drop" else "is counted; if it is a total, add --totals drop"
-                _warn(f"{path}: the {place} {name!r} is the sum of all others and {left}")
-        kept.append(~(totalled | (sums & (totals == "drop"))))
+            if is_total or is_sum or is_mean:
+                kind = "is the sum of all others" if is_sum else "has the name of a statistic"
+                said = f"left out (--totals keep counts it as a {what})"
+                if not is_total and totals is None:
+                    said = f"counted as a {what}; if it is none: --totals drop"
+                _warn(f"{path}: the {place} {name!r} {'is a total' if is_total else kind}, and was {said}")
+        kept.append(~(totalled | ((sums | means) & (totals == "drop"))))
     return counts[np.ix_(*kept)], list(compress(clients, kept[0])), list(compress(classes, kept[1]))
 
 

@@ -92,7 +92,7 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
         )
     if logits.shape[1] != num_classes:
         raise ArgumentError(
-            f"it returns {logits.shape[1]} logits a sample, and the data has {num_classes} classes; make its last "
+            f"its logits are {logits.shape[1]} wide, and the data has {num_classes} classes; make its last "
             f"layer {num_classes} wide (num_classes, where it is called with it)"
         )
 

@@ -110,14 +110,17 @@ class Suppression(Term):
         """Return the value, and of each class the exponents, their log-sum, the logits in it, and the prior."""
         prior, logits = shares_of(context.counts), real_rows(batch.logits, batch.mask)
         classes, others = logits.shape[-1], not_true(batch)
-        real = is_real(logits, batch.mask).unsqueeze(-1).expand_as(others)
+        reached = others if batch.mask is None else others & batch.mask.unsqueeze(-1)
         if self.form == "official":
             own = torch.where(context.counts > 0, prior + self.prior_eps, 1).log()
             shift = math.log(1 / classes + self.prior_eps) - own
-            exponents, in_sum = torch.where(others, logits + shift, 0), real
+            exponents, in_sum = torch.where(others, logits + shift, 0), is_real(logits, batch.mask).unsqueeze(-1)
         else:
-            exponents, in_sum = logits, real & others
-        rows = real[..., :1].sum(-2, keepdim=True).clamp(min=1).to(logits.dtype)
+            exponents, in_sum = logits, reached
+        rows = is_real(logits, batch.mask).sum(-1).clamp(min=1).to(logits.dtype)[..., None, None]
+        if batch.mask is None and self.form == "official":  # all rows are in all sums
+            totals = exponents.logsumexp(-2, keepdim=True)
+            return (prior * (totals - rows.log())).sum((-2, -1)), exponents, totals, reached, prior
         totals = logsumexp_over(exponents, in_sum, dim=-2).unsqueeze(-2)
         value = torch.where(in_sum.any(-2, keepdim=True), prior * (totals - rows.log()), 0).sum((-2, -1))
-        return value, exponents, totals, real & others, prior
+        return value, exponents, totals, reached, prior

@@ -121,7 +121,7 @@ class DirichletWithinDomains(DirichletByClass):
         each, rest = divmod(clients, len(found))
         if rest or not each:
             raise PartitionError(
-                f"{clients} clients can't be divided evenly among {len(found)} domains: take a multiple of {len(found)}"
+                f"clients: {clients} can't be shared evenly by {len(found)} domains: take a multiple of {len(found)}"
             )
         shares = []
         for domain in found:
@@ -162,12 +162,12 @@ class DirichletByClient(Rule):
     def _client_sizes(self, samples: int, clients: int) -> IntArray:
         if self.sizes is None:
             if samples < clients:
-                raise PartitionError(f"{samples} samples can't be divided among {clients} clients: lower clients")
+                raise PartitionError(f"clients: {clients} are more than there are samples, {samples}; lower it")
             return np.full(clients, samples // clients, dtype=np.int64)
         if len(self.sizes) != clients:
             raise ArgumentError(f"sizes: has {len(self.sizes)} entries for {counted(clients, 'client')}")
         if sum(self.sizes) > samples:
-            raise PartitionError(f"sizes ask for {sum(self.sizes)} samples and there are {samples}: lower sizes")
+            raise PartitionError(f"sizes ask for {counted(sum(self.sizes), 'sample')} of {samples}: lower sizes")
         return np.array(self.sizes, dtype=np.int64)
 
 

@@ -105,8 +105,8 @@ class Shards(Rule):
         per_class, rest = divmod(self.per_client * clients, classes)
         if rest or not per_class:
             raise PartitionError(
-                f"{clients} clients with {self.per_client} shards each can't share {classes} classes equally: "
-                f"choose per_client or clients so that their product is a multiple of {classes}"
+                f"{classes} classes can't share {self.per_client} x {clients} shards equally: choose per_client or "
+                f"clients so that their product is a multiple of {classes}"
             )
         part, rest_of_class = np.divmod(class_sizes, per_class)
         shard_sizes = part[:, None] + (np.arange(per_class) < rest_of_class[:, None])
@@ -174,8 +174,8 @@ class PairedShards(Rule):
         if busy < clients or taken < classes:
             groups = -(-classes // self.classes_per_client)
             raise PartitionError(
-                f"{clients} clients with {self.classes_per_client} of {classes} classes each leave {clients - busy} "
-                f"clients and {classes - taken} classes over: take {2 * groups} clients ({groups} pairs), or another "
-                "classes_per_client"
+                f"{counted(clients, 'client')} with {self.classes_per_client} of {classes} classes each leave over "
+                f"{counted(clients - busy, 'client')} and {counted(classes - taken, 'class', 'classes')}: take "
+                f"{2 * groups} clients in pairs, or another classes_per_client"
             )
         return held

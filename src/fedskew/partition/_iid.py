@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from fedskew.errors import PartitionError
 from fedskew.parameters import Count, Share, component
 from fedskew.partition._rule import IntArray, Rule, check_samples
+from fedskew.tables import counted
 
 
 @component
@@ -23,7 +24,7 @@ class IID(Rule):
         """Divide all samples; see `Rule.split`."""
         labels, _ = check_samples(labels, clients, rng, num_classes)
         if len(labels) < clients:
-            raise PartitionError(f"{len(labels)} samples can't be divided among {clients} clients: lower clients")
+            raise PartitionError(f"clients: {clients} are more than there are samples, {len(labels)}; lower it")
         return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
@@ -52,8 +53,8 @@ class IIDAndExclusive(Rule):
         taken = exclusive * self.labels_per_client
         if taken > classes or (taken == classes and exclusive < clients):
             raise PartitionError(
-                f"{exclusive} clients with {self.labels_per_client} classes of their own each don't fit into {classes} "
-                "classes with one left for the others: lower exclusive_share or labels_per_client"
+                f"{classes} classes don't give {self.labels_per_client} to each of {counted(exclusive, 'client')} and "
+                "leave one for the others: lower exclusive_share or labels_per_client"
             )
         order = rng.permutation(classes)
         counts = np.zeros((clients, classes), dtype=np.int64)
@@ -64,7 +65,7 @@ class IIDAndExclusive(Rule):
         short = np.flatnonzero(counts.sum(axis=0) > class_sizes)
         if len(short):
             raise PartitionError(
-                f"class {short[0]} has {class_sizes[short[0]]} samples and its owner needs "
+                f"class {short[0]} has {counted(class_sizes[short[0]], 'sample')} and its owner needs "
                 f"{counts[:, short[0]].sum()}: lower samples_per_client or raise labels_per_client"
             )
 

@@ -43,7 +43,7 @@ def grouped(shares: Sequence[IntArray], clients: int) -> list[IntArray]:
     """
     if not 1 <= clients <= len(shares):
         raise PartitionError(
-            f"the data set names {len(shares)} clients, which can't be merged into {clients}: lower clients, or "
+            f"the clients that the data set names, {len(shares)}, can't be merged into {clients}: lower clients, or "
             "leave it out"
         )
     sizes = np.array([len(share) for share in shares])

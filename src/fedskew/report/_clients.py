@@ -126,7 +126,7 @@ def _participation(drawn: charts.Figure) -> None:
         for group in members:
             if lost := [client for record in group.first.rounds for client in record.diverged]:
                 who = counted(len(set(lost)), "client")
-                drawn.findings.append(f"{group.label}: {who} diverged, {len(lost)} times in all.")
+                drawn.findings.append(f"{group.label}: {who} diverged, {counted(len(lost), 'time')} in all.")
     many = max((len(shares) for _, shares in rows), default=0) > _MOST_BARS
     for members, shares in rows:
         drawn.description.append(f"{together(members)} {' to '.join(map(charts.number, (shares.min(), shares.max())))}")

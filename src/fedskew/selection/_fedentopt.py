@@ -64,8 +64,8 @@ class FedEntOpt(Checked):
         if capacity + size > clients:
             raise ArgumentError(
                 f"buffer: {self.buffer:g} keeps {capacity} of {clients} clients out, which leaves fewer than the "
-                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}; or let at most "
-                f"{clients - capacity} clients take part in a round, training.participation = "
+                f"cohort of {size}; the largest that works is {(clients - size) / clients:.12g}; or let no more "
+                f"than {clients - capacity} take part in a round, training.participation = "
                 f"{(clients - capacity) / clients:.12g}"
             )
         if self.candidates is not None and self.candidates < size:
