@@ -31,7 +31,7 @@ _TOTAL = re.compile(
     re.IGNORECASE,
 )
 
-_MEAN = re.compile(r"\W*(?:mean|average|avg|median|mittelwert|durchschnitt|std)\W*", re.IGNORECASE)
+_MEAN = re.compile(r"\W*(?:mean|average|avg|median|mittelwert|durchschnitt)\W*", re.IGNORECASE)
 
 
 def read_counts(
