@@ -225,3 +225,8 @@ def test_a_client_with_a_third_class_pulls_no_pair_apart_and_one_that_holds_both
     assert (plain[0] - plain[1]).item() == pytest.approx(-3 / 4)
     assert pulls("fedvls_calibration", [30, 30, 0], [5, 0, 0]).tolist() == pytest.approx([-0.5, 0.5, 0], abs=1e-6)
     assert {name for name, kind in INDEX.items() if has(kind, "needs_colocation")} == set(RELYING)
+
+
+def test_a_loss_that_takes_stacks_says_so_where_it_is_heeded_beside_its_value():
+    said = {name for name, kind in INDEX.items() if has(kind, "takes_stacks")}
+    assert {name for name in said if not covers(INDEX[name], "takes_stacks", "value")} == set()

@@ -26,7 +26,6 @@ class FedKD(Distillation):
 
     temperature: Positive = 1.0
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Hinton et al., 2015"
 
     def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
@@ -45,7 +44,6 @@ class FedEKD(Distillation):
 
     temperature: Positive = 1.0
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:

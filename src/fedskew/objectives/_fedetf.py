@@ -40,7 +40,6 @@ class FedETF(CrossEntropyOf, Hooks):
     scale: Positive = 1.0
     least: NonNegative = 1.0
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Li et al., ICCV 2023"
     balances_classes: ClassVar[bool] = True
     keeps_state: ClassVar[bool] = False

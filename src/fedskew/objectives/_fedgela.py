@@ -35,7 +35,6 @@ class FedGELA(CrossEntropyOf, Hooks):
 
     scale: Positive = 5.0
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Fan et al., NeurIPS 2023"
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True

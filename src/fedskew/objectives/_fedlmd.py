@@ -30,7 +30,6 @@ class FedLMD(Distillation):
 
     temperature: Positive = 1.0
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
 
     def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:

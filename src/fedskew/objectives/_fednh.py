@@ -51,7 +51,6 @@ class FedNH(CrossEntropyOf, Hooks):
     smoothing: Share = 0.9
     scale: Positive = 1.0
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Dai et al., AAAI 2023"
     reveals_label_counts: ClassVar[bool] = True
     weighs_classes: ClassVar[bool] = True

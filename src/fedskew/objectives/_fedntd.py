@@ -27,7 +27,6 @@ class FedNTD(Distillation):
 
     temperature: Positive = 1.0
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
 
     def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,6 @@ class FedRoD(CrossEntropyOf):
     least: NonNegative = 0.0
 
     needs_colocation: ClassVar[bool] = True
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
     balances_classes: ClassVar[bool] = True
 

@@ -30,7 +30,6 @@ class FedRS(CrossEntropyOf):
     alpha: Share = 0.5
     graded: bool = False
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Li & Zhan, KDD 2021"
     weighs_classes: ClassVar[bool] = True
 

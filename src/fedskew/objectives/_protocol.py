@@ -96,6 +96,7 @@ class Term:
 class Distillation(Term):
     """Base class of terms that compare with the sent model's outputs on the same rows, by a mean divergence."""
 
+    takes_stacks: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     default_weight: ClassVar[float] = 0.1
     temperature: float = 1.0
