@@ -293,8 +293,7 @@ def test_arrays_of_bytes_are_images():
 
 def test_a_saved_folder_is_read_by_name(tmp_path):
     hf().DatasetDict({"train": images(6), "valid": images(4)}).save_to_disk(tmp_path / "mine")
-    dataset = data.load("huggingface", tmp_path / "mine", test="valid")
-    assert len(dataset.test_targets) == 4
+    assert len(data.load("huggingface", tmp_path / "mine", test="valid").test_targets) == 4
     with pytest.raises(DataError, match="is no folder that save_to_disk of datasets wrote"):
         data.load("huggingface", tmp_path)
 

@@ -187,8 +187,7 @@ def test_every_component_is_a_frozen_dataclass_that_says_what_it_is_and_what_it_
     assert kind() == kind()
     if not kind.reads:  # nothing but the batch and the counts
         of = client(VACANT["two vacant classes"])
-        alone = value_by_name(name, of.inputs, of.targets, of.counts)
-        assert torch.equal(alone, value_of(kind(), of))
+        assert torch.equal(value_by_name(name, of.inputs, of.targets, of.counts), value_of(kind(), of))
 
 
 # Losses that compare only a client's own classes give a pair that no client holds together no gradient.
