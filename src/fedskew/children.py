@@ -92,8 +92,7 @@ class Pool:
 
     def run(self, jobs: Sequence[Any], own: Callable[[Any], Any] | None = None) -> Iterator[tuple[int, Reply]]:
         """Hand out jobs in order, each to the next free child, and to `own` in this process while all are busy; yield a
-        job's position and the reply to it, in the order in which replies arrive. If the child was killed, the value is
-        a `Died`."""
+        job's position and the reply to it, in the order of arrival. If the child was killed, the value is a `Died`."""
         waiting = deque(enumerate(jobs))
         idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
         while waiting or busy:
@@ -136,8 +135,7 @@ def are_safe() -> bool:
 
 
 def hear_interrupts() -> None:
-    """Let this child process raise KeyboardInterrupt at Ctrl-C, once, as the terminal and the parent may both send
-    it."""
+    """Let this child process raise KeyboardInterrupt at Ctrl-C, once: terminal and parent may both send it."""
     answered = False
 
     def interrupt(number: int, frame: object) -> None:

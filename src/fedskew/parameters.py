@@ -81,8 +81,7 @@ def one_mistake(prefix: str = "", fields: type[pydantic.BaseModel] | None = None
 def first_mistake(
     error: pydantic.ValidationError, prefix: str = "", fields: type[pydantic.BaseModel] | None = None
 ) -> str:
-    """Return one line for the first mistake that pydantic found, unknown keys first: the dotted key, what is wrong, the
-    value."""
+    """Return a line for the first mistake that pydantic found, unknown keys first: dotted key, what is wrong, value."""
     errors = error.errors()
     first = next((entry for entry in errors if entry["type"] in _UNKNOWN), errors[0])
     path, known = _place(first["loc"], fields)

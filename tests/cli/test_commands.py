@@ -46,8 +46,7 @@ def test_a_replay_under_edited_code_is_said_to_be_none(digits, tmp_path, command
     words = f"not a repetition: since the run in {stored.parent}, your code changed (own_power.py)"
     assert "not a repetition" not in command("run", stored, "--out", "again").stdout
     (tmp_path / "own_power.py").write_text(WEIGHTING.format(power=0.2))
-    done = command("run", stored, "--out", "third")
-    assert words in done.stdout
+    assert words in command("run", stored, "--out", "third").stdout
 
 
 def test_run_says_the_whole_objective_and_the_target(digits, tmp_path, command):
@@ -65,8 +64,7 @@ def test_quick_says_how_much_smaller_it_is_and_that_it_proves_nothing(digits, tm
     words = " ".join(done.stdout.split())
     assert "--quick: 1 round of 2. This shows that everything works, and proves nothing" in words
     assert done.stdout.index("my ") < done.stdout.index("--quick: ")
-    whole = command("run", digits)
-    assert "--quick" not in whole.stdout
+    assert "--quick" not in command("run", digits).stdout
 
 
 def test_debug_shows_the_traceback(tmp_path, command):

@@ -102,8 +102,7 @@ def rows(folder: Path, labels: list[int], test_labels: list[int]) -> None:
 def test_a_class_that_only_the_test_part_has_is_said(tmp_path, command):
     rows(tmp_path, [0, 0, 1, 1] * 5, [0, 1, 2, 2])
     (tmp_path / "my.toml").write_text(ROWS.format(more=""), encoding="utf-8")
-    done = command("run", "my.toml")
-    assert "No client holds class 2, 50% of the test part" in done.stdout
+    assert "No client holds class 2, 50% of the test part" in command("run", "my.toml").stdout
 
 
 def test_clients_with_one_class_only_are_told_so(tmp_path, command):
@@ -236,5 +235,4 @@ def test_a_note_on_data_that_a_run_loads_for_every_seed_is_printed_once(tmp_path
         'seeds = [0, 1]\ndata = {name = "npz", root = "a.npz"}\nmodel = {name = "logistic"}\n'
         'partition = {rule = "iid", clients = 2}\ntraining = {rounds = 1}\n'
     )
-    done = command("run", "my.toml")
-    assert done.stderr.count("names 'Flu' and 'flu'") == 1
+    assert command("run", "my.toml").stderr.count("names 'Flu' and 'flu'") == 1

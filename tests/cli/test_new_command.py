@@ -66,8 +66,7 @@ def test_it_asks_on_a_terminal_for_what_no_option_says(tmp_path, command, monkey
     os.write(ours, b"\niid\n7\nlogistic\nfedla\n3\n")
     with os.fdopen(theirs) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
-        done = command("new", "a.toml")
-        assert "dirichlet_by_class" in done.stdout
+        assert "dirichlet_by_class" in command("new", "a.toml").stdout
         made = read(tmp_path / "a.toml")
         assert (made.partition.rule, made.partition.clients, made.model.name) == ("iid", 7, "logistic")
         assert made.training.rounds == 3
@@ -86,8 +85,7 @@ def test_lists_hold_every_name_and_its_own_keys(tmp_path, command):
     trackers = json.loads(command("list", "trackers", "--json").stdout)
     assert [tracker["name"] for tracker in trackers] == ["tensorboard", "mlflow", "wandb"]
     assert '"layer4.*", "head.*"' in " ".join(command("list", "models", "resnet18").stdout.split())
-    wrong = command("list", "models", "lenet", status=2)
-    assert "did you mean 'lenet5'?" in wrong.stderr
+    assert "did you mean 'lenet5'?" in command("list", "models", "lenet", status=2).stderr
 
 
 def test_every_key_has_a_meaning():

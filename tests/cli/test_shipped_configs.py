@@ -73,5 +73,4 @@ def test_an_estimate_that_fails_stops_no_run(tmp_path, command):
     estimate = command("run", "table.toml", "--estimate")
     assert (estimate.returncode, estimate.stdout.count("\n")) == (0, 1)
     assert estimate.stdout.startswith(said)
-    done = command("run", "table.toml")
-    assert said in done.stdout
+    assert said in command("run", "table.toml").stdout

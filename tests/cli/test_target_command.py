@@ -105,8 +105,7 @@ def test_samples_of_another_kind_are_not_trusted(home, command):
     _, unlabelled = sample(SKEWED, 500, 1)
     strange = 0.7 * unlabelled + 0.3 * np.roll(unlabelled, 1, axis=1)
     table(home / "new.csv", dict(zip(NAMES, strange.round(6).T, strict=True)))
-    done = command("target", "new.csv", "--tables", "held.csv", "--no-picture")
-    assert "Don't trust this mix" in done.stdout
+    assert "Don't trust this mix" in command("target", "new.csv", "--tables", "held.csv", "--no-picture").stdout
 
 
 @pytest.mark.parametrize(
@@ -129,5 +128,4 @@ def test_samples_of_another_kind_are_not_trusted(home, command):
 def test_a_mistake_is_one_line_that_says_where(tmp_path, command, held_out, new, says):
     (tmp_path / "held.csv").write_text(held_out)
     (tmp_path / "new.csv").write_text(new)
-    done = command("target", "new.csv", "--tables", "held.csv", status=2)
-    assert says in done.stderr
+    assert says in command("target", "new.csv", "--tables", "held.csv", status=2).stderr

@@ -60,8 +60,7 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
         given, fedskew.load(done.folder, finished=True).predict(DIGITS.test_inputs[:3]), atol=1e-6
     )
     assert plain["predictions"] != finished["predictions"]
-    both = command(*words, "--finished", "--best", status=2)
-    assert "made of the final model, not of the best one" in both.stderr
+    assert "made of the final model, not of the best one" in command(*words, "--finished", "--best", status=2).stderr
     other = simulate(tmp_path / "plain")
     with pytest.raises(RunError, match=r"this run's method has no finish \(method.finish\)"):
         fedskew.load(other.folder, finished=True)
@@ -69,8 +68,7 @@ def test_the_finished_model_is_used_like_the_other(tmp_path, command):
     np.savez(tmp_path / "target.npz", x=DIGITS.test_inputs[:200].numpy())
     words = ("adapt", done.folder, "--target-data", "target.npz", "--on-misfit", "warn")
     command(*words, "--finished")
-    moved = fedskew.load(done.folder, adapted=True)
-    assert moved.file.name == "finished.safetensors"
+    assert fedskew.load(done.folder, adapted=True).file.name == "finished.safetensors"
 
 
 def test_a_model_that_adapt_has_moved_is_not_moved_again(tmp_path, command):
@@ -162,8 +160,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
 def test_a_mistake_is_one_line(command, run, here, words, message):
     np.savez(here / "wrong.npz", x=np.zeros((2, 5)))
     np.savez(here / "ok.npz", x=np.zeros((2, 8, 8)))
-    done = command("predict", run, *(word.replace("RUN", str(run)) for word in words), status=2)
-    assert message in done.stderr
+    assert message in command("predict", run, *(word.replace("RUN", str(run)) for word in words), status=2).stderr
 
 
 def test_what_is_no_run_folder_is_said(command, here):

@@ -200,8 +200,7 @@ def test_cinic10_is_packed_or_not_the_same(tmp_path):
 def test_cinic10_s_third_part_is_left_trained_on_or_set_aside(tmp_path):
     write("cinic10", tmp_path, train=3)
     assert len(load("cinic10", tmp_path, valid="train").targets) == 60
-    own = load("cinic10", tmp_path, valid="own")
-    assert own.validation.tolist() == list(range(30, 60))
+    assert load("cinic10", tmp_path, valid="own").validation.tolist() == list(range(30, 60))
     assert load("cinic10", tmp_path).validation is None
 
 

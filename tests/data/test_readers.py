@@ -275,8 +275,7 @@ def test_columns_of_numbers_with_clients_and_a_test_part_that_is_drawn():
     assert dataset.test_targets.bincount().tolist() == [2, 2]
     assert dataset.client_names == ("north", "south")
     assert dataset.inputs.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
-    again = data.from_huggingface(numbers(20), rng=np.random.default_rng(0), inputs="age")
-    assert again.inputs.shape == (16, 1)
+    assert data.from_huggingface(numbers(20), rng=np.random.default_rng(0), inputs="age").inputs.shape == (16, 1)
     with pytest.raises(ArgumentError, match="rng: this data has no test part"):
         data.from_huggingface(numbers(20))
 
@@ -293,8 +292,7 @@ def test_arrays_of_bytes_are_images():
 
 def test_a_saved_folder_is_read_by_name(tmp_path):
     hf().DatasetDict({"train": images(6), "valid": images(4)}).save_to_disk(tmp_path / "mine")
-    dataset = data.load("huggingface", tmp_path / "mine", test="valid")
-    assert len(dataset.test_targets) == 4
+    assert len(data.load("huggingface", tmp_path / "mine", test="valid").test_targets) == 4
     with pytest.raises(DataError, match="is no folder that save_to_disk of datasets wrote"):
         data.load("huggingface", tmp_path)
 

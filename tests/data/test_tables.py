@@ -141,8 +141,7 @@ def test_numbers_with_decimal_commas_and_in_another_encoding(tmp_path):
     table(path, "sex;age;dose;diagnosis\nf;30;1,234;ill\n")
     with pytest.raises(DataError, match="'1,234' may be 1234 or 1.234"):
         schema.read(path)
-    held = load(path, test="t.csv", decimal=",")
-    assert held.mean[1] == 1.234
+    assert load(path, test="t.csv", decimal=",").mean[1] == 1.234
 
 
 def test_dates_are_days(tmp_path):
@@ -199,8 +198,7 @@ def test_a_schema_survives_its_plain_values_and_toml(tmp_path):
            "missing": ["", "-999"]}  # fmt: skip
     schema = TableSchema.of_plain(odd)
     assert encoder_of(schema.plain()) == schema
-    path = table(tmp_path / "schema.toml", schema.toml())
-    assert TableSchema.read_toml(path) == schema
+    assert TableSchema.read_toml(table(tmp_path / "schema.toml", schema.toml())) == schema
     assert list(tomllib.loads(schema.toml())["columns"]) == list(odd["columns"])
 
 

@@ -39,8 +39,7 @@ NAMED_AFTER_DATA = type(SECRET, (OSError,), {})
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
 def test_a_readers_exception_leaves_as_its_type(error: BaseException, reason: str, kind: str, caplog: Any) -> None:
-    answer = asked(client_app(nn.Linear(2, 2), raising(error)), kind)
-    assert answer.error.reason == reason
+    assert asked(client_app(nn.Linear(2, 2), raising(error)), kind).error.reason == reason
     assert SECRET in caplog.text
     assert "Traceback" not in caplog.text
 

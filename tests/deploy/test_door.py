@@ -109,8 +109,7 @@ def test_what_supernodes_ask_passes() -> None:
 
 
 def test_other_apis_are_not_its_business() -> None:
-    port = Port()
-    assert port.status("/v1/runtime/push-object", 5 * MEGABYTE, client=("127.0.0.1", 1)) == 200
+    assert Port().status("/v1/runtime/push-object", 5 * MEGABYTE, client=("127.0.0.1", 1)) == 200
 
 
 def test_a_key_may_push_so_much_for_each_message_that_it_is_handed(key: ec.EllipticCurvePrivateKey) -> None:

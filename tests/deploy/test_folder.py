@@ -255,8 +255,7 @@ def test_check_takes_the_label_counts_of_the_newest_run(config, tmp_path, capsys
     classes = len(Agreement.read(folder / "app" / "deploy.toml").classes)
     run.joinpath("deployment.json").write_text(json.dumps({"label_counts": [[3] * classes, [1] * classes]}))
     deploy("check", folder)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "the label counts of shoes-1" in said
+    assert "the label counts of shoes-1" in " ".join(capsys.readouterr().out.split())
 
 
 UNITS = ("server/fedskew-server.service", "sites/north/fedskew-site.service")

@@ -134,11 +134,9 @@ def test_exact_counts_are_written_down_as_often_as_they_change(tmp_path: Path) -
     book, exact = Book(tmp_path), CountsRequest("exact", CLASSES)
     for _ in range(3):
         assert numbers(book, exact, COUNTS) == [40, 3, 0]
-    turned = CountsRequest("exact", CLASSES[::-1])
-    assert numbers(book, turned, COUNTS[::-1]) == [0, 3, 40]
+    assert numbers(book, CountsRequest("exact", CLASSES[::-1]), COUNTS[::-1]) == [0, 3, 40]
     assert numbers(book, exact, COUNTS + 1) == [41, 4, 1]
-    withheld = CountsRequest("withheld", CLASSES)
-    assert numbers(book, withheld, COUNTS) == [43]
+    assert numbers(book, CountsRequest("withheld", CLASSES), COUNTS) == [43]
     assert [(entry.label_counts, entry.epsilon) for entry in book.releases] == [
         ("exact", None),
         ("exact", None),

@@ -162,8 +162,7 @@ def test_a_revoked_site_is_out_and_says_why(server: LocalFederation) -> None:
     assert "Traceback" not in said
     assert server.start("register", "server/register.sh").wait(200) == 2
     assert "its key was revoked" in server.last_message("register")
-    again = server.start_site("south")
-    assert again.wait(200) == 2
+    assert server.start_site("south").wait(200) == 2
     said = server.log("south").read_text()
     assert "does not accept this site's key" in said.splitlines()[-1]
     assert "Traceback" not in said

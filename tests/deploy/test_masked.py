@@ -92,6 +92,14 @@ def a_round_of(loop: TrainingLoop) -> tuple[Any, RoundRecord]:
     return state, record
 
 
+def after_one(folder: Path, *method: Any, **agreed: Any) -> tuple[Federated, LocalGrid]:
+    """A federation of four after its first round, and what its sites were asked."""
+    federation = masked(folder, *method, **agreed)
+    grid = federation.grid()
+    a_round_of(federation.run(grid))
+    return federation, grid
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "error"),
@@ -298,10 +306,7 @@ def test_a_server_whose_database_is_busy_is_asked_again(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
-    federation = masked(tmp_path_factory.mktemp("played"), evaluation="confusion", training={"rounds": 2})
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
-    return federation, grid
+    return after_one(tmp_path_factory.mktemp("played"), evaluation="confusion", training={"rounds": 2})
 
 
 @pytest.mark.parametrize(
@@ -344,9 +349,7 @@ def test_a_site_sends_nothing_without_masks(played: tuple[Federated, LocalGrid])
 
 @pytest.mark.slow
 def test_a_sum_with_other_weights_or_without_some_that_were_asked_stays_closed(tmp_path: Path) -> None:
-    federation = masked(tmp_path, training={"rounds": 2})
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
+    federation, grid = after_one(tmp_path, training={"rounds": 2})
     sent = grid.last("train", "ash")
     asked = {"fedskew-purpose": "train", "server-round": 2}
     assert federation.refusal(sent, "train", **asked) == ""  # masked with these weights and members
@@ -361,9 +364,7 @@ def test_a_sum_with_other_weights_or_without_some_that_were_asked_stays_closed(t
 
 @pytest.mark.slow
 def test_sites_that_are_told_to_train_otherwise_have_other_masks(tmp_path: Path) -> None:
-    federation = masked(tmp_path, training={"rounds": 9})
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
+    federation, grid = after_one(tmp_path, training={"rounds": 9})
 
     def hashes(run: str, session: str, name: str, other: str) -> bytes:
         entries = {"fedskew-run": run, "fedskew-session": session, "server-round": 2}

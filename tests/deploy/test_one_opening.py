@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from federated import Federated, LocalGrid
 from flwr.app import Array, ArrayRecord, Message
-from test_masked import FOUR, a_round_of, masked, silent_at
+from test_masked import FOUR, a_round_of, after_one, masked, silent_at
 
 from fedskew import __version__
 from fedskew.deploy import Book, Terms, agree
@@ -67,15 +67,7 @@ def opened(
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
-    return after_one(tmp_path_factory.mktemp("played"))
-
-
-def after_one(folder: Path, **agreed: Any) -> tuple[Federated, LocalGrid]:
-    """A federation of four after the first of nine rounds."""
-    federation = masked(folder, "fedavg", training={"rounds": 9}, **EVALUATED, **agreed)
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
-    return federation, grid
+    return after_one(tmp_path_factory.mktemp("played"), "fedavg", training={"rounds": 9}, **EVALUATED)
 
 
 @pytest.mark.parametrize("attempt", [2, 3])
@@ -101,9 +93,7 @@ def test_no_second_sum_of_a_round_opens_with_permuted_weights_or_over_others(
 
 
 def test_of_two_sums_that_are_masked_only_the_last_opens(tmp_path: Path) -> None:
-    federation = masked(tmp_path, "fedavg", training={"rounds": 3})
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
+    federation, grid = after_one(tmp_path, "fedavg", training={"rounds": 3})
     question = grid.last("train")
     four = later(2, **{"fedskew-session": "a.1", "fedskew-purpose": "train"})
     three = {**four, "fedskew-session": "b.1", **over(FOUR[:3], (0.4, 0.3, 0.3))}
@@ -276,9 +266,7 @@ def test_an_update_that_is_the_same_in_every_round_is_in_sums_over_the_same_site
 
 @pytest.mark.slow
 def test_one_evaluation_of_a_model_whoever_agrees_to_it_again(tmp_path: Path) -> None:
-    federation = masked(tmp_path, "fedavg", training={"rounds": 4}, **EVALUATED)
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
+    federation, grid = after_one(tmp_path, "fedavg", training={"rounds": 4}, **EVALUATED)
     fewer, all_four = over(FOUR[:3]), over(FOUR)
 
     assert opened(federation, grid, "evaluate", FOUR[:3], {**later(2), **fewer}) == OTHERS
@@ -317,15 +305,14 @@ def test_a_site_takes_part_in_the_rounds_of_the_config(
 ) -> None:
     federation, grid = played
     if updates == "plain":
-        federation, grid = after_one(tmp_path_factory.mktemp("plain"), updates="plain")
+        plain = {"training": {"rounds": 9}, "updates": "plain"}
+        federation, grid = after_one(tmp_path_factory.mktemp("plain"), "fedavg", **EVALUATED, **plain)
     assert federation.refusal(grid.last(kind), kind, **entries) == "not agreed: rounds; its own log says more"
 
 
 @pytest.mark.slow
 def test_a_model_is_evaluated_after_the_rounds_that_the_config_says(tmp_path: Path) -> None:
-    federation = masked(tmp_path, "fedavg", training={"rounds": 4}, evaluation="confusion", every=3)
-    grid = federation.grid()
-    a_round_of(federation.run(grid))
+    federation, grid = after_one(tmp_path, "fedavg", training={"rounds": 4}, evaluation="confusion", every=3)
     question = grid.last("evaluate")
     arrays = {name: Array(array.numpy() * (1 + 1e-6)) for name, array in question.content["arrays"].items()}
     question.content["arrays"] = ArrayRecord(arrays)

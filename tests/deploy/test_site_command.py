@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_looking import CONFIG
 
 from common import save_image
 from fedskew.cli import app
@@ -19,14 +20,6 @@ from fedskew.deploy.terms import CountsRequest
 from fedskew.errors import FedskewError
 from fedskew.experiment import resolve
 
-CONFIG = {
-    "name": "shops",
-    "data": {"name": "folder"},
-    "partition": {"rule": "natural"},
-    "model": {"name": "logistic"},
-    "method": {"preset": "fedavg"},
-    "training": {"rounds": 3},
-}
 HELD = {"shoe": 6, "hat": 2, "glove": 0}
 
 

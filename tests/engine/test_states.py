@@ -52,8 +52,7 @@ def test_a_pool_of_100_000_clients_of_which_1_000_took_part_costs_1_000_states(t
         now, record = one.run_round(now)
         seen |= set(record.answered)
     assert 990 <= len(seen) <= 1000  # four draws of 250 hardly meet
-    index = states.save()
-    assert set(index[:, 0].tolist()) == seen
+    assert set(states.save()[:, 0].tolist()) == seen
     assert len(list((tmp_path / "clients").iterdir())) == len(seen)
     assert all(states.get(client) is None for client in set(range(2000)) - seen)
 

@@ -84,8 +84,7 @@ class ByParity(DirichletWithinDomains):
 
 
 def test_a_rule_that_overrides_split_divides_by_it_though_there_are_domains():
-    made = task(rule=ByParity, beta=1.0, clients=2)
-    assert made.partition.indices[1].tolist() == list(range(1, 210, 2))
+    assert task(rule=ByParity, beta=1.0, clients=2).partition.indices[1].tolist() == list(range(1, 210, 2))
 
 
 def test_a_data_set_without_domains_is_refused():

@@ -119,8 +119,7 @@ def test_the_last_client_of_a_rule_that_has_a_target_is_the_unlabelled_one():
     assert torch.equal(task.unlabelled, task.dataset.inputs[task.partition.indices[-1]])
     np.testing.assert_allclose(task.target, task.partition.counts[-1] / task.partition.counts[-1].sum())
     loop = make_training_loop(config, 0, task=task)
-    record = loop.run().rounds[2].target
-    assert record["samples"] == len(task.unlabelled)
+    assert loop.run().rounds[2].target["samples"] == len(task.unlabelled)
 
 
 @pytest.mark.slow

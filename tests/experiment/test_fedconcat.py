@@ -164,8 +164,7 @@ def test_records_say_what_happened_in_both_parts():
     for record in result.rounds[5:]:
         assert record["steps"] == [3] * 3
         np.testing.assert_allclose(record["weights"], 1 / 3)
-    last = result.rounds[-1]["evaluation"]
-    assert result.summary["final"]["accuracy"] == last["accuracy"]
+    assert result.summary["final"]["accuracy"] == result.rounds[-1]["evaluation"]["accuracy"]
     accuracies = [record["evaluation"]["accuracy"] for record in result.rounds[5:]]
     assert result.summary["last10"]["accuracy"] == pytest.approx(np.mean(accuracies))
     assert result.summary["max"]["accuracy"] == max(accuracies)

@@ -134,12 +134,10 @@ def test_the_record_has_the_figures_of_the_model(tmp_path):
     assert last["accuracy"] == pytest.approx(((probabilities >= 0.5) == truth).all(axis=1).mean())
     assert last["auroc"] > max(0.7, found.rounds[0]["evaluation"]["auroc"])
     assert probabilities.sum(axis=1).max() > 1  # no shares of one whole
-    frame = found.per_class()
-    assert frame["auroc"].tolist() == pytest.approx(last["per_class_auroc"])
+    assert found.per_class()["auroc"].tolist() == pytest.approx(last["per_class_auroc"])
     (stored,) = RunFolder.read_runs(found.folder)
     assert stored.samples.tolist() == list(SIZES)
-    page = (found.folder / "report.html").read_text(encoding="utf-8")
-    assert "100 samples" in page
+    assert "100 samples" in (found.folder / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -166,8 +164,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path):
 @pytest.mark.parametrize("method", ["fedentopt+fedprox", "fedcbs", "scaffold", "moon", "feddecorr", "fedgf"])
 def test_methods_that_read_no_class_train(method):
     training = {"participation": 0.5}
-    last = run(method=method, rounds=2, training=training).rounds[-1]
-    assert np.isfinite(last["loss"])
+    assert np.isfinite(run(method=method, rounds=2, training=training).rounds[-1]["loss"])
 
 
 def test_rules_divide_by_the_rarest_label_of_each_sample():

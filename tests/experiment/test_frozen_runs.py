@@ -67,8 +67,7 @@ def test_only_what_trains_travels_and_a_run_s_files_say_so(tmp_path):
     assert "fc starts as it was drawn: weights-5.safetensors has no such layer of these classes." in notes
     assert f"Of 642 parameters {TRAINED} are trained, {4 * TRAINED} bytes of a model that travels." in notes
     path.unlink()  # a trained model, and its config, do without
-    loaded = fedskew.load(run).network
-    assert torch.equal(loaded.fc.weight, model["fc.weight"])
+    assert torch.equal(fedskew.load(run).network.fc.weight, model["fc.weight"])
 
 
 def test_a_last_layer_that_would_stay_as_it_was_drawn_is_refused(tmp_path):

@@ -197,8 +197,7 @@ def test_a_sweep_trains_anew_only_what_the_edit_concerns(tmp_path, own):
     own("helper_b", HELPER.replace("0.5", "3.0"))
     with pytest.raises(RunError, match=r"since 2 of these 4 runs, your code changed \(helper_b.py\) \(such as mine"):
         run_sweep(sweep, out)
-    done = run_sweep(sweep, out, processes=1, fresh=True)
-    assert not done.failures
+    assert not run_sweep(sweep, out, processes=1, fresh=True).failures
     rewritten = {folder for folder, time in folders.items() if (folder / "summary.json").stat().st_mtime_ns != time}
     assert {folder.name.rpartition("-")[0] for folder in rewritten} == {"swept-mine"}
     assert len(list((out / "earlier").iterdir())) == 2

@@ -100,8 +100,7 @@ def test_a_run_that_is_there_is_not_written_over(small):
 def test_a_validation_set_chooses_the_best_round_and_keeps_its_model(tmp_path):
     result = fedskew.simulate({**TASK, "data": {"name": "digits", "validation": 0.2}}, out=tmp_path)
     scores = [record["validation"]["target_accuracy"] for record in result.rounds]
-    best = result.summary["best_by_validation"]
-    assert best["round"] == int(np.argmax(scores))
+    assert result.summary["best_by_validation"]["round"] == int(np.argmax(scores))
     assert (result.folder / "best.safetensors").exists()
 
 

@@ -39,8 +39,7 @@ def test_who_gains_and_who_loses_by_hand():
     assert by_loss.differences == pytest.approx(-common.differences)
     assert (by_loss.losing, by_loss.gaining) == (1, 2)
     assert table.gains("auroc") == []
-    losing = table.summaries()["common"]["accuracy"]["losing"]
-    assert losing == common.losing
+    assert table.summaries()["common"]["accuracy"]["losing"] == common.losing
 
 
 def test_the_interval_is_that_of_the_bootstrap_over_clients_and_always_the_same():

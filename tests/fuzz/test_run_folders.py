@@ -3,7 +3,6 @@
 Each seed is one case, so that a failure is repeated by its name. `make test-fuzz FUZZ=500` has more of them.
 """
 
-import json
 import os
 import random
 import resource
@@ -17,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 import fedskew
-from common import task
+from common import records_of, task
 from fedskew.errors import FedskewError
 from fedskew.experiment import RunFolder
 
@@ -29,12 +28,6 @@ TASK = task(5, beta=0.5, rounds=6, participation=0.6, batch_size=32, lr=0.1, mom
     "data": {"name": "digits", "validation": 0.1},
     "method": "scaffold+fedentopt",
 }
-
-
-def records(folder: Path) -> list[dict]:
-    """The records without their times."""
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +98,7 @@ def test_a_damaged_folder_is_one_line_or_the_true_numbers(tmp_path, request, fin
     except FedskewError as error:
         said = str(error)
     else:
-        assert records(folder) == records(finished), done
+        assert records_of(folder) == records_of(finished), done
         assert all(value.equal(whole[name]) for name, value in result.model.state_dict().items()), done
         assert (folder / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes(), done
     assert "\n" not in said, done
@@ -134,6 +127,6 @@ def test_a_run_that_is_killed_or_out_of_space_at_any_time_ends_with_the_same_byt
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
     folder = fedskew.simulate(TASK, out=tmp_path, resume=True).folder
-    assert records(folder) == records(finished)
+    assert records_of(folder) == records_of(finished)
     for file in ("model.safetensors", "best.safetensors", "partition.npz"):
         assert (folder / file).read_bytes() == (finished / file).read_bytes()

@@ -187,8 +187,7 @@ def test_every_component_is_a_frozen_dataclass_that_says_what_it_is_and_what_it_
     assert kind() == kind()
     if not kind.reads:  # nothing but the batch and the counts
         of = client(VACANT["two vacant classes"])
-        alone = value_by_name(name, of.inputs, of.targets, of.counts)
-        assert torch.equal(alone, value_of(kind(), of))
+        assert torch.equal(value_by_name(name, of.inputs, of.targets, of.counts), value_of(kind(), of))
 
 
 # Losses that compare only a client's own classes give a pair that no client holds together no gradient.
@@ -225,3 +224,8 @@ def test_a_client_with_a_third_class_pulls_no_pair_apart_and_one_that_holds_both
     assert (plain[0] - plain[1]).item() == pytest.approx(-3 / 4)
     assert pulls("fedvls_calibration", [30, 30, 0], [5, 0, 0]).tolist() == pytest.approx([-0.5, 0.5, 0], abs=1e-6)
     assert {name for name, kind in INDEX.items() if has(kind, "needs_colocation")} == set(RELYING)
+
+
+def test_a_loss_that_takes_stacks_says_so_where_it_is_heeded_beside_its_value():
+    said = {name for name, kind in INDEX.items() if has(kind, "takes_stacks")}
+    assert {name for name in said if not covers(INDEX[name], "takes_stacks", "value")} == set()

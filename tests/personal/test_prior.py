@@ -118,7 +118,6 @@ def test_a_class_that_a_finish_ruled_out_is_left_out_of_the_calibration() -> Non
     told, without = HeldOut.of(ruled_out, labels), HeldOut.of(held[labels < 2], labels[labels < 2])
     assert told.mix[2] == 0
     np.testing.assert_allclose(told.mix, without.mix)
-    moved = Prior().moved(ruled_out, told, [5, 1, 9])
-    assert (moved.argmax(axis=1) < 2).all()
+    assert (Prior().moved(ruled_out, told, [5, 1, 9]).argmax(axis=1) < 2).all()
     by_pair = calibrate(held[labels < 2][:, :2], labels[labels < 2], np.ones(np.sum(labels < 2)))
     assert told.calibration.temperature == pytest.approx(by_pair.temperature, rel=1e-6)

@@ -153,6 +153,9 @@ def test_arrays_that_differ_in_form_are_refused_by_name() -> None:
     longer, own = mask(np.zeros(9, dtype=np.int32), KEYS["dub"], PEERS, CONTEXT)
     with pytest.raises(SumsError, match=r"dub sent int32\[9\], and ams int32\[4\]"):
         unmask(masked | {"dub": longer}, openings | {"dub": own}, CONTEXT)
+    none, own = mask({}, KEYS["ams"], PEERS, CONTEXT)
+    with pytest.raises(SumsError, match=r"ber sent int32\[4\], and ams $"):
+        unmask(masked | {"ams": none}, openings | {"ams": own}, CONTEXT)
 
 
 @pytest.mark.parametrize(

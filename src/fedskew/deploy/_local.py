@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,11 @@ class LocalFederation:
             _signal(process, signal.SIGKILL)
             process.wait()
             del self.processes[name]
-        _end(started)
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            for child in started:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(how)
+            _, started = psutil.wait_procs(started, timeout=GRACE)
 
     def log(self, name: str) -> Path:
         """Return the log file of a process."""
@@ -201,16 +205,6 @@ def _descendants(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return list(psutil.Process(pid).children(recursive=True))
     return []
-
-
-def _end(processes: Iterable[psutil.Process]) -> None:
-    """End processes that are not children of this one; kill those that do not end within `GRACE` seconds."""
-    alive = list(processes)
-    for by in (signal.SIGTERM, signal.SIGKILL):
-        for process in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(by)
-        _, alive = psutil.wait_procs(alive, timeout=GRACE)
 
 
 def write_samples(

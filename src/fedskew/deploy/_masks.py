@@ -103,7 +103,11 @@ class Masks:
             return asked
         if purpose == wire.TRAIN:
             self._check_weights(asked.weights, members)
-            self._check_noise(members)
+            if self.protection is not None:
+                answers = self.protection.noise.answers or 0
+                why = f"a sum over {members} sites; this site's share of the noise is for {answers}"
+                refuse_unless(members >= answers, "members", why)
+                self.book.check_affordable(self.protection)
         self.book.check_open(self.terms, purpose, round)
         return asked
 
@@ -182,14 +186,6 @@ class Masks:
         is_agreed = self.terms.own_figures and self.plan.agreement.site_figures == "summed"
         why = "the server asks for figures of its models; agreed to none"
         refuse_unless(is_agreed or purpose != wire.SITES, "own_figures", why)
-
-    def _check_noise(self, members: int) -> None:
-        if self.protection is None:
-            return
-        answers = self.protection.noise.answers or 0
-        why = f"a sum over {members} sites; this site's share of the noise is for {answers}"
-        refuse_unless(members >= answers, "members", why)
-        self.book.check_affordable(self.protection)
 
     def _check_weights(self, values: Sequence[float], members: int) -> None:
         if self.plan.by_sums is not None:

@@ -71,8 +71,7 @@ def decoded_moments(schema: TableSchema, total: NDArray[Any]) -> tuple[list[floa
 
 
 def standardised(agreement: Agreement, roster: Roster, folder: Path) -> Agreement:
-    """Return the agreement with means and deviations over all sites, asked for once; EndedEarlyError where one is
-    away."""
+    """Return the agreement with means and deviations over all sites, asked for once; EndedEarlyError if one is away."""
     if not agreement.sums_moments:
         return agreement
     schema = agreement.table

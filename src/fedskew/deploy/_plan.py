@@ -160,8 +160,7 @@ class Plan:
         return torch.zeros(2, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
 
     def known(self, mix: FloatArray | None, is_away: bool = False) -> Known:
-        """Return what a finish knows: of which samples sites answer, the target site unless it `is_away`, and the
-        mix."""
+        """Return what a finish knows: whose samples are answered for, the target's unless it `is_away`, and the mix."""
         sources: set[Source] = {"training"}
         if self.agreement.evaluates:
             sources.add("held_out")
@@ -177,8 +176,7 @@ class Plan:
 
     @cached_property
     def questions(self) -> tuple[FinishQuestion, ...]:
-        """The questions of the method's finish, found by running it on random features; ConfigError if it fails on
-        them."""
+        """The questions of the method's finish, found by running it on random features; ConfigError if it fails."""
         component, classes = self.method.finish, len(self.agreement.classes)
         if component is None:
             return ()

@@ -330,8 +330,7 @@ class Look:
             return replace(self, leaves=Disclosure.all_of(config, self.agreement, self.data))
 
     def accept(self) -> Terms:
-        """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an app that was
-        offered."""
+        """Write `agreed.toml`, delete what was kept to mask under the terms before, and take an offered app."""
         before, state = self.before, self.data.state
         if before is not None and state is not None:
             for path in before.folder(state).glob("*.safetensors"):

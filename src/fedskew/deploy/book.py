@@ -102,8 +102,7 @@ class Book:
             return _releases(db)
 
     def release(self, request: CountsRequest, counts: NDArray[np.float64], budget: Budget) -> Release:
-        """Answer a query of label counts with a release in the book; NotAgreedError where a new one is beyond the
-        budget."""
+        """Answer a query of label counts with a release in the book; NotAgreedError where the budget has none left."""
         is_noisy = request.label_counts == "noisy"
         with self._changed() as db:
             releases = _releases(db)

@@ -304,8 +304,7 @@ def carried_first(work: LocalWork, setup: ClientSetup) -> dict[str, Tensor]:
 
 
 class _FrozenModel:
-    """A frozen copy of the model for inference, in eval mode; with `batch_statistics` batch norm stays in training
-    mode."""
+    """A frozen copy of the model for inference, in eval mode; with `batch_statistics` batch norm stays in training."""
 
     def __init__(self, model: FlatModel, batch_statistics: bool = False) -> None:
         self._model = model.copy()

@@ -65,8 +65,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """The clients that train, their label counts, target mix and samples, as reports show them, and notes on the
-    run."""
+    """The clients that train, their label counts, target mix and samples, as reports show them, and the run's notes."""
 
     counts: NDArray[np.int64]
     client_names: tuple[str, ...]
@@ -258,8 +257,7 @@ class RunFolder:
 
     @staticmethod
     def read_records(path: Path, mark: Mark | None = None) -> list[RoundRecord]:
-        """Read a `rounds.jsonl`, without a line that is still being written; RunError where it is not that of its
-        checkpoint."""
+        """Read a `rounds.jsonl`, without a line that is being written; RunError where it is not its checkpoint's."""
         content = path.read_bytes() if path.exists() else b""
         if mark is not None:
             _check_content(path, content, mark)

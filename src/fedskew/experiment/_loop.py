@@ -167,8 +167,7 @@ class TrainingLoop:
             self.watch.check(self.server)
 
     def save(self) -> None:
-        """Save a checkpoint of the last whole round, unless clients are ahead of it, inside one that was
-        interrupted."""
+        """Save a checkpoint of the last whole round, unless clients are ahead of it, inside an interrupted one."""
         own = None if self.beside is None else self.beside.states
         kept = [states for states in (self.clients, own) if states is not None]
         if self.folder is not None and all(states.newest <= self.server.round for states in kept):

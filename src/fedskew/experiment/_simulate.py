@@ -275,8 +275,7 @@ def _begin_whole(config: Config, folder: Path | None) -> None:
 
 @contextmanager
 def _of_this_rank(config: Config, folder: Path | None, resume: bool) -> Iterator[tuple[Config, Path | None]]:
-    """Yield this rank's config and run folder; ranks but the first work in a temporary one, a copy where a run is
-    resumed."""
+    """Yield this rank's config and run folder; ranks but the first work in a temporary one, a copy of a resumed run."""
     if not torchrun.launched() or folder is None:
         yield config, folder
         return

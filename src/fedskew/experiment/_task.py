@@ -65,8 +65,7 @@ class Task:
 
 
 def make_task(config: Config, seed: int) -> Task:
-    """Load the data of a config and partition them; DataError, PartitionError or ConfigError where that can't be
-    done."""
+    """Load the data of a config and partition them; DataError, PartitionError or ConfigError where that fails."""
     run, seed = seed, data_seed(config, seed)
     source = loaded(config, seed)
     dataset, strata = source.dataset, source.dataset.strata

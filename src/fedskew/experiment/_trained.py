@@ -35,8 +35,7 @@ BATCH = 256
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedModel:
-    """A trained model: network (normalised inputs to logits), classes, shape and normalisation, its file, the run's
-    seed."""
+    """A trained model: network (normalised inputs to logits), classes, shape, normalisation, file, the run's seed."""
 
     network: nn.Module
     info: ModelInfo
@@ -64,8 +63,7 @@ class TrainedModel:
         return self.encoder if isinstance(self.encoder, TableSchema) else None
 
     def decide(self, probabilities: FloatArray) -> NDArray[np.int64]:
-        """Return the likeliest class ids by probabilities, `(samples, classes)`; of two by `info.threshold`, if there
-        is one."""
+        """Return the likeliest class ids by probabilities, `(samples, classes)`; of two by an `info.threshold`."""
         shares, threshold = np.asarray(probabilities), self.info.threshold
         decided = shares.argmax(axis=1) if threshold is None else shares[:, 1] >= threshold
         return decided.astype(np.int64)
@@ -75,8 +73,7 @@ class TrainedModel:
         return f"<TrainedModel of {self.file}: samples of shape {self.in_shape}, {classes}>"
 
     def held_out(self) -> tuple[Inputs, NDArray[np.int64]]:
-        """Return the normalised samples that the model's run held out, at clients or for validation, and their
-        classes."""
+        """Return the normalised samples that the model's run held out, at clients or for validation, and classes."""
         check_one_class(self)
         folder = self.file.parent
         config = read(folder / "config.toml")

@@ -12,22 +12,6 @@ from fedskew.finish._gaussian import GaussianHead
 from fedskew.finish._protocol import Finish, Finished, Head, Known, Observed, Source
 from fedskew.finish._ridge import RidgeHead
 
-INDEX: dict[str, type] = {
-    "adapt": Adapt,
-    "ccvr": CCVR,
-    "fedcof": FedCOF,
-    "gaussian": GaussianHead,
-    "ridge": RidgeHead,
-}
+INDEX: dict[str, type] = {"adapt": Adapt, "ccvr": CCVR, "fedcof": FedCOF, "gaussian": GaussianHead, "ridge": RidgeHead}
 
-__all__ = [
-    "INDEX",
-    "LEAST_SAMPLES",
-    "Calibrate",
-    "Finish",
-    "Finished",
-    "Head",
-    "Known",
-    "Observed",
-    "Source",
-]
+__all__ = ["INDEX", "LEAST_SAMPLES", "Calibrate", "Finish", "Finished", "Head", "Known", "Observed", "Source"]

@@ -19,12 +19,4 @@ INDEX: dict[str, type] = {
     "fedbabu": FedBABU,
 }
 
-__all__ = [
-    "INDEX",
-    "SGD",
-    "Adam",
-    "Gradient",
-    "LocalStep",
-    "StepSettings",
-    "steps_in_place",
-]
+__all__ = ["INDEX", "SGD", "Adam", "Gradient", "LocalStep", "StepSettings", "steps_in_place"]

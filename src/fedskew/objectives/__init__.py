@@ -44,10 +44,4 @@ INDEX: dict[str, type] = {
     "fpl": FPL,
 }
 
-__all__ = [
-    "INDEX",
-    "Batch",
-    "Context",
-    "Loss",
-    "Objective",
-]
+__all__ = ["INDEX", "Batch", "Context", "Loss", "Objective"]

@@ -1,6 +1,6 @@
 """Draw a recipe's figure from its runs, as PNG and SVG."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +53,15 @@ def _draw(figure: Figure, part: FigurePart, shown: Runs) -> None:
         _DRAW[part.kind](axes, part, rows, styles)
         axes.set_title(", ".join(filter(None, key)))
     figure.suptitle(part.title, fontsize=13, wrap=True)
-    handles = _legend(grid.flat)
+    handles: dict[str, Any] = {}  # of every label in the panels, each label once
+    for axes in grid.flat:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
     if len(handles) > 1 or (handles and not apart):
         columns = min(int(wide // 1.4), len(handles))
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center", ncols=columns, frameon=False, fontsize=10
         )
-
-
-def _legend(panels: Iterable[Axes]) -> dict[str, Any]:
-    """Return the handle of every label in the panels, each label once."""
-    found: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return found
 
 
 def _curves(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -> None:

@@ -68,8 +68,7 @@ class DirichletByClass(Rule):
             share = self._open_shares(draws[label], held < fair, rng)
             cuts = (np.cumsum(share) * size).astype(np.int64)
             cuts[-1] = size
-            counts[0, label] = cuts[0]
-            counts[1:, label] = cuts[1:] - cuts[:-1]
+            counts[:, label] = np.diff(cuts, prepend=0)
             held += counts[:, label]
         return counts
 

@@ -8,19 +8,6 @@ from fedskew.personal._prior import Prior
 from fedskew.personal._protocol import Names, OwnTraining, Personal
 from fedskew.personal._rod import RoD
 
-INDEX: dict[str, type] = {
-    "prior": Prior,
-    "finetune": Finetune,
-    "partial": Partial,
-    "ditto": Ditto,
-    "rod": RoD,
-}
+INDEX: dict[str, type] = {"prior": Prior, "finetune": Finetune, "partial": Partial, "ditto": Ditto, "rod": RoD}
 
-__all__ = [
-    "INDEX",
-    "HeldOut",
-    "Names",
-    "OwnTraining",
-    "Personal",
-    "Prior",
-]
+__all__ = ["INDEX", "HeldOut", "Names", "OwnTraining", "Personal", "Prior"]

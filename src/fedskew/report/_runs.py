@@ -150,8 +150,7 @@ class SeedRun:
         return MeanWeights(clients, weights[clients] / times[clients], fedavg[clients] / times[clients])
 
     def effective_mix(self) -> NDArray[np.float64] | None:
-        """Return the label mix that trained the model: that of weighted clients, mean over the rounds that any replied
-        in."""
+        """Return the label mix that trained the model: weighted clients', mean over the rounds in which any replied."""
         mixes = label_shares(self.counts)
         rounds = [np.asarray(record.weights) @ mixes[record.answered] for record in self.rounds if record.weights]
         return np.mean(rounds, axis=0) if rounds else None

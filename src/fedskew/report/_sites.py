@@ -121,8 +121,7 @@ class SiteActivity:
 
     @staticmethod
     def why_still(record: RoundRecord) -> str | None:
-        """Say why a round of real sites left the model as it was, and what is the matter with each site; None if it did
-        not."""
+        """Say why a round of real sites left the model as it was, and what is wrong with each; None if it did not."""
         notes = record.deployment
         if not record.round or notes is None or "undone" in notes or record.answered:
             return None

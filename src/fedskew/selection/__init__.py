@@ -21,11 +21,4 @@ INDEX: dict[str, type] = {
 }
 """Selections by their name in a config."""
 
-__all__ = [
-    "INDEX",
-    "FedEntOpt",
-    "GreedyKL",
-    "Selection",
-    "SeolKim",
-    "Uniform",
-]
+__all__ = ["INDEX", "FedEntOpt", "GreedyKL", "Selection", "SeolKim", "Uniform"]

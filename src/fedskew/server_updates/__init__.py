@@ -20,12 +20,4 @@ INDEX: dict[str, type] = {
     "fedacg": FedACG,
 }
 
-__all__ = [
-    "INDEX",
-    "Plain",
-    "ServerUpdate",
-    "fedexp_step",
-    "fednova",
-    "fednova_normaliser",
-    "weighted_sum",
-]
+__all__ = ["INDEX", "Plain", "ServerUpdate", "fedexp_step", "fednova", "fednova_normaliser", "weighted_sum"]

@@ -270,25 +270,16 @@ def unmask(masked: Mapping[str, Masked], openings: Mapping[str, bytes], context:
         )
     for name in there:
         context.check_opening(name, masked[name], openings[name])
-    total = _total(masked, what)
+    every = [{key: _integers(key, one) for key, one in _by_name(masked[name].values).items()} for name in there]
+    total = {key: array.copy() for key, array in every[0].items()}
+    for name, arrays in zip(there[1:], every[1:], strict=True):
+        if _form(arrays) != _form(total):
+            raise SumsError(f"{what}: {name} sent {_form(arrays)}, and {there[0]} {_form(total)}")
+        for key, array in arrays.items():
+            add_to(total[key], array)
     for name in there:
         _add(total, openings[name], plus=False)
     return _as_given(total, masked[there[0]].values)
-
-
-def _total(masked: Mapping[str, Masked], what: str) -> dict[str, IntArray]:
-    total: dict[str, IntArray] = {}
-    first = ""
-    for name in sorted(masked):
-        arrays = {key: _integers(key, array) for key, array in _by_name(masked[name].values).items()}
-        if not total:
-            first, total = name, {key: array.copy() for key, array in arrays.items()}
-        elif _form(arrays) != _form(total):
-            raise SumsError(f"{what}: {name} sent {_form(arrays)}, and {first} {_form(total)}")
-        else:
-            for key, array in arrays.items():
-                add_to(total[key], array)
-    return total
 
 
 def _form(arrays: Mapping[str, IntArray]) -> str:
