@@ -1,6 +1,7 @@
 # Three commands for a newcomer: make demo, make check, make test. Each makes .venv by itself.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Programs start faster from compiled files: of packages those that are imported, when they first are. All of them would
 # take a minute and a half more to install.
 export PYTHONDONTWRITEBYTECODE =
@@ -70,10 +71,12 @@ data: .venv/ready
 	@if [ -z "$$FEDSKEW_DATA" ] && [ -f ../shared/data/unpack.py ] && [ ! -f .data/ready ]; then \
 		$(BIN)/python ../shared/data/unpack.py .data && touch .data/ready; fi
 
+# By two processes, without a look at what each needs, as all is pinned, but for what PyTorch's build for GPUs needs.
 .venv/ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
-	xargs -P 2 -n 100 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps < requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	xargs -P 2 -n 100 $(PIP) --no-compile --no-deps < requirements.lock
+	$(BIN)/python -c "import torch" 2> /dev/null || $(PIP) --no-compile --requirement requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch .venv/ready
 
 # Pins what is installed now: run it in an environment that passes the tests.

@@ -131,10 +131,10 @@ def test_two_decimal_signs_in_one_file_are_refused_and_a_given_one_holds(tmp_pat
 
 
 def test_totals_that_fit_are_left_out_and_said(tmp_path: Path) -> None:
-    text = "Site ID,cat,dog,Total\nnorth,120,80,200\nsouth,0,40,40\nTotal:,120,120,240\n"
+    text = "Site ID,cat,mean,Total\nnorth,120,80,200\nsouth,0,40,40\nTotal:,120,120,240\n"  # with "mean"
     with pytest.warns(DataWarning) as said:
         record = LabelCounts.read_csv(written(tmp_path, text))
-    assert (record.clients, record.classes) == (("north", "south"), ("cat", "dog"))
+    assert (record.clients, record.classes) == (("north", "south"), ("cat", "mean"))
     assert record.counts.tolist() == [[120, 80], [0, 40]]
     words = [str(warning.message) for warning in said]
     assert any("clients are named by the column 'Site ID'" in text for text in words)

@@ -1,8 +1,12 @@
 """Convolutions of many weights on small images, as products, are PyTorch's convolutions."""
 
+import re
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fedskew.models import FlatModel
 from fedskew.models._chain import Convolution
@@ -56,15 +60,43 @@ def test_others_stay_pytorchs():
     assert windows_of(torch.zeros(2, 512, 2, 2), torch.zeros(512, 256, 3, 3), 1, 1, 1, 2) is None
 
 
+@pytest.mark.parametrize("options", [{}, {"padding": (1,)}, {"stride": 0, "padding": 1}], ids=str)
+@pytest.mark.parametrize("channels", [255, 256])
+def test_what_is_wrong_or_unusual_is_pytorchs(channels, options):
+    layer, x = nn.Conv2d(256, 256, 3, **options), torch.ones(2, channels, 2, 2)
+    try:
+        expected = layer(x)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=f"^{re.escape(str(error))}$"), ByWindows():
+            layer(x)
+    else:
+        with ByWindows():
+            assert torch.equal(layer(x), expected)
+
+
+class Residual(nn.Module):
+    def __init__(self, way=lambda layer, x: layer(x)):
+        super().__init__()
+        self.convolution, self.head, self.way = nn.Conv2d(256, 256, 3, padding=1), nn.Linear(256, 2), way
+
+    def forward(self, x):
+        return self.head((x + self.way(self.convolution, x)).mean((2, 3)))
+
+
+def each_of_its_own(layer, x):
+    scaled = torch.stack([layer.weight, 2 * layer.weight])
+    return torch.vmap(lambda one, weight: nn.functional.conv2d(one[None], weight, padding=1)[0])(x, scaled)
+
+
+@pytest.mark.parametrize("way", [partial(checkpoint, use_reentrant=False), each_of_its_own])
+def test_layers_that_are_computed_anew_or_mapped_are_trained(way):
+    model = FlatModel(Residual(way))
+    model.network.train()
+    model.differentiate(torch.ones(2, 256, 2, 2), lambda outputs: outputs.logits.square().sum())
+    assert model.views(model.gradient)["convolution.weight"].any()
+
+
 def test_a_network_with_branches_is_trained_by_them():
-    class Residual(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.convolution, self.head = nn.Conv2d(256, 256, 3, padding=1), nn.Linear(256, 2)
-
-        def forward(self, x):
-            return self.head((x + self.convolution(x)).mean((2, 3)))
-
     model = FlatModel(Residual())
     model.network.train()
     with torch.profiler.profile() as profile:

@@ -120,8 +120,8 @@ class LabelCounts:
         things is an error that asks for one of the arguments below.
 
         Args:
-            totals: "drop" leaves out every row and column that is called a total or is the sum of the others, "keep"
-                none.
+            totals: "drop" leaves out every row and column that is called a total or a mean, or is the sum of the
+                others, "keep" none.
         """
         return cls(*read_counts(Path(path), client, decimal, totals))
 

@@ -233,8 +233,9 @@ def _without_totals(
         (counts.T, classes, columns, rows, "column", "class"),
     ):
         lines = table[:, ~others]
-        means = np.array([bool(_MEAN.fullmatch(name)) for name in names])
-        means &= not (totalled | means).all()  # there would be nothing else
+        means, whole = np.array([bool(_MEAN.fullmatch(name)) for name in names]), lines[~totalled].sum(axis=0)
+        counts_them = any(np.allclose(line, whole, rtol=1e-6, atol=1e-9) for line in lines[totalled])
+        means &= not (counts_them or (totalled | means).all())  # there would be nothing else
         inner = lines[~(totalled | means)]
         expected = inner.sum(axis=0)
         sums = (np.abs(2 * lines - expected) <= 1e-9 * expected).all(axis=1) & ~(totalled | means)

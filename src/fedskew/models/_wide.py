@@ -1,7 +1,6 @@
 """Convolutions of many weights on small images: PyTorch's take as long as on larger ones, matrix products do not."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 MANY = 2**19
 """Weights from which a product of windows may take less time than PyTorch's convolution."""
+_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+"""Gives what a checkpoint saves tensors by, and None outside; PyTorch before 2.8 does not tell."""
 
 
 def windows_of(
@@ -25,9 +26,11 @@ def windows_of(
     if weight.numel() < MANY or weight[0, 0].numel() == 1 or groups != 1 or isinstance(padding, str) or x.dim() != 4:
         return None
     own = dilation, padding, stride = [_pair(one) for one in (dilation, padding, stride)]
+    if x.shape[1] != weight.shape[1] or {*map(len, own)} != {2} or min(stride) < 1:  # PyTorch says what is wrong
+        return None
     sides = zip(x.shape[2:], weight.shape[2:], *own, strict=True)
     shape = [(side + 2 * around - apart * (size - 1) - 1) // step + 1 for side, size, apart, around, step in sides]
-    if len(x) * math.prod(shape) > 2 * len(weight):
+    if min(shape) < 1 or len(x) * math.prod(shape) > 2 * len(weight):
         return None
     windows = functional.unfold(x, tuple(weight.shape[2:]), dilation, padding, stride).unflatten(1, (x.shape[1], -1))
     return windows.permute(0, 3, 2, 1).flatten(2) if _is_last(weight) else windows.flatten(1, 2).transpose(1, 2), shape
@@ -38,19 +41,17 @@ def rows_of(weight: Tensor) -> Tensor:
     return (weight.permute(0, 2, 3, 1) if _is_last(weight) else weight).flatten(1)
 
 
-def images_of(windows: Tensor, weight: Tensor, shape: Sequence[int], layer: Any) -> Tensor:
+def images_of(windows: Tensor, weight: Tensor, shape: torch.Size, layer: Any) -> Tensor:
     """Return the sums of what windows hold of each value of images `(batch, channels, *shape)`."""
     channels, *size = weight.shape[1:]
     if _is_last(weight):
         windows = windows.unflatten(2, (-1, channels)).transpose(2, 3).flatten(2)
-    return functional.fold(
-        windows.transpose(1, 2), tuple(shape), tuple(size), layer.dilation, layer.padding, layer.stride
-    )
+    return functional.fold(windows.transpose(1, 2), shape, tuple(size), layer.dilation, layer.padding, layer.stride)
 
 
 def _is_last(weight: Tensor) -> bool:
-    """Return whether channels of inputs are innermost."""
-    return weight.is_contiguous(memory_format=torch.channels_last)
+    """Return whether channels of inputs are innermost; by strides, which a tensor in `torch.vmap` has, too."""
+    return weight.stride(1) == 1
 
 
 class ByWindows(TorchFunctionMode):
@@ -63,7 +64,9 @@ class ByWindows(TorchFunctionMode):
 
 
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
-    found = windows_of(input, weight, *options, **named) if input.is_cpu else None
+    # A checkpoint computes anew outside of this mode, and must save the same tensors; torch.compile reads no hooks.
+    ours = input.is_cpu and (torch.compiler.is_compiling() or not _HOOKS(True))
+    found = windows_of(input, weight, *options, **named) if ours else None
     if found is None:
         return torch.conv2d(input, weight, bias, *options, **named)
     windows, shape = found
