@@ -212,7 +212,7 @@ BAD = [
     ("targets", torch.tensor([0, 1, 2, 4]), "targets: ids must lie in 0 to 3; found 4"),
     ("targets", torch.tensor([0, -1, 2, 3]), "found -1"),
     ("test_targets", torch.tensor([0.0, 1.0]), "test_targets: expected int64"),
-    ("mean", (0.5, 0.5), "mean, std: expected 1 values"),
+    ("mean", (0.5, 0.5), "mean, std: expected one value per channel"),
     ("clients", np.array([0, 0, 1]), "clients: expected int64"),
     ("clients", np.array([0, 0, 1, 2]), "clients: ids must lie in 0 to 1; found 2"),
     ("client_names", (), "client_names: there is none, but clients has ids; give the name of every client"),

@@ -309,7 +309,7 @@ def test_a_sampler_of_ones_own_is_taken_by_every_backend_and_named_in_a_mistake(
     for sampler, said in (
         (
             f"{__name__}:too_few",
-            r"sampler .*too_few: must return \d+ rows, whole numbers from 0 to \d+, as the client has",
+            r"sampler .*too_few: must return a row for each of .* \(\d+\), whole numbers from 0 to \d+",
         ),
         (f"{__name__}:fails", "sampler .*fails: failed: ZeroDivisionError"),
         ("balance", "training.sampler: unknown name 'balance' .*balanced"),

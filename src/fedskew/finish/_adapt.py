@@ -13,6 +13,8 @@ The likelihood is maximised by damped Newton steps on sums (loss, gradient, curv
 clients send nothing about single samples: about eight exchanges, then one of counts by class and outcome.
 """
 
+from __future__ import annotations  # what annotations name is loaded late
+
 import math
 from typing import Any, ClassVar, Literal
 

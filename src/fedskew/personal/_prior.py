@@ -12,6 +12,8 @@ Nothing is trained at the client, and what it takes of it are as many numbers as
 never took part can have its model too.
 """
 
+from __future__ import annotations  # what annotations name is loaded late
+
 from typing import ClassVar, Literal
 
 import numpy as np
