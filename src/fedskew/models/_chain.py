@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
 from fedskew.models._dropout import Dropout
 from fedskew.models._network import Outputs
-from fedskew.models._wide import images_of, rows_of, windows_of
+from fedskew.models._wide import images_of, product_of, rows_of, windows_of
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
@@ -117,9 +116,8 @@ class Convolution(Stage):
         """See `Stage`."""
         self.x, self.windows, layer = x, None, self.layer
         if (found := windows_of(x, self.weight, layer.stride, layer.padding, layer.dilation, layer.groups)) is not None:
-            self.windows, shape = found
-            y: Tensor = functional.linear(self.windows, rows_of(self.weight), self.bias).transpose(1, 2)
-            return y.unflatten(2, shape)  # type: ignore[no-any-return]
+            self.windows, _ = found
+            return product_of(*found, self.weight, self.bias)
         self.x = x.contiguous(memory_format=torch.channels_last)
         return torch.convolution(self.x, self.weight, self.bias, *self.options)
 

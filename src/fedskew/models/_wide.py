@@ -20,8 +20,7 @@ def windows_of(
 ) -> tuple[Tensor, list[int]] | None:
     """Return what each value of a convolution reads, `(batch, values, inputs)`, and the values' rows and columns.
 
-    Inputs are in the order of `rows_of`. None where PyTorch's own convolution is the faster: few weights, one by one,
-    or over twice as many values as channels of outputs.
+    None where PyTorch's convolution is faster: few weights, one by one, or more values than twice the output channels.
     """
     if weight.numel() < MANY or weight[0, 0].numel() == 1 or groups != 1 or isinstance(padding, str) or x.dim() != 4:
         return None
@@ -39,6 +38,12 @@ def windows_of(
 def rows_of(weight: Tensor) -> Tensor:
     """View weights, or their gradient, as a matrix: a row for each channel of outputs."""
     return (weight.permute(0, 2, 3, 1) if _is_last(weight) else weight).flatten(1)
+
+
+def product_of(windows: Tensor, shape: list[int], weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a convolution's values, `(batch, channels, *shape)`, from what `windows_of` returns."""
+    values: Tensor = functional.linear(windows, rows_of(weight), bias).transpose(1, 2).unflatten(2, shape)
+    return values
 
 
 def images_of(windows: Tensor, weight: Tensor, shape: torch.Size, layer: Any) -> Tensor:
@@ -69,6 +74,4 @@ def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *option
     found = windows_of(input, weight, *options, **named) if ours else None
     if found is None:
         return torch.conv2d(input, weight, bias, *options, **named)
-    windows, shape = found
-    images: Tensor = functional.linear(windows, rows_of(weight), bias).transpose(1, 2).unflatten(2, shape)
-    return images
+    return product_of(*found, weight, bias)
