@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -90,34 +90,46 @@ class Pool:
         while len(self._children) < self._size:
             self._children.append(self._start())
 
-    def run(self, jobs: Sequence[Any], own: Callable[[Any], Any] | None = None) -> Iterator[tuple[int, Reply]]:
-        """Hand out jobs in order, each to the next free child, and to `own` in this process while all are busy; yield a
-        job's position and the reply to it, in the order of arrival. If the child was killed, the value is a `Died`."""
-        waiting = deque(enumerate(jobs))
+    def run(
+        self, following: Callable[[], tuple[int, Any] | None], own: Callable[[Any], Any] | None = None
+    ) -> Iterator[tuple[int, Reply]]:
+        """Hand out jobs, each to a free child, and to `own` in this process while all are busy; yield a job's number
+        and the reply to it, in the order of arrival. If the child was killed, the value is a `Died`.
+
+        `following` gives the next job and its number, or None while there is none; none is left if no child is busy.
+        Children have their next job before a reply is yielded, so they work while it is read.
+        """
         idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
-        while waiting or busy:
-            while waiting and len(busy) < self._size:
+        replies = deque[tuple[int, Reply]]()
+        while True:
+            while len(busy) < self._size and (job := following()) is not None:
                 if not idle:
                     idle.append(self._start())
                     self._children.append(idle[-1])
-                child, (number, job) = idle.pop(), waiting.popleft()
+                child = idle.pop()
                 with suppress(ConnectionError):  # the child was killed, which `receive` reports
-                    child.send(job)
-                busy[child.connection] = child, number
-            ready = wait(list(busy), timeout=0 if own is not None and waiting else None)
-            if own is not None and waiting and not ready:
-                number, job = waiting.popleft()
-                yield number, Reply(own(job))
+                    child.send(job[1])
+                busy[child.connection] = child, job[0]
+            if replies:
+                yield replies.popleft()
+                continue
+            if not busy:
+                return
+            ready = wait(list(busy), timeout=None if own is None else 0)
+            if own is not None and not ready:
+                if (job := following()) is None:
+                    own = None
+                else:
+                    yield job[0], Reply(own(job[1]))
             for connection in ready:
                 child, number = busy.pop(connection)
                 try:
-                    reply = child.receive()
+                    replies.append((number, child.receive()))
                     idle.append(child)
                 except (EOFError, ConnectionError):
-                    reply = Reply(Died(child.how_it_ended()))
+                    replies.append((number, Reply(Died(child.how_it_ended()))))
                     self._children.remove(child)
                     child.kill()
-                yield number, reply
 
     def kill(self) -> None:
         """End all children at once."""

@@ -6,13 +6,16 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import nn
 from torch.nn import functional as F
 
 from fedskew.models import Dropout, Faster, FlatModel, OnPrototypes, OnSimplex, Outputs, build, with_features
-from fedskew.models._kernels import weigh_of
+from fedskew.models._convolutions import aligned
+from fedskew.models._kernels import _whole_vectors, convolve_of, weigh_of
 
 X = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(40) % 5
@@ -476,11 +479,27 @@ def test_nan_of_one_value_of_a_window_reaches_the_logits(at):
         assert network(x).isnan().any(1).nonzero().tolist() == [[7]]
 
 
-@pytest.mark.parametrize("sums", [10, 30])  # for processors with 16 registers, and with 32
-def test_weights_have_their_gradients_whatever_the_number_of_registers(monkeypatch, sums):
+@pytest.mark.parametrize(("products", "sums"), [(12, 10), (20, 20)])  # for 16 registers, and for 32
+def test_convolutions_have_their_gradients_whatever_the_number_of_registers(monkeypatch, products, sums):
+    monkeypatch.setattr("fedskew.models._kernels._AT_ONCE", products)
     monkeypatch.setattr("fedskew.models._kernels._SUMS_AT_ONCE", sums)
+    monkeypatch.setattr("fedskew.models._convolutions.convolve_of", convolve_of.__wrapped__)
     monkeypatch.setattr("fedskew.models._convolutions.weigh_of", weigh_of.__wrapped__)
     assert_same(nn.Sequential(nn.Conv2d(3, 6, 5), nn.MaxPool2d(2), nn.ReLU(), *head(6 * 36)))
+
+
+def test_kernels_may_use_whole_vectors_and_begin_at_lines_of_the_cache():
+    @njit
+    def double(values):
+        _whole_vectors()
+        values *= 2
+
+    values = aligned(3) + np.float32(1)
+    double(values)
+    assert values.tolist() == [2.0, 2.0, 2.0]
+    (compiled,) = double.inspect_llvm().values()
+    assert '"prefer-vector-width"="512"' in compiled
+    assert not any(aligned(size).ctypes.data % 64 for size in (1, 5, 1000, 10**6))
 
 
 def test_inputs_with_a_gradient_and_another_default_type_are_computed():
@@ -490,6 +509,7 @@ def test_inputs_with_a_gradient_and_another_default_type_are_computed():
     torch.set_default_dtype(torch.float64)
     try:
         assert torch.equal(flat.differentiate(X, loss)[0], expected)
+        assert aligned(3).dtype == np.float32
     finally:
         torch.set_default_dtype(torch.float32)
 

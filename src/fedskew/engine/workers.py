@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from heapq import heapify, heappop, heappush
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,9 +45,10 @@ AT_ONCE = 4
 class ProcessBackend(Backend):
     """Trains a cohort in several processes, each of which trains one client after another.
 
-    Clients are handed out by estimated work, the longest first, each to the next free process. Each process computes
-    with as many threads as this one has at its start, and keeps the frozen parts of the model as they are in its first
-    round. CPU only. After an error, a killed process or an interrupt, all processes are ended.
+    Clients are handed out by estimated work, the longest first of those that there is room for, each to the next free
+    process. Each process computes with as many threads as this one has at its start, and keeps the frozen parts of the
+    model as they are in its first round. CPU only. After an error, a killed process or an interrupt, all processes are
+    ended.
 
     Raises:
         ArgumentError: There is less than one process, the model is not on the CPU, or the system is Windows, which
@@ -96,12 +98,29 @@ class ProcessBackend(Backend):
         return self._train(round, cohort, sent, AT_ONCE * self.processes)
 
     def _train(self, round: int, cohort: Sequence[Assignment], sent: Sent, at_once: int) -> Iterator[Update]:
+        order = [(-self.work.expected_samples(task), place) for place, task in enumerate(cohort)]
+        free, updates, done = order[:at_once], dict[int, Update](), 0
+        heapify(free)  # those whose row of `changes` is free
+
+        def following() -> tuple[int, _Training] | None:
+            if not free:
+                return None
+            _, place = heappop(free)
+            return place, _Training(changes[place % at_once], round, cohort[place], sent)
+
         try:
             self.open()
             with _sendable():
                 changes = torch.empty(min(at_once, len(cohort)), sent.model.parameters.numel()).share_memory_()
-            for start in range(0, len(cohort), max(1, at_once)):
-                yield from self._train_some(round, cohort[start : start + at_once], sent, changes)
+            for place, reply in self._pool.run(following):
+                who = f"round {round}, client {cohort[place].client}: the process that trained it"
+                update = _mapped(np.ndarray, _as_tensor, _checked(reply.value, who))
+                updates[place] = update._replace(change=changes[place % at_once])
+                while done in updates:
+                    yield updates.pop(done)
+                    if done + at_once < len(order):
+                        heappush(free, order[done + at_once])
+                    done += 1
         except BaseException:  # some processes may still be training
             self.close()
             raise
@@ -114,26 +133,16 @@ class ProcessBackend(Backend):
             inputs.share_memory_()
             targets.share_memory_()
         here = SequentialBackend(self.model, self.work)
-        jobs = [_Prediction(model, x, y, num_classes) for x, y in batches(inputs, targets)]
+        jobs = enumerate([_Prediction(model, x, y, num_classes) for x, y in batches(inputs, targets)])
         parts: dict[int, Predictions] = {}
         try:
             self.open()
-            for number, reply in self._pool.run(jobs, lambda job: (job.run(here), None, "")):
+            for number, reply in self._pool.run(lambda: next(jobs, None), lambda job: (job.run(here), None, "")):
                 parts[number] = _checked(reply.value, "evaluation: the process that did it")
         except BaseException:
             self.close()
             raise
-        return predicted(parts[number] for number in range(len(jobs)))
-
-    def _train_some(self, round: int, cohort: Sequence[Assignment], sent: Sent, changes: Tensor) -> list[Update]:
-        places = sorted(range(len(cohort)), key=lambda place: -self.work.expected_samples(cohort[place]))
-        jobs = [_Training(changes[place], round, cohort[place], sent) for place in places]
-        updates: dict[int, Update] = {}
-        for number, reply in self._pool.run(jobs):
-            place = places[number]
-            who = f"round {round}, client {cohort[place].client}: the process that trained it"
-            updates[place] = _mapped(np.ndarray, _as_tensor, _checked(reply.value, who))._replace(change=changes[place])
-        return [updates[place] for place in range(len(cohort))]
+        return predicted(parts[number] for number in sorted(parts))
 
 
 class _Training(NamedTuple):

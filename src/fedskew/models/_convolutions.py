@@ -9,12 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.models._chain import Stage, gradient_of
-from fedskew.models._kernels import LONGEST_ROW, SCRATCH, convolve_of, pack, unmask, unpool, weigh_of
+from fedskew.models._kernels import LONGEST_ROW, SCRATCH, Numbers, convolve_of, pack, unmask, unpool, weigh_of
 
 SHORTEST_ROW = 8
 """Columns of a convolution's outputs below which PyTorch's own is faster."""
 LARGEST_GROUP = 32
 """Samples of a group, at most: a few rows of a few channels then fit into a processor's fastest memory."""
+
+
+def aligned(size: int) -> Numbers:
+    """Return zeros that begin where a line of the processor's caches does, as PyTorch's do and NumPy's do not."""
+    zeros: Numbers = torch.zeros(size, dtype=torch.float32).numpy()
+    return zeros
 
 
 class Images:
@@ -34,7 +40,7 @@ class Images:
         plane = (height + 2 * above) * row
         needed = groups * channels * plane + 16 * 16
         if len(self.values) < needed:
-            self.values = np.zeros(needed, np.float32)
+            self.values = aligned(needed)
         else:
             self.values[:needed] = 0
         self.groups, self.step = groups, step
@@ -72,7 +78,7 @@ class NarrowConvolution:
         self.turned = np.zeros((channels, outs, rows, taps), np.float32)
         self.dw, self.db = np.zeros_like(self.weight), np.zeros(outs, np.float32)
         self.no_bias = np.zeros(max(outs, channels), np.float32)
-        self.sums, self.lower = np.zeros(8 * SCRATCH, np.float32), np.zeros(SCRATCH, np.int32)
+        self.sums, self.lower = aligned(8 * SCRATCH), np.zeros(SCRATCH, np.int32)
         self.convolve, self.weigh = convolve_of(taps, outs), weigh_of(taps, outs)
         self.convolve_back = None if first else convolve_of(taps, channels)
 

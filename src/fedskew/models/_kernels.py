@@ -14,22 +14,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float32]
 LONGEST_ROW = 4096
 """Numbers in a row of outputs, at most."""
-_AT_ONCE = 12  # products that a step of the innermost loop adds up
-# Of the gradient of weights, as many as have a vector register each: AVX2 has 16 of them, AVX-512 and Neon have 32.
+# Products that a step of the innermost loop adds up, and sums that one of the weights' gradient keeps, as many as have
+# a vector register each: AVX2 has 16 of them, AVX-512 and Neon have 32.
 _FEW = torch.backends.cpu.get_cpu_capability() == "AVX2" or "-avx512f" in os.environ.get("NUMBA_CPU_FEATURES", "")
-_SUMS_AT_ONCE = 10 if _FEW else 30
+_AT_ONCE, _SUMS_AT_ONCE = (12, 10) if _FEW else (20, 20)
 SCRATCH = LONGEST_ROW + 80  # no power of two: rows would share the lines of a cache
 _MATHS = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity stay what they are
+
+
+@intrinsic
+def _whole_vectors(_: Any) -> tuple[Any, Any]:
+    """Let a kernel use all of a vector register; of AVX-512's, a compiler takes half on Intel's processors."""
+
+    def generated(context: Any, builder: Any, *_: Any) -> Any:
+        if isinstance(attributes := builder.function.attributes, set):
+            set.add(attributes, '"prefer-vector-width"="512"')  # its own `add` knows a few names only
+        return context.get_dummy_value()
+
+    return types.none(), generated
+
 
 _CONVOLVE = """
 @njit(cache=True, fastmath=MATHS)
 def add_row_{name}(sums, first, x, w, at, strides, length, step, channels, low, high, out):
+    whole_vectors()
     for c in range(channels):
         for r in range(low, high):
             p = at + c * strides[1] + r * strides[2]
@@ -42,6 +57,7 @@ def add_row_{name}(sums, first, x, w, at, strides, length, step, channels, low, 
 
 @njit(cache=True, fastmath=MATHS)
 def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_strides, shape, step, pooled, relu):
+    whole_vectors()
     # Convolution, bias and, if wanted, 2 x 2 max-pooling and ReLU; `choice`: which of four was the largest, 4: none.
     # What is compared is as wide as what is chosen by it, and nothing branches: a compiler takes whole vectors then.
     channels, rows, outs, height, width, padded, real = shape  # `real` rows of inputs, below `padded` rows of zeros
@@ -92,6 +108,7 @@ def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at,
 _WEIGH = """
 @njit(cache=True, fastmath=MATHS)
 def weigh_{name}(dw, x, dy, groups, x_strides, y_at, y_strides, shape, step):
+    whole_vectors()
     # The gradient of a convolution's weights, from that of its outputs.
     channels, rows, outs, height, width = shape
     length = width * step
@@ -130,7 +147,7 @@ def _filled(template: str, **lines: list[str]) -> str:
 @functools.cache
 def convolve_of(taps: int, outs: int) -> Callable[..., None]:
     """Return the kernel of a convolution, with pooling and ReLU, for windows `taps` wide and this many outputs."""
-    block = next(block for block in (4, 2, 3, 1) if (outs % block == 0 and block * taps <= _AT_ONCE) or block == 1)
+    block = next(block for block in (4, 3, 2, 1) if (outs % block == 0 and block * taps <= _AT_ONCE) or block == 1)
     k, b, name = range(taps), range(block), f"{taps}_{block}"
     source = _filled(
         _CONVOLVE.replace("{name}", name).replace("{block}", str(block)).replace("{scratch}", str(SCRATCH)),
@@ -164,7 +181,8 @@ def weigh_of(taps: int, outs: int) -> Callable[..., None]:
 
 def _compiled(body: str, name: str) -> Callable[..., None]:
     """Define functions, and return one; Numba keeps them compiled, by their names, where it keeps this file's own."""
-    names: dict[str, Any] = {"np": np, "njit": njit, "MATHS": _MATHS, "__name__": __name__}
+    names: dict[str, Any] = {"np": np, "njit": njit, "whole_vectors": _whole_vectors, "MATHS": _MATHS}
+    names["__name__"] = __name__
     exec(compile(body, __file__, "exec"), names)
     function: Callable[..., None] = names[name]
     return function
