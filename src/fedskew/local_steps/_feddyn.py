@@ -24,8 +24,8 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd
-from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
+from fedskew.local_steps._optimizers import SGD
+from fedskew.local_steps._protocol import StepSettings
 from fedskew.parameters import Positive, component
 
 DRIFT = "feddyn.drift"
@@ -55,10 +55,10 @@ class FedDyn(SGD, Hooks):
 
     alpha: Positive = 0.01
 
-    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
-        """Take a step along the gradient plus FedDyn's two terms; no argument is written to."""
-        away = settings.client[DRIFT] + (parameters - settings.start)
-        return descend(parameters, torch.add(gradient(parameters), away, alpha=self.alpha), carried, settings)
+    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
+        """Return the gradient plus FedDyn's two terms."""
+        away = (parameters - settings.start).add_(settings.client[DRIFT])
+        return torch.add(gradient, away, alpha=self.alpha)
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return the sum of the client's changes, zeros, `(parameters,)`."""

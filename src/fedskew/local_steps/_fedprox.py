@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
+from fedskew.local_steps._optimizers import SGD
+from fedskew.local_steps._protocol import StepSettings
 from fedskew.parameters import NonNegative, component
 
 
@@ -31,7 +31,6 @@ class FedProx(SGD):
 
     mu: NonNegative = 0.01
 
-    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
-        """Take a step along the gradient at `parameters` plus the proximal pull; no argument is written to."""
-        pulled = torch.add(gradient(parameters), parameters - settings.start, alpha=self.mu)
-        return descend(parameters, pulled, carried, settings)
+    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
+        """Return the gradient plus the proximal pull."""
+        return torch.add(gradient, parameters - settings.start, alpha=self.mu)

@@ -133,10 +133,14 @@ class SGD:
         """Return what the optimiser carries, zeros; nothing for SGD without momentum."""
         return fresh(settings)
 
+    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
+        """Return what a step goes along, from the gradient at `parameters`; neither is written to."""
+        return gradient
+
     def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
-        """Take a step along the gradient at `parameters`; no argument is written to."""
-        return descend(parameters, gradient(parameters), carried, settings)
+        """Take a step along `direction`; no argument is written to."""
+        return descend(parameters, self.direction(gradient(parameters), parameters, settings), carried, settings)
 
     def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
         """Take the same step in one pass over the parameters; see `InPlace`."""
-        descend_in_place(parameters, gradient(parameters), carried, settings)
+        descend_in_place(parameters, self.direction(gradient(parameters), parameters, settings), carried, settings)

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd, fednova_normaliser
-from fedskew.local_steps._optimizers import SGD, descend
-from fedskew.local_steps._protocol import Gradient, Named, Stepped, StepSettings
+from fedskew.local_steps._optimizers import SGD
+from fedskew.local_steps._protocol import Named, StepSettings
 from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
@@ -69,10 +69,9 @@ class Scaffold(SGD, Hooks):
 
     option: Literal["one", "two"] = "two"
 
-    def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
-        """Take a step along the corrected gradient at `parameters`; no argument is written to."""
-        corrected = gradient(parameters) - settings.client[CLIENT] + settings.broadcast[SERVER]
-        return descend(parameters, corrected, carried, settings)
+    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
+        """Return the corrected gradient."""
+        return (gradient - settings.client[CLIENT]).add_(settings.broadcast[SERVER])
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
         """Return the server's control variate, zeros, `(parameters,)`."""
