@@ -38,7 +38,7 @@ from fedskew.errors import ArgumentError, ComponentError, RunError
 from fedskew.models import FlatModel, ModelState
 
 AT_ONCE = 4
-"""Updates for each process that are held before they are handed on, where each is added up as it comes."""
+"""Updates for each process that there is room for, where each is added up as it comes."""
 
 
 @dataclass
