@@ -15,6 +15,7 @@ from torch.nn import functional
 from common import built
 from fedskew.engine import Assignment, LocalTraining, Sent, SequentialBackend
 from fedskew.errors import RunError
+from fedskew.local_steps import SGD
 from fedskew.models import build
 from fedskew.randomness import Purpose, generator
 
@@ -59,6 +60,26 @@ def test_local_training_takes_the_steps_of_a_hand_written_loop(client, round):
     one.model.write(sent.model.parameters + update.change)
     torch.testing.assert_close(dict(one.model.state_dict()), dict(expected.state_dict()))
     assert update.steps == 3 * -(-len(SAMPLES[client]) // 8)
+
+
+@pytest.mark.parametrize(("threads", "before", "within"), [(1, False, True), (1, True, True), (2, False, False)])
+def test_denormal_numbers_are_0_while_clients_train_with_one_thread(monkeypatch, threads, before, within):
+    def flushes() -> bool:
+        return float(torch.full((), 1e-38) * 0.1) == 0
+
+    found = []
+    monkeypatch.setattr(SGD, "direction", lambda self, gradient, *_: found.append(flushes()) or gradient)
+    both, theirs = backends(built(), logistic(), **TRAINING), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(before)
+    try:
+        for backend in (both.alone, both.together):
+            backend.train(1, asked(0, 5, epochs=1), both.sent)
+            assert flushes() is before
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(theirs)
+    assert set(found) == {within}
 
 
 def test_what_a_client_sends_batch_norm_statistics_too_does_not_depend_on_who_trained_before_it():

@@ -21,6 +21,7 @@ from fedskew.engine._backend import (
     Schedule,
     Sent,
     Update,
+    flush_denormals,
     reuse_freed_memory,
     training_failed,
 )
@@ -221,6 +222,7 @@ class SequentialBackend(Backend):
             logged={**result.logged, **log.means()},
         )
 
+    @flush_denormals()
     def _train(self, setup: ClientSetup) -> ClientResult:
         work, settings = self.work, setup.settings
         round, task, samples, client = setup.round, setup.task, setup.samples, setup.task.client

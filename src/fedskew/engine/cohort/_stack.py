@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from fedskew.components import covers, has, seen_by
 from fedskew.data import Inputs
-from fedskew.engine._backend import LocalWork, training_failed
+from fedskew.engine._backend import LocalWork, flush_denormals, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import checked_figure, checked_step
@@ -157,6 +157,7 @@ class Stack:
             keys = torch.tensor([client.key(Purpose.AUGMENTATION) for client in clients])
             self._augmentation = keys.unsqueeze(1).to(self._device)
 
+    @flush_denormals()
     def train(self, held: Any = None) -> list[ClientResult]:
         """Take all steps of all clients, those that are `held` as graphs; return the results in the clients' order."""
         clients, work = self.clients, self.work
