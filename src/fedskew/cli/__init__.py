@@ -85,12 +85,10 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
 
     def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if not issubclass(category, DataWarning | BackendWarning) and category.__module__ != "PIL.Image":
-            return show(message, category, *place, **more)
-        if str(message) in shown:
-            return None
-        shown.add(str(message))
-        console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
-        return console.say(f"note: {message}", style="yellow")
+            show(message, category, *place, **more)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            Console(stderr=True, quiet=torchrun.rank() > 0).say(f"note: {message}", style="yellow")
 
     return note
 
@@ -118,8 +116,7 @@ def main() -> None:
     except (FedskewError, MemoryError, RecursionError) as error:
         if "--debug" in sys.argv:
             raise
-        console = Console(stderr=True, soft_wrap=True, quiet=torchrun.rank() > 0)
-        console.say(f"fedskew: {_in_one_line(error)}", style="red")
+        Console(stderr=True, quiet=torchrun.rank() > 0).say(f"fedskew: {_in_one_line(error)}", style="red")
         sys.exit(error.exit_code if isinstance(error, FedskewError) else 1)
     except KeyboardInterrupt:
         Console(stderr=True, quiet=torchrun.rank() > 0).print("stopped")

@@ -173,8 +173,7 @@ def _own_keys(kind: Any) -> dict[str, Any]:
 
 
 def _summary(kind: Any) -> str:
-    text = inspect.getdoc(kind) or ""
-    return " ".join(text.split("\n\n")[0].split())
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
 
 
 def _meanings(kind: Any) -> dict[str, str]:

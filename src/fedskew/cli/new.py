@@ -280,9 +280,7 @@ def _needed(method: str, rule: str) -> dict[str, dict[str, Any]]:
 
 
 def _doubts(chosen: Mapping[str, Any], size: _Size, is_there: bool) -> list[str]:
-    name, model = chosen["data"]["name"], chosen["model"]["name"]
-    training = chosen["training"]
-    notes = []
+    name, model, training, notes = chosen["data"]["name"], chosen["model"]["name"], chosen["training"], list[str]()
     if not is_there:
         notes.append(f"data set {name!r} is not there, so clients, rounds and batches are guesses; write it again then")
     elif training["rounds"] < size.rounds:

@@ -122,8 +122,7 @@ class Console(rich.console.Console):
     ) -> Iterable[Segment]:
         """See rich."""
         for one in super().render(renderable, options):
-            is_plain = one.control or one.text.isprintable()
-            yield one if is_plain else one._replace(text=visible(one.text, KEEP))
+            yield one if one.control or one.text.isprintable() else one._replace(text=visible(one.text, KEEP))
 
 
 def _form() -> Callable[[Sequence[str], Sequence[Sequence[str]]], str] | None:

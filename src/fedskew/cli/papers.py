@@ -82,8 +82,7 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
             cost = [_time(recipe.rows)] if with_cost else []
             runs = sum(len(row.tree["seeds"]) for row in recipe.rows)
             rows.append([recipe.name, _data(recipe, root), recipe.title, str(runs), *cost])
-    headings = ["recipe", "data", "content", ">runs", *([">time"] if with_cost else [])]
-    console.print(table_of(headings, rows))
+    console.print(table_of(["recipe", "data", "content", ">runs", *([">time"] if with_cost else [])], rows))
     console.print("Data: ✓ present, ✗ missing (see --data-root). Runs: rows times seeds.")
     if with_cost:
         console.print("Time: all runs one after another on this machine's CPU, estimated from a few measured steps.")
@@ -97,8 +96,7 @@ def _list(console: Console, found: list[Recipe], with_cost: bool, root: Path | N
 def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool, root: Path | None) -> None:
     rows = recipe.rows if labels is None else recipe.choose(labels)
     console.print(Text(f"{recipe.paper}: {recipe.title}", style="bold"))
-    printed = recipe.printed
-    if printed is not None:
+    if (printed := recipe.printed) is not None:
         where = "Printed" if printed.source == "as printed" else f"Published, {printed.source}"
         console.note(f"{where}: {printed.metric}; {printed.unit}.")
     axes = [axis for axis in recipe.axes if axis not in recipe.readings]
@@ -115,9 +113,8 @@ def _show(console: Console, recipe: Recipe, labels: str | None, with_cost: bool,
         console.print(f"Time: about {_time(rows)}, one run after another on this machine's CPU.", markup=False)
     for text in recipe.deviating(rows):
         console.note(f"Differs from the paper: {text}")
-    first = rows[0]
-    console.note(f"Settings of the first row ({first.name}):")
-    for key, value in flatten(first.config().tree()).items():
+    console.note(f"Settings of the first row ({rows[0].name}):")
+    for key, value in flatten(rows[0].config().tree()).items():
         if not key.startswith(("schema", "name", "output.", "engine.")):
             console.say(f"  {key} = {value}")
     console.note(f"Run it: fedskew reproduce {recipe.name}")

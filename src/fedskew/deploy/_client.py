@@ -138,18 +138,17 @@ def client_app(
     Example:
         app = client_app(make_network, read_samples, "fedvls", epochs=2)
     """
-    chosen = as_method(method, (training or LocalTraining()).momentum)
+    settings = training or LocalTraining()
+    chosen = as_method(method, settings.momentum)
 
     def client(context: Context, _: ConfigRecord) -> OwnClient:
         held = data if isinstance(data, SiteData) else data(context)
         if held.multi_label:
             raise ConfigError("data: samples of several labels take fedskew's own server; use server_app and site_app")
         network = models.Dropout.swap(model if isinstance(model, nn.Module) else model())
-        work = LocalWork(
-            held, chosen.objective, chosen.local_step, training or LocalTraining(), seed, hooks=hooked(chosen)
-        )
+        work = LocalWork(held, chosen.objective, chosen.local_step, settings, seed, hooks=hooked(chosen))
         flat = FlatModel(network)
-        work.training.check_groups(flat.names)
+        settings.check_groups(flat.names)
         classes = tuple(map(str, range(held.num_classes)))
         request = CountsRequest(label_counts, classes, epsilon, neighbours)
         return OwnClient(Worker(flat, ModelLayout(flat, whole=True), work, held), request, epochs, context.node_id)

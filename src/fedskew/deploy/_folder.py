@@ -205,8 +205,7 @@ class _Weights(NamedTuple):
 
 
 def _write_app(app: Path, config: Config, agreement: Agreement, weights: _Weights | None) -> None:
-    package = app / "federation"
-    package.mkdir(parents=True)
+    (app / "federation").mkdir(parents=True)
     without_root = config.data.model_copy(update={"root": None, "tokenizer": None})  # the simulation's places
     model = config.model if weights is None else config.model.model_copy(update={"weights": weights.name})
     config.model_copy(update={"data": without_root, "model": model}).write(app / "run.toml")

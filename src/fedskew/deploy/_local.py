@@ -188,8 +188,7 @@ class LocalFederation:
         """Find a TCP port of this machine that is free at the moment."""
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            port: int = listener.getsockname()[1]
-            return port
+            return int(listener.getsockname()[1])
 
 
 def _plain(line: str) -> str:
@@ -283,8 +282,7 @@ def _class_folders(dataset: Dataset, folder: Path) -> list[Path]:
 
 
 def renamed_folders(classes: Sequence[str]) -> dict[str, str]:
-    """Name folders for the classes whose names can't be those of folders, as of `Sci/Tech`; return the class of
-    each."""
+    """Name folders for classes whose names can't be those of folders, as of `Sci/Tech`; return the class of each."""
     folders: dict[str, str] = {}
     for label, name in enumerate(classes):
         if not (FOLDER_NAME.fullmatch(name) and name.isprintable()) or name in SYSTEM_FOLDERS:

@@ -149,8 +149,8 @@ class Plan:
             loss=0.0,
             reply={name: torch.zeros(spec.shape) for name, spec in self.returned.items()},
         )
-        own = self.by_sums is not None
-        encoded = encode_update(self.method, nothing, 0.0, len(self.agreement.sites), own_weight=own)
+        sites = len(self.agreement.sites)
+        encoded = encode_update(self.method, nothing, 0.0, sites, own_weight=self.by_sums is not None)
         return {name: ArraySpec(array.shape, str(array.dtype)) for name, array in encoded.items()}
 
     @property
@@ -242,14 +242,12 @@ class Plan:
         work = self._work(samples)
         if not work.hooks:
             return {}
-        network = _network(self.config, self.agreement, self.method)
-        return returned_by(network, work, len(self.agreement.sites))
+        return returned_by(_network(self.config, self.agreement, self.method), work, len(self.agreement.sites))
 
     def _work(self, samples: int, counts: FloatArray | None = None, size: float | None = None) -> LocalWork:
         agreement, config, classes = self.agreement, self.config, len(self.agreement.classes)
         inputs, targets = self.some_samples[:samples], torch.arange(samples) % classes
-        several = agreement.multi_label
-        data = SiteData(inputs, targets, inputs[:0], targets[:0], classes, Path(), multi_label=several)
+        data = SiteData(inputs, targets, inputs[:0], targets[:0], classes, Path(), multi_label=agreement.multi_label)
         moments = tuple(agreement.mean), tuple(agreement.std)
         return make_work(config, config.seeds[0], self.method, self.model, data, *moments, classes, counts, size)
 

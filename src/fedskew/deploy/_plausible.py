@@ -217,10 +217,8 @@ def _cosines(updates: list[Tensor]) -> FloatArray:
     for first in range(0, updates[0].numel(), PART):
         part = torch.stack([update[first : first + PART] for update in updates]).double()
         total += part @ part.T
-    inner: FloatArray = total.numpy()
-    lengths = np.sqrt(np.diag(inner))
-    cosines: FloatArray = inner / np.outer(lengths, lengths)
-    return cosines
+    lengths = total.diag().sqrt()
+    return (total / torch.outer(lengths, lengths)).numpy()
 
 
 def _agreements(cosines: FloatArray, shares: FloatArray) -> FloatArray:

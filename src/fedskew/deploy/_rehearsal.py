@@ -106,8 +106,7 @@ def with_defences(config: Config, sites: int) -> Config:
 
 
 class Rehearsal(NamedTuple):
-    """A federation on paper: its plan, what plays its rounds, and the sites by how many rounds stand still without
-    one."""
+    """A federation on paper: its plan, what plays its rounds, and sites by how many rounds stand still without one."""
 
     plan: Plan
     federation: Federation

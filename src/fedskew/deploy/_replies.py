@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
@@ -69,13 +69,23 @@ def bytes_needed(*arrays: Specs) -> int:
 
 def size_of(content: RecordDict) -> int:
     """Compute the size of a message's records, in bytes."""
-    return sum(map(_size, content.values()))
+    total = 0
+    for name, value in (item for record in content.values() for item in record.items()):
+        total += len(name)
+        if isinstance(value, Array):
+            total += len(value.data) if isinstance(value.data, bytes) else 0
+        elif isinstance(value, str | bytes):
+            total += len(value)
+        elif isinstance(value, list):
+            total += sum(len(entry) if isinstance(entry, str | bytes) else 8 for entry in value)
+        else:
+            total += 8
+    return total
 
 
 def check_size(content: RecordDict, max_bytes: int) -> None:
     """Raise RefusedError for a reply of more than `max_bytes` bytes."""
-    size = size_of(content)
-    if size > max_bytes:
+    if (size := size_of(content)) > max_bytes:
         raise RefusedError(f"the reply has {size} bytes; expected {max_bytes} at most")
 
 
@@ -107,8 +117,7 @@ def check_arrays(
 
 
 def check_counts(content: RecordDict, classes: int, whole: bool, several: bool = False) -> NDArray[np.float64]:
-    """Validate a site's label counts, `(classes,)`, of `several` labels with the number of samples; `whole`: no
-    fractions."""
+    """Validate label counts, `(classes,)`, of `several` labels with the number of samples; `whole`: no fractions."""
     check_size(content, MOST_COUNT_BYTES)
     values = only(MetricRecord, content).get(wire.COUNTS)
     if not isinstance(values, list) or len(values) != classes + several:
@@ -189,21 +198,6 @@ def arrays_of(content: RecordDict, key: str) -> ArrayRecord:
     if not isinstance(record, ArrayRecord):
         raise RefusedError(f"the message's {key!r} is no ArrayRecord")
     return record
-
-
-def _size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    total = 0
-    for name, value in record.items():
-        total += len(name)
-        if isinstance(value, Array):
-            total += len(value.data) if isinstance(value.data, bytes) else 0
-        elif isinstance(value, str | bytes):
-            total += len(value)
-        elif isinstance(value, list):
-            total += sum(len(entry) if isinstance(entry, str | bytes) else 8 for entry in value)
-        else:
-            total += 8
-    return total
 
 
 class SiteEvaluation(NamedTuple):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._arrays import FloatArray, RefusedError
-from fedskew.deploy._ask import Members
+from fedskew.deploy._ask import PAUSE, Members
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._replies import MOST_SAMPLES, check_counts, check_only_samples, only
 from fedskew.deploy.terms import NOISIEST, CountsRequest, is_too_noisy
@@ -26,7 +26,6 @@ from fedskew.tables import json_text
 
 FILE = "deployment.json"
 ABOUT = "label counts"
-PAUSE = 2.0
 RETRY = 30.0
 """Seconds before a site that did not report its label counts is queried again."""
 
@@ -68,8 +67,7 @@ class Roster:
             return np.full((len(self.names), classes), self.samples / (len(self.names) * classes))
         rows = np.zeros((len(self.names), classes))
         for row, name in zip(rows, self.names, strict=True):
-            report = self._reports.get(name)
-            if report is not None:
+            if (report := self._reports.get(name)) is not None:
                 row[:] = report["counts"] if report["counts"] is not None else report["samples"] / classes
         return rows
 

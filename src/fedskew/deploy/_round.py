@@ -203,9 +203,8 @@ class DeployedRunner(RoundRunner):
             first, last = self._still[-STILL], self._still[-1]
             raise StandstillError(
                 f"rounds {first.round} and {last.round} left the model as it was: {SiteActivity.why_still(last)}. "
-                "To do: "
-                f"{remedy(last.deployment or {}, self._folder)}; then start the run again, and it goes on after round "
-                f"{last.round}"
+                f"To do: {remedy(last.deployment or {}, self._folder)}; then start the run again, and it goes on after "
+                f"round {last.round}"
             )
         undone = Decisions.read(self._folder).counting(watch.undone)
         if len(undone) >= self._agreement.undone_limit:

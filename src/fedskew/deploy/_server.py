@@ -142,8 +142,7 @@ def make_deployed_loop(
     sizes = roster.sizes if agreement.multi_label else None
     federation = plan.federation(sites, roster.counts, clients, mix, announced, sizes)
     if isinstance(federation.codec, FixedPoint):
-        codec = SiteSums(plan.protection, federation.codec.announced, sites)
-        federation = dataclasses.replace(federation, codec=codec)
+        federation = dataclasses.replace(federation, codec=SiteSums(plan.protection, federation.codec.announced, sites))
     runner = DeployedRunner(federation, sites, folder)
 
     def task() -> TaskInfo:

@@ -199,13 +199,11 @@ class Sites(Backend):
         for client in sorted(self.members.online().keys() - self._unasked()):
             task = Assignment(client, self.plan.config.training.most_epochs, clients.get(client) or {})
             contents[client] = wire.TrainInstruction.of(self.roster.run, round, task).content(arrays, told)
-        self.members.ask(
-            f"query.{wire.KEEP}",
-            contents,
-            lambda reply, _: _replies.check_size(reply, LEEWAY),
-            "the trained model",
-            in_round=False,
-        )
+
+        def read(reply: RecordDict, client: int) -> None:
+            _replies.check_size(reply, LEEWAY)
+
+        self.members.ask(f"query.{wire.KEEP}", contents, read, "the trained model", in_round=False)
         return contents
 
     def figures_in_sums(self, round: int, left: Mapping[int, RecordDict]) -> dict[str, Any]:
@@ -220,8 +218,7 @@ class Sites(Backend):
         if taken.total is None:
             return {"reason": taken.reason}
         values, better = wire.FIGURES_FORM.decode(taken.total[wire.FIGURES]) / len(taken.weights)
-        shares = np.stack([values[:, : names.index("loss")], better[:, :-1]])
-        shares = np.append(shares, values / wire.FIGURES_FORM.limit)
+        shares = np.append(values[:, : names.index("loss")], values / wire.FIGURES_FORM.limit)
         if min(values.min(), better.min()) < -ROUNDING or max(shares.max(), better.max()) > 1 + ROUNDING:
             return {"reason": "no honest sites' figures have this sum"}
         better = np.rint(better * len(taken.weights)).astype(int)

@@ -168,8 +168,7 @@ class MethodStrategy(Strategy):
         federation = self._federation = dataclasses.replace(self._federation, counts=self._counts)
         if not cohort.quotas:
             cohort = cohort._replace(counts=self._counts[cohort.ids])
-        updates = [*read.valid.values()]
-        self._state, collected = federation.aggregate(self._state, cohort, self._sent, updates)
+        self._state, collected = federation.aggregate(self._state, cohort, self._sent, [*read.valid.values()])
         record = federation.record(server_round, cohort, collected)
         log_aggregation(record, validator.names, self.weight_limit)
         self.record = record.to_dict()
@@ -202,17 +201,12 @@ class MethodStrategy(Strategy):
 
     def _begin(self, arrays: ArrayRecord, grid: Grid) -> Federation:
         nodes = self._matching(grid)
-        self._nodes = tuple(node for _, node in nodes)
+        names, self._nodes = [name for name, _ in nodes], tuple(node for _, node in nodes)
         network = None if self.model is None else FlatModel(copy.deepcopy(self.model))
         self._layout = ArraysLayout(arrays) if network is None else ModelLayout(network, whole=True)
         returned: Specs = {} if network is None else self._returned(network)
         self._validator = ReplyValidator(
-            [name for name, _ in nodes],
-            self._layout,
-            returned,
-            returned,
-            hooked(self._chosen),
-            max_reply=self.max_reply,
+            names, self._layout, returned, returned, hooked(self._chosen), max_reply=self.max_reply
         )
         self._counts = self._query_counts(grid) if self._queries else np.zeros((len(nodes), 1))
         with placed("method: "):
@@ -255,8 +249,7 @@ class MethodStrategy(Strategy):
         return returned_by(network, work, len(self._nodes))
 
     def _query_counts(self, grid: Grid) -> FloatArray:
-        """Query label counts, `(clients, classes)`, of as many classes as agreed, or as most report; 0 of who reports
-        none."""
+        """Query label counts, `(clients, classes)`, of as many classes as agreed or most report; 0 where none come."""
         content = RecordDict({wire.CONFIG: ConfigRecord({wire.ROUND: 0})})
         nodes = dict(enumerate(self._nodes))
         arrivals = exchange(grid, nodes, dict.fromkeys(nodes, content), MessageType.QUERY, self.query_timeout)
@@ -278,8 +271,7 @@ class MethodStrategy(Strategy):
                 "label_counts: no client reported them; reply to queries with a metric 'label-counts', one number per "
                 "class"
             )
-        nothing = np.zeros(classes)
-        return np.array([read.valid.get(client, nothing) for client in range(len(names))])
+        return np.array([read.valid.get(client, np.zeros(classes)) for client in range(len(names))])
 
     def _online(self, grid: Grid) -> list[int]:
         online = set(grid.get_node_ids())

@@ -27,7 +27,7 @@ from fedskew.deploy._arrays import (
     encode,
     short,
 )
-from fedskew.deploy._ask import Members, Replies, T
+from fedskew.deploy._ask import PAUSE, Members, Replies, T
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of, figures_of
@@ -45,7 +45,6 @@ HAS_OPENED = "not agreed: opened"
 """How the error of a site begins that has opened a sum of the round already."""
 
 ANNOUNCED_FILE = "announced.json"
-PAUSE = 2.0
 
 Weigh = Callable[[Sequence[int]], Sequence[float]]
 """From clients to the weights of their updates, in the same order, sum 1; all 0 where none holds a sample."""
@@ -96,10 +95,8 @@ class MaskedSums:
                 taken.reason = reason + (f"; {over} opened a sum of this round before" if over else "")
                 return taken
             about, taken.members = about or wire.about_of(contents[clients[0]]), clients
-            told = tuple(weights.values()) if weigh else ()
-            asked = wire.SumAsked(
-                self.session, round, attempt, purpose, tuple(names[client] for client in clients), told
-            )
+            there, told = tuple(names[client] for client in clients), tuple(weights.values()) if weigh else ()
+            asked = wire.SumAsked(self.session, round, attempt, purpose, there, told)
             arrived = self.ask(kind, asked, about, questions, specs, taken)
             if len(arrived) == len(clients):
                 break

@@ -172,8 +172,7 @@ class ReplyValidator:
         if set(content) != known:
             raise RefusedError(f"the reply has the records {short(sorted(content))}, not {sorted(known)}")
         returned = decode(arrays_of(content, wire.REPLY), expected, "its reply") if expected else {}
-        batch = LARGEST_BATCH if self.training is None else self.training.batch_size
-        counted = steps * PASSES * batch
+        counted = steps * PASSES * (LARGEST_BATCH if self.training is None else self.training.batch_size)
         return self.trained(client, round, arrays_of(content, wire.ARRAYS), steps, loss, returned, counted)
 
     def _check_truth(self, update: Update, round: int) -> None:
@@ -240,10 +239,9 @@ class ReplyValidator:
         kept = {client: {plausible.DIRECTION: plausible.Measured(value, 0, 0)} for client, value in agreements.items()}
         self.accepted = plausible.with_accepted(self.accepted, kept)
         for client, mean in out.items():
-            self.notes["contrary"][self.names[client]] = mean
-            said = (
-                f"the update of {self.names[client]} goes against those of sites with its labels (agreement {mean:.2f})"
-            )
+            name = self.names[client]
+            self.notes["contrary"][name] = mean
+            said = f"the update of {name} goes against those of sites with its labels (agreement {mean:.2f})"
             self._leave_out(round, client, said)
         return set(out)
 

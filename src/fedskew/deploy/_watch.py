@@ -95,7 +95,7 @@ class Watch:
             self.best[client] = min(self.best[client], loss)
         self.counted = np.where(self.since > 0, self.since, self.counted)
         self.good[...] = good.round
-        self._begin()
+        self.since[:], self.lengths[:] = 0, 0.0
         own = {name: part for name, part in good.tensors.items() if not name.startswith(("good/", "watch/"))}
         return self.within(state.having("good", own))
 
@@ -103,12 +103,9 @@ class Watch:
         """Return the good state in place of another, whose round is undone, and for which these sites are left out."""
         self.left_out[list(sites)] = state.round
         self.undone = np.append(self.undone, state.round)
-        self._begin()
+        self.since[:], self.lengths[:] = 0, 0.0
         good = state.of("good")
         return self.within(ServerState(state.round, good).having("good", good))
-
-    def _begin(self) -> None:
-        self.since[:], self.lengths[:] = 0, 0.0
 
     def answered(self, round: int, asked: Collection[int], silent: Collection[int]) -> None:
         """Record who answered: after k misses in a row a site is skipped for 2^(k - 1) rounds."""

@@ -25,21 +25,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
 from fedskew.deploy._log import LOG
-from fedskew.deploy.terms import ROUNDING, Budget, CountsRequest, Release, Releases, explain, refuse_unless
+from fedskew.deploy.terms import ROUNDING, Budget, CountsRequest, Release, Releases, Terms, explain, refuse_unless
 from fedskew.errors import RunError, placed
 from fedskew.files import locked, private_folder, replacing, writing
 from fedskew.labels import privatize
 from fedskew.privacy import Protection, epsilon, together
-
-if TYPE_CHECKING:
-    from fedskew.deploy.terms import Terms
 
 FILE = "book.db"
 FORMAT = 2
@@ -106,8 +103,7 @@ class Book:
         is_noisy = request.label_counts == "noisy"
         with self._changed() as db:
             releases = _releases(db)
-            last = releases.answering(request, counts, budget)
-            if last is not None:
+            if (last := releases.answering(request, counts, budget)) is not None:
                 if is_noisy:
                     explain(self.path, last, request, counts)
                 return last
@@ -120,12 +116,9 @@ class Book:
             new = Release.of(request, counts, released, budget.data)
             _charge(db, SITE, "release", str(len(releases)), new.model_dump_json(exclude_none=True))
         if is_noisy:
-            LOG.info(
-                "label counts are released with epsilon %g (%s); all releases together: %g",
-                request.epsilon,
-                request.neighbours,
-                Releases([*releases, new]).spent(request.neighbours),
-            )
+            spent = Releases([*releases, new]).spent(request.neighbours)
+            said = "label counts are released with epsilon %g (%s); all releases together: %g"
+            LOG.info(said, request.epsilon, request.neighbours, spent)
         return new
 
     def share(

@@ -146,8 +146,7 @@ def read_mask_key(data: Path, keys: Mapping[str, str]) -> tuple[str, Key]:
 
 def key_fingerprint(keys: Mapping[str, str]) -> str:
     """Hash the sites' names and public keys, so that sites can compare by telephone whether all have the same ones."""
-    said = json.dumps(sorted(keys.items()))
-    digest = hashlib.sha256(said.encode()).hexdigest()[:32]
+    digest = hashlib.sha256(json.dumps(sorted(keys.items())).encode()).hexdigest()[:32]
     return " ".join(digest[at : at + 4] for at in range(0, 32, 4))
 
 
@@ -186,8 +185,7 @@ class Registry:
     @classmethod
     @contextmanager
     def of(cls, folder: Path) -> Iterator[Registry]:
-        """Connect to the SuperLink of a federation on this machine; ConfigError where `superlink.sh` has not started
-        it."""
+        """Connect to a federation's SuperLink on this machine; ConfigError where `superlink.sh` has not started it."""
         path = folder / "server" / "flower" / "config.toml"
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"][CONNECTION]
@@ -209,8 +207,7 @@ class Registry:
             ) from None
 
     def register(self, names: tuple[str, ...]) -> list[str]:
-        """Register the keys of sites that are not yet; ConfigError, before any is, where one can't be. Say what was
-        done."""
+        """Register keys of sites that aren't yet; ConfigError, before any is, where one can't be. Say what was done."""
         registered = {name: key for _, name, key in self._nodes()}
         keys = {name: _read_key(self.folder / "sites" / name / "key.pub") for name in names}
         revoked = {line.rsplit(" ", 2)[0] for line in _lines(self.folder / "server" / REVOKED)}
@@ -254,10 +251,9 @@ class Registry:
 
     def _nodes(self) -> list[tuple[int, str, str]]:
         """Return Flower's node id, the site's name and its public key, in OpenSSH's format, of each registration."""
-        found = self.client.ListNodes(ListNodesRequest()).nodes_info
         return [
             (node.node_id, node.name, _openssh(serialization.load_pem_public_key(node.public_key)))
-            for node in found
+            for node in self.client.ListNodes(ListNodesRequest()).nodes_info
             if node.status != "unregistered"
         ]
 

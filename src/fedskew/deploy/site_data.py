@@ -119,8 +119,7 @@ class SiteData:
             if described.data is None:
                 inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
                 targets, classes = torch.zeros(0, dtype=torch.int64), len(agreement.classes)
-                several = agreement.multi_label
-                samples = SiteData(inputs, targets, inputs, targets, classes, state, multi_label=several)
+                samples = SiteData(inputs, targets, inputs, targets, classes, state, None, agreement.multi_label)
             else:
                 found = _read(described.data, path.parent, agreement)
                 samples = _fitted(found, agreement, state, "separator" in described.data)
@@ -250,8 +249,7 @@ def _normalised(inputs: Inputs, dataset: Dataset, agreement: Agreement) -> Input
 
 
 class SiteStates:
-    """A site's states of one run: files `<run>/<round>.safetensors`, of `earlier` rounds before the last that
-    counted."""
+    """A site's states of one run, `<run>/<round>.safetensors`, of `earlier` rounds before the last that counted."""
 
     def __init__(self, folder: Path, run: str, earlier: int = 1) -> None:
         self._folder, self._earlier = folder / run, earlier

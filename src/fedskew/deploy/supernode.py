@@ -65,8 +65,7 @@ INVALID_APP = 7
 REFUSED_APP = Error(INVALID_APP, "not agreed: app; its own log says more")
 MESSAGE, TRANSFORMERS = b".", b"t"
 """What wakes the process that forks one for each message: of any app, or of one whose network is of transformers, which
-takes seconds to import.
-"""
+takes seconds to import."""
 BY_HASH = {"agreed.toml": ""}  # replaces Flower's check of trusted entities
 
 
@@ -75,8 +74,7 @@ class _UnreachableError(RunError):
 
 
 class ServerCheck(NamedTuple):
-    """What a server's answer tells: by how many seconds this clock is ahead, how unsure that is, days of its
-    certificate."""
+    """What a server's answer tells: seconds that this clock is ahead, how unsure that is, days of its certificate."""
 
     ahead: float
     unsure: float
@@ -111,8 +109,7 @@ class ServerCheck(NamedTuple):
 
     @staticmethod
     def of_site(data: Path) -> list[str]:
-        """Compare clocks with a site's server; return what should be looked at soon, RunError where it will refuse this
-        one."""
+        """Compare clocks with a site's server; return what to look at soon, RunError where it will refuse this one."""
         try:
             check = _check_server(_server_of(data), data.parent / "ca.crt")
         except _UnreachableError as error:

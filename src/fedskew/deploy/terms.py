@@ -113,8 +113,7 @@ class Budget(NamedTuple):
 
 
 class Release(BaseModel):
-    """A release of label counts: the exact ones, what was released, and of noisy ones the epsilon and what it
-    protects."""
+    """A release of label counts: the exact ones, what was released, and of noisy ones epsilon and what it protects."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -229,17 +228,9 @@ def explain(place: Path, last: Release, request: CountsRequest, counts: NDArray[
     """Log why a query is answered with a release of other data or of another epsilon."""
     is_old, asked = not last.has(request.classes, counts), (request.epsilon, request.neighbours)
     if is_old or asked != (last.epsilon, last.neighbours):
-        LOG.warning(
-            "%s: asked for epsilon %g (%s), and reports the release of %s with epsilon %g (%s)%s",
-            place,
-            *asked,
-            last.at,
-            last.epsilon,
-            last.neighbours,
-            "; the data have changed since: fedskew deploy site --check releases them anew, if you agree"
-            if is_old
-            else "",
-        )
+        old = "; the data have changed since: fedskew deploy site --check releases them anew, if you agree"
+        said = (place, *asked, last.at, last.epsilon, last.neighbours, old if is_old else "")
+        LOG.warning("%s: asked for epsilon %g (%s), and reports the release of %s with epsilon %g (%s)%s", *said)
 
 
 class Terms(BaseModel):

@@ -163,8 +163,7 @@ class Config(sections.Section):
         }
 
     def with_method(self, preset: str) -> Config:
-        """Return this config with another method, whose name is added to its own, and without `tune` for a key of the
-        method."""
+        """Return this config with another method, whose name is added to its own, without `tune` of a method's key."""
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
             del tree["tune"]
@@ -253,8 +252,7 @@ def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = Fal
 
 
 def resolve(tree: Mapping[str, Any]) -> Config:
-    """Check a config's tables, where objects may stand for names, and fill in every default; ConfigError names the
-    key."""
+    """Check a config's tables, where objects may stand for names, and fill in defaults; ConfigError names the key."""
     for key, value in flatten(tree).items():
         if isinstance(value, int) and value >= 2**63 and key != "partition.seed":
             raise ConfigError(f"{key}: {value} is too large; a whole number is below 2**63")

@@ -269,8 +269,7 @@ class RunFolder:
 
     @staticmethod
     def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
-        """Read every seed's run in a run folder, with the chosen value where several were tried; RunError where it
-        can't be."""
+        """Read every seed's run in a run folder, with the chosen value where several were tried, or RunError."""
         if not (path / "config.toml").exists():
             raise RunError(f"{path}: not a run folder (it has no config.toml)")
         try:

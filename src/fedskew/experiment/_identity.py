@@ -48,8 +48,7 @@ ANEW = "start over with --fresh, which keeps the old folder"
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a run's data: a checksum, and size and time of the user's files, by path; None: it isn't known
-    which."""
+    """The content of a run's data: a checksum, and size and time of the user's files, by path (None: not known)."""
 
     checksum: str
     files: Mapping[str, str] | None

@@ -261,8 +261,7 @@ class TrainingLoop:
             self.model.write_state(state)
 
     def _finish(self, finisher: Finisher, final: ModelState) -> dict[str, Any]:
-        """Finish the model, evaluate it, write it beside the other; return what the summary says of it, or why it can't
-        be."""
+        """Finish the model, evaluate it, write it beside the other; return what the summary says of it, or why not."""
         name, began = self.config.method["finish"]["name"], time.perf_counter()
         try:
             made = finisher(final, self.server)
@@ -288,8 +287,7 @@ class TrainingLoop:
 
     def _evaluated(self, state: RunState, record: engine.RoundRecord) -> RunState:
         """Evaluate the round where that is due, keep its record, and return the state with the best model so far."""
-        due = self.config.is_evaluated(record.round)
-        model = self.runner.evaluated_model(state.server) if due else None
+        model = self.runner.evaluated_model(state.server) if self.config.is_evaluated(record.round) else None
         if model is not None:
             record.evaluation, record.validation = self.evaluate(record.round, model)
             if self.at_sites is not None and self.config.evaluation.sites:

@@ -108,14 +108,12 @@ class ModelInfo:
         window = self.window
         deep = f"; stored values of 16 bits divided by {window[0]:g}" if len(window) == 1 else ""
         if len(window) == 2:
-            deep = "; stored values v of more than 8 bits as (v - {:g}) / ({:g} - {:g}), clipped".format(
-                *window, window[0]
-            )
+            low, high = window
+            deep = f"; stored values v of more than 8 bits as (v - {low:g}) / ({high:g} - {low:g}), clipped"
         return f"float32 in [0, 1], upright; bytes of an image divided by 255{deep}"
 
     def profile(self, inputs: Inputs, cells: Mapping[str, Any] | None = None) -> Profile:
-        """Describe normalised samples in their own units, in given cells, or at most `MOST_PROFILED` in those that they
-        make."""
+        """Describe normalised samples in their own units, in given cells, or at most `MOST_PROFILED` in their own."""
         size, encoder = len(inputs) if cells else min(len(inputs), MOST_PROFILED), self.made_encoder()
         schema = encoder if isinstance(encoder, TableSchema) else None
         parts = []

@@ -185,8 +185,7 @@ def own_sources(tree: Any) -> dict[str, str]:
     used = set().union(*map(_used, given_in(tree)))
     modules |= {module for module, _ in used if module in sys.modules and module != SCRIPT}
     if script := {attribute for module, attribute in named | used if module == SCRIPT}:
-        text, imported = _of_script(script)
-        found["__main__.py"] = text
+        found["__main__.py"], imported = _of_script(script)
         modules |= imported
     waiting = list(modules)
     seen = set(modules)

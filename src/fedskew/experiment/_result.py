@@ -194,10 +194,9 @@ class Result:
         """
         from matplotlib import pyplot
 
-        from fedskew.report import SeedRun, drawing
+        from fedskew.report import drawing
 
-        of_seeds = [_series(run, figure) for run in self.runs]
-        series = [points for points in of_seeds if points]
+        series = [points for run in self.runs if (points := _series(run, figure))]
         if not series:
             known = {
                 name.removeprefix("evaluation.")

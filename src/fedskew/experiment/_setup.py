@@ -339,8 +339,7 @@ def _has_batch_of_one(training: TrainingSection, size: int) -> bool:
     if training.batch_size == 1:
         return size > 0 and training.epochs > 0
     steps = math.ceil(training.epochs * batches - 1e-9) if training.steps is None else training.steps
-    reached = 0 < batches <= steps
-    return reached and training.smallest_batch == 1 and size % training.batch_size == 1
+    return 0 < batches <= steps and training.smallest_batch == 1 and size % training.batch_size == 1
 
 
 def run_notes(config: Config, method: Method, task: Task, network: nn.Module, features: str = "") -> tuple[str, ...]:

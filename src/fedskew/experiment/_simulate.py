@@ -213,8 +213,7 @@ def _simulate(
 def _trained(
     config: Config, folder: Path | None, begin: Callable[[], None], resume: bool, progress: Listen | None
 ) -> Iterator[tuple[str, SeedRun, nn.Module, nn.Module | None]]:
-    """Train each seed and value of a config that isn't finished, after `begin`; yield name, run, model, finished
-    model."""
+    """Train each seed and value that isn't finished, after `begin`; yield name, run, model and finished model."""
     parts = config.parts()
     places = {name: None if folder is None else folder / name for name in parts}
     done = {name: place for name, place in places.items() if resume and place and (place / "summary.json").exists()}
@@ -279,10 +278,9 @@ def _of_this_rank(config: Config, folder: Path | None, resume: bool) -> Iterator
     if not torchrun.launched() or folder is None:
         yield config, folder
         return
-    first = torchrun.rank() == 0
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".html") if resume else []
     names = from_the_first([str(path.relative_to(folder)) for path in files])
-    if first:
+    if torchrun.rank() == 0:
         for name in names:
             from_the_first((folder / name).read_bytes())
         yield config, folder

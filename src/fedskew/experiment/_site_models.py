@@ -248,8 +248,7 @@ def make_own(
     backend: Callable[[FlatModel, engine.LocalWork], engine.Backend],
     **more: Any,
 ) -> OwnModels:
-    """Make what trains models of clients' own, by the common one's network and training; `samples` show its last
-    layer."""
+    """Make what trains clients' own models, by the common one's network and training; `samples` show the last layer."""
     network, trained = model, None
     beside = None if wanted.layers == "all" else with_added_head(model.module, samples)
     classes = 0 if beside is None else len(beside.get_parameter("added.bias"))

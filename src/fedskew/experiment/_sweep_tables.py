@@ -79,8 +79,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The result of `run_sweep`: finished runs, a row for each cell (two where its method has a finish), and
-    failures."""
+    """The result of `run_sweep`: finished runs, failures, and a row for each cell (two if its method has a finish)."""
 
     sweep: Sweep
     rows: tuple[CellResult, ...]

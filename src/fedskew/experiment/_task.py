@@ -230,8 +230,7 @@ def _oracle(
         raise ConfigError("partition.oracle: clients get the target mix, and there is none; set target.mix")
     others = divided.indices[training:]
     sizes = [len(rows) for rows in divided.indices[:training]]
-    rng = generator(seed, Purpose.ORACLE)
-    dealt = partition.oracle(sizes, np.setdiff1d(kept, others), labels, target, rng)
+    dealt = partition.oracle(sizes, np.setdiff1d(kept, others), labels, target, generator(seed, Purpose.ORACLE))
     rule = f"{divided.rule}, dealt again with the target's mix"
     return Partition.of([*dealt, *others], labels, divided.num_classes, rule)
 

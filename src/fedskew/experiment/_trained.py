@@ -116,8 +116,7 @@ class TrainedModel:
         return moved_model(model, told.calibration, mix_of_client(counts, told.mix), told.mix)
 
     def profile(self) -> Profile:
-        """Return what the training samples looked like (`fedskew watch`); RunError where the run folder does not
-        say."""
+        """Return what the training samples looked like (`fedskew watch`); RunError where the folder does not say."""
         path = self.file.with_name(RunFolder.INPUTS)
         try:
             return Profile.of_plain(json.loads(path.read_text(encoding="utf-8")))

@@ -124,8 +124,7 @@ def _private(personal: Personal, model: FlatModel, classes: int) -> engine.Priva
 
 
 def make_protection(config: Config, model: FlatModel, clients: int) -> Protection | None:
-    """Make what protects updates of so many clients; None: nothing. ConfigError where network or weight limit don't
-    allow."""
+    """Make what protects updates of so many clients, if anything; ConfigError where network or limit forbid it."""
     section, limit = config.privacy, config.training.weight_limit
     if section is None:
         return None
@@ -212,8 +211,7 @@ def _prepared(
             path = Path(config.place(weights))
             if file_hash(path) != section.weights_hash:
                 raise ArgumentError(f"weights: {path} is another file than that of weights_hash; put that one there")
-            some = torch.zeros(1, *in_shape) if samples is None else samples
-            drawn = load_weights(module, path, some)
+            drawn = load_weights(module, path, torch.zeros(1, *in_shape) if samples is None else samples)
         inner = module.network if isinstance(module, TextClassifier) else module
         if section.adapters is not None:
             inner = with_adapters(inner, section.adapters, stream_key(seed, Purpose.MODEL_ADAPT))
