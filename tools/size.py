@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_698, "docstrings": 9_559, "files": 315, "names": 333},
-    "tests": {"code": 33_106},
+    "src": {"code": 38_668, "docstrings": 9_549, "files": 315, "names": 333},
+    "tests": {"code": 33_141},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

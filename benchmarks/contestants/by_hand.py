@@ -1,4 +1,4 @@
-"""FedAvg written by hand, as a researcher writes it; tuned: channels-last, fused SGD, no denormals; in any processes."""
+"""FedAvg written by hand, as a researcher writes it; tuned: channels-last, fused SGD, no denormals; any processes."""
 
 from __future__ import annotations
 
