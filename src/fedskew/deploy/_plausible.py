@@ -217,8 +217,10 @@ def _cosines(updates: list[Tensor]) -> FloatArray:
     for first in range(0, updates[0].numel(), PART):
         part = torch.stack([update[first : first + PART] for update in updates]).double()
         total += part @ part.T
-    lengths = total.diag().sqrt()
-    return (total / torch.outer(lengths, lengths)).numpy()
+    inner: FloatArray = total.numpy()
+    lengths = np.sqrt(np.diag(inner))
+    cosines: FloatArray = inner / np.outer(lengths, lengths)
+    return cosines
 
 
 def _agreements(cosines: FloatArray, shares: FloatArray) -> FloatArray:
