@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+_T = TypeVar("_T")
 
 # Never a fork of this process: it may have used torch's threads, and then the child can hang. On Linux children are
 # forked from a server that has imported what they need and computed nothing; elsewhere each starts anew.
@@ -91,16 +93,19 @@ class Pool:
             self._children.append(self._start())
 
     def run(
-        self, following: Callable[[], tuple[int, Any] | None], own: Callable[[Any], Any] | None = None
-    ) -> Iterator[tuple[int, Reply]]:
+        self,
+        following: Callable[[], tuple[int, Any] | None],
+        read: Callable[[int, Reply], _T],
+        own: Callable[[Any], Any] | None = None,
+    ) -> Iterator[tuple[int, _T]]:
         """Hand out jobs, each to a free child, and to `own` in this process while all are busy; yield a job's number
-        and the reply to it, in the order of arrival. If the child was killed, the value is a `Died`.
+        and the reply to it, in the order of arrival, as `read` returns it. A killed child's reply is a `Died`.
 
         `following` gives the next job and its number, or None while there is none; none is left if no child is busy.
-        Children have their next job before a reply is yielded, so they work while it is read.
+        A reply is read at once, then its child has its next job, and works while the caller uses what was yielded.
         """
         idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
-        replies = deque[tuple[int, Reply]]()
+        replies = deque[tuple[int, _T]]()
         while True:
             while len(busy) < self._size and (job := following()) is not None:
                 if not idle:
@@ -120,16 +125,17 @@ class Pool:
                 if (job := following()) is None:
                     own = None
                 else:
-                    yield job[0], Reply(own(job[1]))
+                    yield job[0], read(job[0], Reply(own(job[1])))
             for connection in ready:
                 child, number = busy.pop(connection)
                 try:
-                    replies.append((number, child.receive()))
+                    reply = child.receive()
                     idle.append(child)
                 except (EOFError, ConnectionError):
-                    replies.append((number, Reply(Died(child.how_it_ended()))))
+                    reply = Reply(Died(child.how_it_ended()))
                     self._children.remove(child)
                     child.kill()
+                replies.append((number, read(number, reply)))
 
     def kill(self) -> None:
         """End all children at once."""

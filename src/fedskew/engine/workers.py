@@ -108,14 +108,17 @@ class ProcessBackend(Backend):
             _, place = heappop(free)
             return place, _Training(changes[place % at_once], round, cohort[place], sent)
 
+        def read(place: int, reply: Reply) -> Update:
+            who = f"round {round}, client {cohort[place].client}: the process that trained it"
+            update = _mapped(np.ndarray, _as_tensor, _checked(reply.value, who))
+            return update._replace(change=changes[place % at_once])
+
         try:
             self.open()
             with _sendable():
                 changes = torch.empty(min(at_once, len(cohort)), sent.model.parameters.numel()).share_memory_()
-            for place, reply in self._pool.run(following):
-                who = f"round {round}, client {cohort[place].client}: the process that trained it"
-                update = _mapped(np.ndarray, _as_tensor, _checked(reply.value, who))
-                updates[place] = update._replace(change=changes[place % at_once])
+            for place, update in self._pool.run(following, read):
+                updates[place] = update
                 while done in updates:
                     yield updates.pop(done)
                     if done + at_once < len(order):
@@ -134,11 +137,13 @@ class ProcessBackend(Backend):
             targets.share_memory_()
         here = SequentialBackend(self.model, self.work)
         jobs = enumerate([_Prediction(model, x, y, num_classes) for x, y in batches(inputs, targets)])
-        parts: dict[int, Predictions] = {}
+
+        def read(_: int, reply: Reply) -> Any:
+            return _checked(reply.value, "evaluation: the process that did it")
+
         try:
             self.open()
-            for number, reply in self._pool.run(lambda: next(jobs, None), lambda job: (job.run(here), None, "")):
-                parts[number] = _checked(reply.value, "evaluation: the process that did it")
+            parts = dict(self._pool.run(lambda: next(jobs, None), read, lambda job: (job.run(here), None, "")))
         except BaseException:
             self.close()
             raise
