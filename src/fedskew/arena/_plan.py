@@ -178,8 +178,7 @@ class Plan:
             return own
         if settings.widen and best.own and (value := further(self.entry, *best.own, known)) is not None:
             return [_Values(best.rate, (best.own[0], value))]
-        beside = _rates_beside(best.rate, rates, left - len(own))
-        return [*own, *(_Values(rate, best.own) for rate in beside)]
+        return [*own, *(_Values(rate, best.own) for rate in _rates_beside(best.rate, rates, left - len(own)))]
 
     def _best(self, tried: Mapping[_Values, _Judged]) -> _Values:
         """Return the best values, the first of equals; those that diverged come last, before them those next to one."""

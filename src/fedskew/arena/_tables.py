@@ -50,8 +50,7 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
 def comparison(state: ArenaState) -> tuple[list[str], list[list[str]], list[str]]:
     """Return headings and cells of the comparison at equal rounds (none where nothing can be compared yet), and notes
     on how to read it, a line each."""
-    rows = _scores(state, "rounds").standings(state.arena.settings.reference)
-    return *_standing_table(rows), _notes(state.arena)
+    return *_standing_table(_scores(state, "rounds").standings(state.arena.settings.reference)), _notes(state.arena)
 
 
 def _scores(state: ArenaState, view: View) -> Scores:

@@ -175,8 +175,7 @@ def site_app(folder: str | Path) -> ClientApp:
         config = weighted(read(folder / "run.toml").weights_in(Path(path).parent), config_of_message)
         return agreed_site(config, agreement, SiteData.load(Path(path), agreement), terms, Path(path))
 
-    queries = (wire.FINISH, *wire.OVER_ALL, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES)
-    return _app(site, queries)
+    return _app(site, (wire.FINISH, *wire.OVER_ALL, wire.AGAIN, wire.UNMASK, wire.KEEP, wire.SITES))
 
 
 def as_method(method: str | Mapping[str, Any] | Method, momentum: float | None = None) -> Method:

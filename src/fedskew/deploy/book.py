@@ -262,8 +262,7 @@ def cost(noises: Sequence[float], delta: float) -> float:
 
 
 def _entries(db: sqlite3.Connection, whose: str, kind: str) -> dict[str, str]:
-    query = "SELECT key, value FROM entry WHERE (whose, kind) = (?, ?) ORDER BY rowid"
-    return dict(db.execute(query, (whose, kind)).fetchall())
+    return dict(db.execute("SELECT key, value FROM entry WHERE (whose, kind) = (?, ?) ORDER BY rowid", (whose, kind)))
 
 
 def _charge(

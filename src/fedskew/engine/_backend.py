@@ -287,8 +287,7 @@ class LocalWork:
 
     def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
         """Make the settings that all local steps of a client share."""
-        settings = self.training.settings(round, sent.model.parameters)
-        return settings._replace(broadcast=sent.broadcast, client=state)
+        return self.training.settings(round, sent.model.parameters)._replace(broadcast=sent.broadcast, client=state)
 
     def samples(self, round: int, task: Assignment) -> ClientSamples:
         """Choose a client's samples in a round: all, or a quota of each class, drawn at random."""
@@ -311,8 +310,7 @@ class LocalWork:
 
     def schedule(self, task: Assignment, samples: int) -> Schedule:
         """Count a client's local steps, at most the assignment's `steps`."""
-        steps = self.training.steps(task.epochs, samples, task.steps)
-        return Schedule(steps, self.training.batches_of_epoch(samples))
+        return Schedule(self.training.steps(task.epochs, samples, task.steps), self.training.batches_of_epoch(samples))
 
     def repeats(self, samples: ClientSamples, schedule: Schedule) -> bool:
         """Return whether steps go on beyond a first epoch that has all samples, and see them unchanged in each."""

@@ -176,8 +176,7 @@ class LocalTraining:
                 decays[name].fill_(decay)
         both = torch.stack(made)
         ends = [*(torch.nonzero((both[:, 1:] != both[:, :-1]).any(0))[:, 0] + 1).tolist(), both.shape[1]]
-        spans = tuple(zip([0, *ends], ends, strict=False))
-        return {"rates": made[0], "decays": made[1], "spans": spans}
+        return {"rates": made[0], "decays": made[1], "spans": tuple(zip([0, *ends], ends, strict=False))}
 
     def check_groups(self, names: Sequence[str]) -> None:
         """Raise ArgumentError for a group that none of these names of parameters belongs to."""

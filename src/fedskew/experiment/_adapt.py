@@ -150,8 +150,7 @@ class Adaptation:
         held_cells, cells = (outcome_cells(shares) for shares in (held, new))
         tables = outcome_table(labels, held_cells, classes, bins)
         outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
-        estimate = estimate_mix(tables, outcomes, method)
-        return Adaptation._of_mix(model, calibration, estimate, ours, labels, len(theirs))
+        return Adaptation._of_mix(model, calibration, estimate_mix(tables, outcomes, method), ours, labels, len(theirs))
 
     @staticmethod
     def of_counts(model: TrainedModel, counts: ArrayLike, logits: FloatArray, targets: ArrayLike) -> Adaptation:

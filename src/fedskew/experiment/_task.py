@@ -106,8 +106,7 @@ def make_task(config: Config, seed: int) -> Task:
 
 def some_samples(dataset: Dataset) -> Tensor:
     """Return two samples, the same where there is but one."""
-    rows = torch.arange(2, device=dataset.inputs.device) % len(dataset.targets)
-    return dataset.inputs.index_select(0, rows)
+    return dataset.inputs.index_select(0, torch.arange(2, device=dataset.inputs.device) % len(dataset.targets))
 
 
 def _check_several(config: Config) -> None:

@@ -106,8 +106,7 @@ class PooledMoments(ClassSums):
         """Return numbers of samples and sums of features by class, and products; see `Finish.statistics`."""
         found, features = sums_by_class(observed), observed.features.double()
         weights = question.get("weights", torch.ones(len(found["sizes"]), dtype=torch.float64)).double()
-        scaled = features * weights.to(features.device)[observed.targets, None]
-        return {**found, "products": features.T @ scaled}
+        return {**found, "products": features.T @ (features * weights.to(features.device)[observed.targets, None])}
 
     def refuse_products(self, question: Named, sizes: Tensor, means: Tensor, products: Tensor) -> str | None:
         """See `ClassSums.refuse_products`."""

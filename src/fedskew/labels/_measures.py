@@ -148,8 +148,7 @@ class ClassPairs:
         """Return the pairs of classes that occur and have fewer samples together, `(pairs, 2)`, the fewest first."""
         occurs = np.diagonal(self.together) > 0
         one, other = np.nonzero(np.triu(np.outer(occurs, occurs) & (self.together < samples), 1))
-        order = np.argsort(self.together[one, other], kind="stable")
-        return np.stack([one, other], axis=1)[order]
+        return np.stack([one, other], axis=1)[np.argsort(self.together[one, other], kind="stable")]
 
     def in_words(self, class_names: tuple[str, ...]) -> str:
         """Return how many pairs are below both limits, with the first few; empty if none is below the lower one."""

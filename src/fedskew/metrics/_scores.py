@@ -196,8 +196,7 @@ def _of_confusion(confusion: IntArray, rng: np.random.Generator, target: FloatAr
     def by(label: IntArray, which: IntArray) -> FloatArray:
         places = np.arange(_DRAWS)[:, None] * classes + label[which]
         weights = drawn[:, which].reshape(-1).astype(np.float64)
-        counts = np.bincount(places.reshape(-1), weights, _DRAWS * classes)
-        return counts.reshape(_DRAWS, classes).astype(np.float64)
+        return np.bincount(places.reshape(-1), weights, _DRAWS * classes).reshape(_DRAWS, classes).astype(np.float64)
 
     every = np.arange(len(cells))
     truth, predicted = by(cells // classes, every), by(cells % classes, every)

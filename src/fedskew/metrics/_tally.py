@@ -87,8 +87,7 @@ class Tally:
 
     def table(self, counts: IntArray) -> IntArray:
         """Return the confusion matrix, or that of each label, `(labels, 2, 2)`."""
-        shape = (self.classes, 2, 2) if self.several else (self.classes, self.classes)
-        return counts[: self._main].reshape(shape)
+        return counts[: self._main].reshape((self.classes, 2, 2) if self.several else (self.classes, self.classes))
 
     def samples(self, counts: IntArray) -> int:
         """Return how many samples were counted."""

@@ -167,8 +167,7 @@ def decoupled_distillation(
     mask: Tensor | None = None,
 ) -> Tensor:
     """DKD's two terms, weighted (`FedDKD`), without cross-entropy."""
-    term = FedDKD(temperature, target_weight, rest_weight)
-    return _value(term, logits, targets, mask, teacher_logits=teacher_logits)
+    return _value(FedDKD(temperature, target_weight, rest_weight), logits, targets, mask, teacher_logits=teacher_logits)
 
 
 def moon(
@@ -237,8 +236,7 @@ def _value(
         )
     sent, previous = ([Outputs(rows, rows) for rows in others.values()] + [None] * 2)[:2]
     batch = Batch(outputs, outputs, outputs[:, 0].long() if targets is None else targets, mask)
-    read = Context(outputs[0] if counts is None else counts, sent, previous, broadcast or {})
-    return loss.value(batch, read)
+    return loss.value(batch, Context(outputs[0] if counts is None else counts, sent, previous, broadcast or {}))
 
 
 def _check_outputs(name: str, outputs: Any) -> None:
