@@ -127,8 +127,7 @@ def _kinds(annotation: Any) -> list[Any]:
 def checked_options(
     function: Callable[..., Any], options: Mapping[str, Any], what: str, own: Collection[str]
 ) -> dict[str, Any]:
-    """Return a function's options, by name as a user gives them, held against its annotated types; lists stand for
-    tuples."""
+    """Return a function's options, by name as given, held against its annotated types; lists stand for tuples."""
     hints = get_type_hints(function)
     known = sorted(hints.keys() - {*own, "return"})
     checked = {}

@@ -109,8 +109,7 @@ def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested config as one level of dotted keys, `{"data.name": "mnist"}`; an empty table stays as the value
-    `{}`."""
+    """Return a nested config as one level of dotted keys, `{"data.name": "mnist"}`; an empty table stays `{}`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:

@@ -364,8 +364,7 @@ class Agreement(BaseModel):
             return Agreement.resolve(tree)
 
     def check_config(self, config: Config, target: Path | None = None, at_site: bool = False) -> None:
-        """Raise ConfigError where a config can't be deployed; `target` is the server's file with the mix, unknown
-        `at_site`."""
+        """Raise ConfigError where a config can't be deployed; `target` is the server's file, unknown `at_site`."""
         if len(config.seeds) != 1:
             raise ConfigError(f"seeds: a federation of real sites runs one seed, not {config.seeds}")
         special = {

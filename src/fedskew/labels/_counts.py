@@ -196,8 +196,7 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
 
 
 def as_target(target: ArrayLike, classes: int, name: str = "target", written: bool = False) -> FloatArray:
-    """Return a checked label mix, `(classes,)`, as float64 of sum 1; what people have `written` sums to 1 or 100, or
-    counts."""
+    """Return a checked label mix, `(classes,)`, as float64 of sum 1; one `written` sums to 1 or 100, or counts."""
     array = as_amounts(target, name, (classes,), "one share for each class")
     total = float(array.sum())
     if not 0 < total < np.inf:

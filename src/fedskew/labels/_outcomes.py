@@ -22,8 +22,7 @@ _LEAST_EXPECTED = 5.0
 
 
 def outcome_cells(outputs: FloatArray, edges: ArrayLike = EDGES, logits: bool = False) -> NDArray[np.int64]:
-    """Return samples' outcome cells, by probabilities or logits, `(samples, classes)`; `edges` divide a class's
-    cells."""
+    """Return samples' outcome cells, by probabilities or logits, `(samples, classes)`; `edges` divide a class."""
     most = outputs.max(axis=1)
     sure = 1 / np.exp(outputs - most[:, None]).sum(axis=1) if logits else most
     return cells_of(outputs.argmax(axis=1), sure, edges)

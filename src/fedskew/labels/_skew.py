@@ -67,8 +67,7 @@ def _cohort_entropy(record: LabelCounts) -> float:
 
 
 class ClientPairs:
-    """All pairs of different clients with samples, or a fixed sample of many: places among the clients that occur in
-    one."""
+    """All pairs of clients with samples, or a fixed sample of many: places among the clients that occur in one."""
 
     def __init__(self, record: LabelCounts) -> None:
         present = np.flatnonzero(record.counts.any(axis=1))

@@ -64,8 +64,7 @@ class FindingScores:
 
 
 def of_counts(table: NDArray[np.int64], right: int) -> dict[str, Any]:
-    """Compute what follows of how many samples lack or have each label and are taken to, `(labels, 2, 2)`, and of how
-    many are right in all."""
+    """Compute what follows of samples by true and predicted label, `(labels, 2, 2)`, and of those right in all."""
     rows, predicted = table.sum(axis=2).astype(np.float64), table[:, :, 1].sum(axis=1)
     negatives, positives = rows.T
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -66,8 +66,7 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None, wei
 
 
 def by_rows(slopes: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the gradient of a mean over real rows from those of each row, `(..., batch, classes)`, which it
-    overwrites."""
+    """Return the gradient of a mean over real rows from each row's, `(..., batch, classes)`, which it overwrites."""
     if mask is None:
         return slopes.div_(slopes.shape[-2])
     return slopes.mul_((mask.to(slopes.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1))

@@ -21,8 +21,7 @@ _NOTHING = "\u2013"
 
 
 class Difference(NamedTuple):
-    """The mean difference of a label from its reference, its interval of 95 % and corrected p-value; NaN without a
-    test."""
+    """A label's mean difference from its reference, its interval of 95 % and corrected p-value; NaN without a test."""
 
     mean: float
     low: float

@@ -126,8 +126,7 @@ class SeedRun:
         return next((record.evaluation for record in reversed(self.rounds) if record.evaluation is not None), None)
 
     def series(self, value: str, scale: float = 1.0) -> dict[int, float]:
-        """Return an entry of its records by round, such as "drift", times `scale`, where it is finite; of clients their
-        mean."""
+        """Return an entry of its records by round, such as "drift", times `scale`, if finite; of clients their mean."""
         known = ((record.round, _entry(record, *value.split("."))) for record in self.rounds)
         return {round: scale * x for round, x in known if math.isfinite(x)}
 
@@ -173,8 +172,7 @@ class SeedRun:
 
     @staticmethod
     def most_frequent(runs: Iterable[SeedRun]) -> str | None:
-        """Say what the most frequent class gets, in the first of these runs whose test classes are uneven; None: in
-        none."""
+        """Say what the most frequent class gets in the first of these runs of uneven test classes; None: in none."""
         for run in runs:
             if (evaluation := run.last_evaluation) is None or not evaluation.uneven:
                 continue
@@ -188,8 +186,7 @@ class SeedRun:
 
     @staticmethod
     def shown_figures(runs: Iterable[SeedRun]) -> list[str]:
-        """Return which figures a table of runs shows, the one that ranks first; those of rare classes where they are
-        uneven."""
+        """Return which figures a table of runs shows, the ranking one first; of rare classes where they are uneven."""
         known = list(runs)
         ranked, usual = SeedRun.measure_of(known), ["accuracy", "worst_class", "target_accuracy"]
         if ranked in usual and SeedRun.most_frequent(known) is None:

@@ -99,8 +99,7 @@ COUNTS = FixedPoint(64, 0, 2.0**40)
 
 
 def add(rows: Iterable[IntArray]) -> IntArray:
-    """Add encoded vectors as masked sums do: modulo 2**32 or 2**64. ArgumentError where there is none, or forms
-    differ."""
+    """Add encoded vectors as masked sums do: modulo 2**32 or 2**64. ArgumentError for none, or different forms."""
     total: IntArray | None = None
     for row in rows:
         if total is None:
