@@ -229,6 +229,21 @@ def test_a_personal_component_s_own_step_is_refused_too():
         fedskew.simulate(tree, method={"personal": Around()})
 
 
+class Still(SGD):
+    """A step in place that goes nowhere."""
+
+    def step_in_place(self, parameters, gradient, carried, settings):
+        gradient(parameters)
+
+
+def test_a_step_in_place_that_ignores_a_setting_is_the_one_that_is_named():
+    tree = task(3, rounds=1, width=8, clip_norm=5.0) | {"data": "digits"}
+    with pytest.raises(
+        ComponentError, match=r"Still: step_in_place\(\) does the same with training.clip_norm as without"
+    ):
+        fedskew.simulate(tree, method={"local_step": Still()})
+
+
 def test_layers_that_take_turns_leave_it_to_the_step_inside():
     own = {"local_step": Plainly(), "personal": {"name": "partial", "head_epochs": 1}}
     tree = task(3, rounds=1, width=8, epochs=2, clip_norm=5.0) | {"data": {"name": "digits", "client_test": 0.2}}

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
+from fedskew.errors import ComponentError
 from fedskew.hooks import Hooks
-from fedskew.local_steps import INDEX, SGD, StepSettings
+from fedskew.local_steps import INDEX, SGD, StepSettings, steps_in_place
 
 G = torch.Generator().manual_seed(0)
 START = torch.randn(6, generator=G, dtype=torch.float64)
@@ -131,19 +132,32 @@ def test_it_is_torch_optim_sgd_to_the_bit(momentum, weight_decay, dtype):
         assert torch.equal(ours, theirs.detach())
 
 
+@pytest.mark.parametrize("name", ["sgd", "fedprox", "scaffold", "feddyn", "fedbabu"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("weight_decay", [0.0, 5e-4])
-def test_in_place_it_is_the_same_up_to_rounding(momentum, weight_decay):
-    theirs = torch.randn(77, generator=torch.Generator().manual_seed(0))
-    ours, given = theirs.clone(), StepSettings(theirs, 0.03, momentum, weight_decay)
-    carried, own_carried = SGD().init(given), SGD().init(given)
+def test_in_place_it_is_the_same_up_to_rounding(name, momentum, weight_decay):
+    start, theirs, client, server, *slopes = torch.randn(7, 77, generator=torch.Generator().manual_seed(0))
+    states = {"scaffold.server": server}, {"scaffold.client": client, "feddyn.drift": client}
+    step, ours, given = INDEX[name](), theirs.clone(), StepSettings(start, 0.03, momentum, weight_decay, *states)
+    carried, own_carried = step.init(given), step.init(given)
     assert (carried == {}) == (momentum == 0)
-    for at in range(3):
-        slope = torch.randn(77, generator=torch.Generator().manual_seed(at))
-        theirs, carried = SGD().step(theirs, lambda _, slope=slope: slope, carried, given)
-        SGD().step_in_place(ours, lambda _, slope=slope: slope, own_carried, given)
+    assert steps_in_place(step) is step
+    for slope in slopes:
+        theirs, carried = step.step(theirs, lambda _, slope=slope: slope, carried, given)
+        step.step_in_place(ours, lambda _, slope=slope: slope, own_carried, given)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
         torch.testing.assert_close(own_carried, dict(carried), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [lambda slope: None, torch.sum, lambda slope: slope[:3], lambda slope: slope.half()])
+def test_a_direction_that_is_no_number_for_each_parameter_is_refused(wrong):
+    class Own(SGD):
+        def direction(self, gradient, parameters, settings):
+            return wrong(gradient)
+
+    for step in (Own().step, Own().step_in_place):
+        with pytest.raises(ComponentError, match=r"^Own: direction\(\) must return torch.float64 \(6,\)"):
+            step(START.clone(), gradient, {}, StepSettings(START, 0.1))
 
 
 def test_two_steps_worked_out_by_hand():

@@ -38,8 +38,9 @@ def check_heeds(component: Any, asked: Collection[str], settings: StepSettings, 
     for name in (name for name in HEEDED if name in asked):
         second = _two_steps(component, plain._replace(**given[name]), seen)
         if first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first):
+            stepped = "step()" if steps_in_place(component) is None else "step_in_place()"
             raise ComponentError(
-                f"{name_in('local_step', component)}: step() does the same with {HEEDED[name]} as without; let "
+                f"{name_in('local_step', component)}: {stepped} does the same with {HEEDED[name]} as without; let "
                 f"SGD().step(...) take the step, leave {HEEDED[name]} out, or refuse it: "
                 f'refuses = {{"training.{name}": "why; what to do instead"}}'
             )

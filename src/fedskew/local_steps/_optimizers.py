@@ -13,11 +13,12 @@ Kingma & Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015. Loshchilov
 Regularization", ICLR 2019.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fedskew.errors import ComponentError
 from fedskew.local_steps._protocol import Adam, Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import component
 
@@ -139,8 +140,18 @@ class SGD:
 
     def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along `direction`; no argument is written to."""
-        return descend(parameters, self.direction(gradient(parameters), parameters, settings), carried, settings)
+        return descend(parameters, self._direction(parameters, gradient, settings), carried, settings)
 
     def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
         """Take the same step in one pass over the parameters; see `InPlace`."""
-        descend_in_place(parameters, self.direction(gradient(parameters), parameters, settings), carried, settings)
+        descend_in_place(parameters, self._direction(parameters, gradient, settings), carried, settings)
+
+    def _direction(self, parameters: Tensor, gradient: Gradient, settings: StepSettings) -> Tensor:
+        found: Any = self.direction(gradient(parameters), parameters, settings)
+        if isinstance(found, Tensor) and (found.shape, found.dtype) == (parameters.shape, parameters.dtype):
+            return found
+        got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise ComponentError(
+            f"{type(self).__name__}: direction() must return {parameters.dtype} {tuple(parameters.shape)}, a number "
+            f"for each parameter, not {got}"
+        )
