@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedskew.errors import ArgumentError
 from fedskew.labels import Outcomes, estimate_mix
 
 NAMES = ("cat", "dog", "owl", "fox")
@@ -74,6 +75,14 @@ def test_probabilities_predictions_with_confidence_and_counts_are_the_same_sampl
     )
     assert (by_probability.tables.sum(), by_probability.cells.sum()) == (800, 500)
 
+    written = {"file": range(800), "class": columns[0]["Predicted"]}  # as by `fedskew predict --csv`
+    shares = dict(zip(NAMES, held_out.round(6).T, strict=True))
+    table(home / "held4.csv", written | shares | {"label": [NAMES[y] for y in labels]})
+    np.testing.assert_array_equal(Outcomes.read(home / "new.csv", home / "held4.csv").tables, by_probability.tables)
+    table(home / "held4.csv", written | shares)
+    with pytest.raises(ArgumentError, match="no column 'label' in the header: the true class of each held-out sample"):
+        Outcomes.read(home / "new.csv", home / "held4.csv")
+
     names = [f"cell {at}" for at in range(16)]
     table(home / "held3.csv", {"class": NAMES, **dict(zip(names, by_probability.tables.T.astype(int), strict=True))})
     table(home / "new3.csv", {name: [int(count)] for name, count in zip(names, by_probability.cells, strict=True)})
@@ -89,7 +98,7 @@ def test_without_confidence_there_is_an_estimate_and_nothing_to_test(home, comma
     table(home / "n.csv", {"prediction": sample(SKEWED, 500, 1)[1].argmax(axis=1)})
     done = command("target", "n.csv", "--tables", "h.csv", "--no-picture")
     assert "can't be tested" in done.stdout
-    assert "Give the predictions' confidence too" in done.stdout
+    assert "the predictions' confidence where the files lack it" in done.stdout
 
 
 def test_em_takes_all_probabilities(home, command):

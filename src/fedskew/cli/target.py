@@ -154,7 +154,7 @@ def sentences(estimate: MixEstimate, classes: Sequence[str]) -> list[str]:
     if estimate.dof == 0:
         said = [
             "Whether the held-out classes look like the target's can't be tested: one outcome for each class leaves "
-            "nothing over. Give the predictions' confidence too, or more samples."
+            "nothing over. Give more samples, and the predictions' confidence where the files lack it."
         ]
     elif estimate.misfit:
         said = [

@@ -25,6 +25,7 @@ from fedskew.sheets import Decimal, Sheet
 
 _PREDICTED = frozenset({"predicted", "prediction", "pred"})
 _CONFIDENCE = frozenset({"confidence", "probability", "score"})
+_WRITTEN = ["file", "class"]  # what `fedskew predict --csv` writes before the probabilities: the sample, its prediction
 _ROUNDING = 0.02
 _TINY = 1e-12
 
@@ -80,11 +81,12 @@ class Outcomes:
         ]
         for sheet in sheets:
             sheet.check_header()
-        label = _needed(held_out, "label", CLASS_WORDS, ": the true class of each held-out sample")
+        beside = _WRITTEN if held_out.header[:2] == _WRITTEN else []
+        label = _needed(held_out, "label", CLASS_WORDS.difference(beside), ": the true class of each held-out sample")
         labels = held_out.texts(label, "class")
         if held_out.column("predicted", _PREDICTED) is not None:
             return _from_predicted(sheets, labels, cuts)
-        names = [name for column, name in enumerate(held_out.header) if column != label]
+        names = [name for column, name in enumerate(held_out.header) if column != label and name not in beside]
         for name in names:
             if name not in target.header:
                 target.fail(target.line, f"no column {name!r}, which {held_out.path} has")
