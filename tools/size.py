@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_673, "docstrings": 9_535, "files": 315, "names": 333},
-    "tests": {"code": 33_169},
+    "src": {"code": 38_682, "docstrings": 9_537, "files": 315, "names": 333},
+    "tests": {"code": 33_195},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -86,6 +86,7 @@ class Pool:
     def __init__(self, start: Callable[[], Child], size: int) -> None:
         self._start, self._size = start, size
         self._children: list[Child] = []
+        self._busy: dict[Any, tuple[Child, int]] = {}  # with the numbers of their jobs, by connection
 
     def open(self) -> None:
         """Start children until `size` of them run."""
@@ -103,8 +104,11 @@ class Pool:
 
         `following` gives the next job and its number, or None while there is none; none is left if no child is busy.
         A reply is read at once, then its child has its next job, and works while the caller uses what was yielded.
+        Children that an earlier call has left busy are ended.
         """
-        idle, busy = list(self._children), dict[Any, tuple[Child, int]]()  # busy: by connection
+        if self._busy:
+            self.kill()
+        idle, busy = list(self._children), self._busy
         replies = deque[tuple[int, _T]]()
         while True:
             while len(busy) < self._size and (job := following()) is not None:
@@ -139,6 +143,7 @@ class Pool:
 
     def kill(self) -> None:
         """End all children at once."""
+        self._busy = {}
         while self._children:
             self._children.pop().kill()
 

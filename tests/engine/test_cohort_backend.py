@@ -49,6 +49,18 @@ def tasks(epochs: float, *ids: int) -> list[Assignment]:
     return [Assignment(client, epochs) for client in ids]
 
 
+class Straightened(SGD):
+    """A user's, who thinks of one client."""
+
+    def direction(self, gradient: Tensor, parameters: Tensor, settings: Any) -> Tensor:
+        return gradient / (gradient.norm() + 1e-6)
+
+
+def test_a_direction_of_ones_own_is_given_one_client_at_a_time() -> None:
+    both = backends(replace(built(), local_step=Straightened()))
+    assert_alike(both, tasks(2, 0, 1, 2))
+
+
 # Rounds of every component.
 
 

@@ -146,6 +146,20 @@ def test_a_cohort_is_dealt_out_over_processes_that_compute_with_as_many_threads_
     assert not multiprocessing.active_children()
 
 
+def test_a_call_that_is_left_in_the_middle_leaves_nothing_to_the_next():
+    several, alone, sent = backend(processes=2)
+    cohort = [Assignment(client, 3) for client in (3, 1, 4)]
+    left = several.train_each(1, [Assignment(client, 50) for client in (0, 2, 4, 1, 3, 0)], sent)
+    try:
+        assert next(left).client == 0
+        updates = several.train(2, cohort, sent)
+        for one, other in zip(updates, alone.train(2, cohort, sent), strict=True):
+            assert one.client == other.client
+            assert torch.equal(one.change, other.change)
+    finally:
+        several.close()
+
+
 class Broken:
     """A term with a mistake in it."""
 

@@ -160,6 +160,17 @@ def test_a_direction_that_is_no_number_for_each_parameter_is_refused(wrong):
             step(START.clone(), gradient, {}, StepSettings(START, 0.1))
 
 
+def test_a_direction_that_does_not_lie_in_a_row_is_stepped_along():
+    class Same(SGD):
+        def direction(self, gradient, parameters, settings):
+            return gradient.sum().expand(parameters.shape)
+
+    start, settings = START.float(), StepSettings(START.float(), 0.1)
+    ours = start.clone()
+    Same().step_in_place(ours, torch.sin, {}, settings)
+    torch.testing.assert_close(ours, start - 0.1 * start.sin().sum())
+
+
 def test_two_steps_worked_out_by_hand():
     # theta 1, gradient 2 theta, lr 0.1, momentum 0.5, weight decay 1.
     # d = 2 + 1 = 3, b = 3, theta = 0.7. Then d = 1.4 + 0.7 = 2.1, b = 0.5 * 3 + 2.1 = 3.6, theta = 0.7 - 0.36 = 0.34.

@@ -149,8 +149,8 @@ def reuse_freed_memory(reuse: bool) -> None:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Let this thread compute with 0 in place of numbers below 1e-38 inside the block, or decorated function, unless
-    PyTorch computes with several threads, as the others would not.
+    """Let this thread, and those that it starts, compute with 0 in place of numbers below 1e-38 inside the block, or
+    decorated function, unless PyTorch computes with several threads, as the others would not.
 
     A client of one class soon has gradients of such numbers, and each operation with one takes an Intel processor a
     hundred cycles.

@@ -135,7 +135,8 @@ class SGD:
         return fresh(settings)
 
     def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
-        """Return what a step goes along, from the gradient at `parameters`; neither is written to."""
+        """Return what a step goes along, `(..., parameters)`, from the gradient at `parameters`; neither is written to.
+        With `takes_rows = True` beside it, it is given a row for each client of a cohort."""
         return gradient
 
     def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
@@ -149,7 +150,7 @@ class SGD:
     def _direction(self, parameters: Tensor, gradient: Gradient, settings: StepSettings) -> Tensor:
         found: Any = self.direction(gradient(parameters), parameters, settings)
         if isinstance(found, Tensor) and (found.shape, found.dtype) == (parameters.shape, parameters.dtype):
-            return found
+            return found.contiguous()  # fused steps read memory as if it were
         got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         raise ComponentError(
             f"{type(self).__name__}: direction() must return {parameters.dtype} {tuple(parameters.shape)}, a number "

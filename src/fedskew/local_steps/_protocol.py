@@ -92,7 +92,10 @@ class InPlace(Protocol):
         """
 
 
-def steps_in_place(step: Any) -> InPlace | None:
-    """Return a local step as one that updates the model in place; None if it can't, or overrides `step` alone."""
+def steps_in_place(step: Any, rows: bool = False) -> InPlace | None:
+    """Return a local step as one that updates the model in place, with `rows` those of clients that train together;
+    None if it can't, overrides `step` alone, or, of rows, `direction` without `takes_rows` beside it."""
     fits = covers(step, "step_in_place", "step") and not any(takes(step, "step", name) for name in SEEN["step"])
+    if rows and hasattr(step, "direction"):
+        fits = fits and covers(step, "takes_rows", "direction")
     return cast(InPlace, step) if fits else None

@@ -135,7 +135,9 @@ class Stack:
     """Clients of one kind, those with most steps first; `sizes` are the real rows of each batch, `(steps, clients)`."""
 
     def __init__(self, networks: Networks, work: LocalWork, clients: Sequence[StackedClient]) -> None:
-        self.networks, self.work, self.clients = networks, work, clients
+        self.networks, self.work, self.clients, step = networks, work, clients, work.local_step
+        covered = all(covers(step, "takes_rows", plain) for plain in ("step", "direction"))
+        self._takes_rows = covered and has(step, "takes_rows")
         setups = [client.setup for client in clients]
         self._device = setups[0].settings.start.device
         self.own, self.dims = _own(setups)
@@ -227,11 +229,11 @@ class Stack:
         objective = _StackObjective(self, own, dims, moment.smallest, model)
 
         seen = seen_by(step.step, {"layout": self.networks.train.layout, "log": self.log})
-        in_place = steps_in_place(step)
+        in_place = steps_in_place(step, rows=True)
         if in_place is not None and dims.lr is None:
             in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             parameters = model.parameters
-        elif covers(step, "takes_rows", "step") and has(step, "takes_rows") and "log" not in seen:
+        elif self._takes_rows and "log" not in seen:
             stepped = step.step(model.parameters, objective.gradients, carried, settings, **seen)
             parameters, carried = checked_step(step, stepped, model.parameters)
         else:
