@@ -120,7 +120,7 @@ def test_a_wrong_data_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.toml: dat: no such key \(did you mean 'data'\?\)"):
         SiteData.load(path, federation.agreement)
     path.write_text('[data]\nname = "npzz"\n')
-    with pytest.raises(ConfigError, match="npzz"):
+    with pytest.raises(ConfigError, match=r"/data\.toml: data\.name: .*npzz"):
         SiteData.load(path, federation.agreement)
 
 
