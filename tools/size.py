@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_682, "docstrings": 9_537, "files": 315, "names": 333},
+    "src": {"code": 38_688, "docstrings": 9_545, "files": 315, "names": 333},
     "tests": {"code": 33_195},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -460,9 +460,8 @@ def _in_place(component: Any) -> None:
         firsts = [contracts.checked_carried(step, step.init(own)) for _, own in each]
         written = starts.clone()  # clients that train together
         stacked = {name: torch.stack([one[name] for one in firsts]) for name in firsts[0]}
-        for rows, kept in (
-            [(written, stacked)] if steps_in_place(step, rows=True) else zip(written, firsts, strict=True)
-        ):
+        together = steps_in_place(step, rows=True) is not None
+        for rows, kept in [(written, stacked)] if together else zip(written, firsts, strict=True):
             for _ in range(2):
                 in_place.step_in_place(rows, _gradient, kept, settings)
         apart = float((written - torch.stack(ends)).abs().max())

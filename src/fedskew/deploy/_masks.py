@@ -112,7 +112,8 @@ class Masks:
         return asked
 
     def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
-        """Keep an update until the next round; RunError where it is not finite. Of one `training` all are the same."""
+        """Keep an update until the next round; RunError where it is not finite. Of one `training` updates are the
+        same."""
         parts = {
             **{name: getattr(update, name) for name in ("change", "norm", "buffers", "integers")},
             **{name: torch.tensor(getattr(update, name), dtype=torch.float64) for name in ("steps", "loss")},
@@ -200,9 +201,16 @@ class Masks:
 
     def _encoded(self, parts: Mapping[str, Tensor], weight: float, members: int) -> dict[str, NDArray[Any]]:
         before = f"{wire.REPLY}."
-        reply = {name.removeprefix(before): part for name, part in parts.items() if name.startswith(before)}
-        change, norm, buffers, integers = (parts[name] for name in ("change", "norm", "buffers", "integers"))
-        update = Update(0, change, norm, buffers, integers, int(parts["steps"]), float(parts["loss"]), reply)
+        update = Update(
+            client=0,
+            change=parts["change"],
+            norm=parts["norm"],
+            buffers=parts["buffers"],
+            integers=parts["integers"],
+            steps=int(parts["steps"]),
+            loss=float(parts["loss"]),
+            reply={name.removeprefix(before): part for name, part in parts.items() if name.startswith(before)},
+        )
         noise = None if self.protection is None else self.protection.noise
         return encode_update(self.plan.method, update, weight, members, noise, own_weight=self.plan.by_sums is not None)
 

@@ -119,7 +119,7 @@ class SiteData:
             if described.data is None:
                 inputs = torch.zeros(0, *agreement.shape, dtype=torch.int64 if agreement.tokens else torch.float32)
                 targets, classes = torch.zeros(0, dtype=torch.int64), len(agreement.classes)
-                samples = SiteData(inputs, targets, inputs, targets, classes, state, None, agreement.multi_label)
+                samples = SiteData(inputs, targets, inputs, targets, classes, state, multi_label=agreement.multi_label)
             else:
                 found = _read(described.data, path.parent, agreement)
                 samples = _fitted(found, agreement, state, "separator" in described.data)

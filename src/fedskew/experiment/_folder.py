@@ -269,7 +269,8 @@ class RunFolder:
 
     @staticmethod
     def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
-        """Read every seed's run in a run folder, with the chosen value where several were tried, or RunError."""
+        """Read every seed's run in a run folder, with the chosen value where several were tried; RunError where it
+        can't be."""
         if not (path / "config.toml").exists():
             raise RunError(f"{path}: not a run folder (it has no config.toml)")
         try:

@@ -163,7 +163,8 @@ class FinalLook:
     target: NDArray[np.float64] | None
 
     def decided(self, info: ModelInfo, state: ModelState) -> ModelInfo:
-        """Return a model's notes, with the threshold of two classes without a target that validation samples choose."""
+        """Return a model's notes, with the threshold that validation samples choose for two classes without a
+        target."""
         if self.scores is None or self.target is not None or len(info.classes) != 2:
             return info
         validation = self.scores(state, True)

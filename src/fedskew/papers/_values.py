@@ -128,7 +128,8 @@ def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, floa
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much a method is ahead of FedAvg on the same seed, or on each of several federations: its seeds' mean."""
+    """How much a method is ahead of FedAvg on the same seed; where a task has several federations, on each, as the mean
+    over its seeds."""
 
     labels: Labels
     differences: tuple[float, ...]

@@ -172,7 +172,8 @@ class SeedRun:
 
     @staticmethod
     def most_frequent(runs: Iterable[SeedRun]) -> str | None:
-        """Say what the most frequent class gets in the first of these runs of uneven test classes; None: in none."""
+        """Say what the most frequent class gets, in the first of these runs whose test classes are uneven; None: in
+        none."""
         for run in runs:
             if (evaluation := run.last_evaluation) is None or not evaluation.uneven:
                 continue
@@ -186,7 +187,8 @@ class SeedRun:
 
     @staticmethod
     def shown_figures(runs: Iterable[SeedRun]) -> list[str]:
-        """Return which figures a table of runs shows, the ranking one first; of rare classes where they are uneven."""
+        """Return which figures a table of runs shows, the one that ranks first; those of rare classes where they are
+        uneven."""
         known = list(runs)
         ranked, usual = SeedRun.measure_of(known), ["accuracy", "worst_class", "target_accuracy"]
         if ranked in usual and SeedRun.most_frequent(known) is None:

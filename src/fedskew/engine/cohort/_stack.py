@@ -136,6 +136,7 @@ class Stack:
 
     def __init__(self, networks: Networks, work: LocalWork, clients: Sequence[StackedClient]) -> None:
         self.networks, self.work, self.clients, step = networks, work, clients, work.local_step
+        self._in_place = steps_in_place(step, rows=True)
         covered = all(covers(step, "takes_rows", plain) for plain in ("step", "direction"))
         self._takes_rows = covered and has(step, "takes_rows")
         setups = [client.setup for client in clients]
@@ -229,9 +230,8 @@ class Stack:
         objective = _StackObjective(self, own, dims, moment.smallest, model)
 
         seen = seen_by(step.step, {"layout": self.networks.train.layout, "log": self.log})
-        in_place = steps_in_place(step, rows=True)
-        if in_place is not None and dims.lr is None:
-            in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
+        if self._in_place is not None and dims.lr is None:
+            self._in_place.step_in_place(model.parameters, objective.gradients, carried, settings)
             parameters = model.parameters
         elif self._takes_rows and "log" not in seen:
             stepped = step.step(model.parameters, objective.gradients, carried, settings, **seen)
