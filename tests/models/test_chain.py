@@ -286,8 +286,9 @@ def test_a_frozen_tensor_has_no_gradient_and_the_others_theirs(frozen):
     assert_same(module)
 
 
-def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points():
-    module = build("lenet5", 5, (3, 28, 28), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("network", ["lenet5", "cnn_w2"])
+def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points(network):
+    module = build(network, 5, (3, 28, 28), generator=torch.Generator().manual_seed(0))
     flat = FlatModel(module)
     x = torch.randn(500, 3, 28, 28, generator=torch.Generator().manual_seed(1))
     apart = []

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedskew.models import FlatModel
 from fedskew.models._chain import Convolution
-from fedskew.models._wide import MANY, ByWindows, windows_of
+from fedskew.models._wide import MANY, ByProducts, windows_of
 
 WIDE = {"padding": 1}, {"stride": 2, "padding": (1, 0)}, {"dilation": (1, 2), "padding": 2, "bias": False}, {}
 
@@ -35,7 +35,7 @@ def test_values_and_gradients_are_those_of_the_convolution(options, last):
     y = layer(x)
     slope = drawn(*y.shape)
     expected = torch.autograd.grad(y, (x, *layer.parameters()), slope)
-    with ByWindows():
+    with ByProducts():
         ours = layer(x)
     assert torch.allclose(ours, y, rtol=1e-12, atol=1e-12)
     found = torch.autograd.grad(ours, (x, *layer.parameters()), slope)
@@ -67,10 +67,10 @@ def test_what_is_wrong_or_unusual_is_pytorchs(channels, options):
     try:
         expected = layer(x)
     except RuntimeError as error:
-        with pytest.raises(RuntimeError, match=f"^{re.escape(str(error))}$"), ByWindows():
+        with pytest.raises(RuntimeError, match=f"^{re.escape(str(error))}$"), ByProducts():
             layer(x)
     else:
-        with ByWindows():
+        with ByProducts():
             assert torch.equal(layer(x), expected)
 
 

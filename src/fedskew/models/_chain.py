@@ -17,6 +17,7 @@ from torch.nn.modules.utils import _pair
 from fedskew.models._dropout import Dropout
 from fedskew.models._network import Outputs
 from fedskew.models._wide import images_of, product_of, rows_of, windows_of
+from fedskew.models._winograd import convolve, gradients, suits
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
@@ -104,8 +105,9 @@ class Cosines(Stage):
 
 
 class Convolution(Stage):
-    """A convolution, channels innermost; a wide one of small images is a product of what its values read."""
+    """A convolution, channels innermost; one of many channels by fewer products, or as one product of small images."""
 
+    in_tiles = False
     windows: Tensor | None = None
 
     def __init__(self, layer: nn.Conv2d, first: bool) -> None:
@@ -115,7 +117,11 @@ class Convolution(Stage):
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
         self.x, self.windows, layer = x, None, self.layer
-        if (found := windows_of(x, self.weight, layer.stride, layer.padding, layer.dilation, layer.groups)) is not None:
+        own = x, self.weight, layer.stride, layer.padding, layer.dilation, layer.groups
+        self.in_tiles = suits(*own)
+        if self.in_tiles:
+            return convolve(x, self.weight, self.bias, layer.padding)
+        if (found := windows_of(*own)) is not None:
             self.windows, _ = found
             return product_of(*found, self.weight, self.bias)
         self.x = x.contiguous(memory_format=torch.channels_last)
@@ -123,6 +129,9 @@ class Convolution(Stage):
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`; of the first layer nothing of use."""
+        if self.in_tiles:
+            dx, dw = gradients(gradient, self.x, self.weight, self.layer.padding, not self.first)
+            return _written((dw, gradient.sum((0, 2, 3))), self.to, gradient if dx is None else dx)
         if self.windows is not None:
             return self._by_windows(gradient.flatten(2).transpose(1, 2).flatten(0, 1), self.windows)
         needed = [not self.first, *(one is not None for one in self.to)]

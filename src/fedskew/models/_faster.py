@@ -14,7 +14,8 @@ from fedskew.models._chain import Chain, Flatten
 from fedskew.models._dropout import ChannelDropout, Dropout
 from fedskew.models._graph import UnreadableError, chain_of, layers_of, read_graph, values_of
 from fedskew.models._network import Outputs
-from fedskew.models._wide import MANY, ByWindows
+from fedskew.models._wide import MANY, ByProducts
+from fedskew.models._winograd import takes
 from fedskew.models._wrappers import with_features
 from fedskew.models.frozen import still_layers
 
@@ -48,8 +49,8 @@ class Faster(nn.Module):
         self._featured = (with_features(module),)  # in a tuple, as it is no layer of its own
         self._graphs: dict[tuple[bool, ...], fx.GraphModule | UnreadableError] = {}
         self._chains: dict[tuple[Any, ...], Chain | None] = {}
-        is_wide = any(own.dim() == 4 and own.numel() >= MANY for own in module.parameters())
-        self._way: Any = ByWindows() if is_wide else contextlib.nullcontext()
+        is_wide = any(own.dim() == 4 and (own.numel() >= MANY or takes(own)) for own in module.parameters())
+        self._way: Any = ByProducts() if is_wide else contextlib.nullcontext()
         self._is_plain = True
         self._has_modes = not all(type(layer) in _WITHOUT_MODES or _is_ours(layer) for layer in self._layers)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -31,11 +32,17 @@ _MATHS = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity stay what th
 
 @intrinsic
 def _whole_vectors(_: Any) -> tuple[Any, Any]:
-    """Let a kernel use all of a vector register; of AVX-512's, a compiler takes half on Intel's processors."""
+    """Let a kernel use all of a vector register; of AVX-512's, a compiler takes half on Intel's processors.
+
+    No two arrays of such a kernel may share memory.
+    """
 
     def generated(context: Any, builder: Any, *_: Any) -> Any:
         if isinstance(attributes := builder.function.attributes, set):
             set.add(attributes, '"prefer-vector-width"="512"')  # its own `add` knows a few names only
+        for argument in builder.function.args:
+            if isinstance(argument.type, ir.PointerType):
+                argument.add_attribute("noalias")
         return context.get_dummy_value()
 
     return types.none(), generated
@@ -131,7 +138,7 @@ def weigh_{name}(dw, x, dy, groups, x_strides, y_at, y_strides, shape, step):
 """
 
 
-def _filled(template: str, **lines: list[str]) -> str:
+def filled(template: str, **lines: list[str]) -> str:
     """Fill a template in; where a line is a name in braces, each of the lines of that name takes its indentation."""
     out = []
     for line in template.splitlines():
@@ -149,14 +156,14 @@ def convolve_of(taps: int, outs: int) -> Callable[..., None]:
     """Return the kernel of a convolution, with pooling and ReLU, for windows `taps` wide and this many outputs."""
     block = next(block for block in (4, 3, 2, 1) if (outs % block == 0 and block * taps <= _AT_ONCE) or block == 1)
     k, b, name = range(taps), range(block), f"{taps}_{block}"
-    source = _filled(
+    source = filled(
         _CONVOLVE.replace("{name}", name).replace("{block}", str(block)).replace("{scratch}", str(SCRATCH)),
         offsets=[f"o{t} = np.uintp(p + {t} * step)" for t in k],
         weights=[f"w{i}_{t} = w[out + {i}, c, r, {t}]" for i in b for t in k],
         inputs=[f"x{t} = x[o{t} + j]" for t in k],
         adds=[f"sums[np.uintp(first + {i * SCRATCH}) + j] += " + " + ".join(f"w{i}_{t} * x{t}" for t in k) for i in b],
     )
-    return _compiled(source, f"convolve_{name}")
+    return compiled(source, f"convolve_{name}")
 
 
 @functools.cache
@@ -165,7 +172,7 @@ def weigh_of(taps: int, outs: int) -> Callable[..., None]:
     block = next((one for one in (4, 6, 5, 3, 2) if outs % one == 0 and one * taps <= _SUMS_AT_ONCE), 1)
     k, b, name = range(taps), range(block), f"{taps}_{block}"
     each = [(i, t) for i in b for t in k]
-    source = _filled(
+    source = filled(
         _WEIGH.replace("{name}", name).replace("{block}", str(block)),
         totals=[f"t{i}_{t} = dw[out + {i}, c, r, {t}]" for i, t in each],
         sources=[f"o{t} = np.uintp(p + {t} * step)" for t in k]
@@ -176,10 +183,10 @@ def weigh_of(taps: int, outs: int) -> Callable[..., None]:
         totalled=[f"t{i}_{t} += a{i}_{t}" for i, t in each],
         stores=[f"dw[out + {i}, c, r, {t}] = t{i}_{t}" for i, t in each],
     )
-    return _compiled(source, f"weigh_{name}")
+    return compiled(source, f"weigh_{name}")
 
 
-def _compiled(body: str, name: str) -> Callable[..., None]:
+def compiled(body: str, name: str) -> Callable[..., None]:
     """Define functions, and return one; Numba keeps them compiled, by their names, where it keeps this file's own."""
     names: dict[str, Any] = {"np": np, "njit": njit, "whole_vectors": _whole_vectors, "MATHS": _MATHS}
     names["__name__"] = __name__

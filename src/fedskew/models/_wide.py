@@ -9,6 +9,8 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
+from fedskew.models._winograd import InTiles, suits
+
 MANY = 2**19
 """Weights from which a product of windows may take less time than PyTorch's convolution."""
 _HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
@@ -59,8 +61,8 @@ def _is_last(weight: Tensor) -> bool:
     return weight.stride(1) == 1
 
 
-class ByWindows(TorchFunctionMode):
-    """Within it, convolutions on a CPU are products of windows where these are faster."""
+class ByProducts(TorchFunctionMode):
+    """Within it, convolutions on a CPU are matrix products where these are faster: of tiles, or of windows."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of PyTorch's."""
@@ -68,10 +70,23 @@ class ByWindows(TorchFunctionMode):
         return _convolve(*args, **kwargs) if func is torch.conv2d else func(*args, **kwargs)
 
 
-def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
+def _convolve(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    own = input, weight, stride, padding, dilation, groups
     # A checkpoint computes anew outside of this mode, and must save the same tensors; torch.compile reads no hooks.
-    ours = input.is_cpu and (torch.compiler.is_compiling() or not _HOOKS(True))
-    found = windows_of(input, weight, *options, **named) if ours else None
-    if found is None:
-        return torch.conv2d(input, weight, bias, *options, **named)
-    return product_of(*found, weight, bias)
+    compiles = torch.compiler.is_compiling()
+    if input.is_cpu and (compiles or not _HOOKS(True)):
+        mapped = compiles or torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
+        if not mapped and type(input) is Tensor and suits(*own):
+            values: Tensor = InTiles.apply(input, weight, bias, _pair(padding))  # type: ignore[no-untyped-call]
+            return values if _is_last(weight) else values.contiguous()
+        if (found := windows_of(*own)) is not None:
+            return product_of(*found, weight, bias)
+    return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)

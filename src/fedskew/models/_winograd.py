@@ -1,0 +1,275 @@
+"""Convolutions with windows of 3 x 3, by 24 multiplications for each tile of 2 x 4 outputs in place of 72.
+
+Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: a tile reads 4 x 6 inputs; linear maps turn
+these and the weights into 24 numbers each, their products, added up over channels, are 24 matrix products, and another
+map turns those into outputs. Gradients go through the maps' transposes. Tiles of 4 x 4 outputs would take a quarter
+fewer, and be 1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 off and PyTorch's own are 2.5e-7.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.modules.utils import _pair
+
+_DOWN, _ACROSS = 2, 4  # outputs of a tile
+_FEWEST, _PAIRS = 32, 2**11  # channels, and pairs of them, below which PyTorch's are as fast
+_FEWEST_TILES = 64  # of a batch: the weights' numbers are as many for one image as for a hundred
+_TILES_AT_ONCE = 96  # of a matrix product: what it reads and writes then fits into a processor's second cache
+Maps = tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]
+
+
+def _turned(maps: Maps) -> Maps:
+    return tuple(zip(*maps[0], strict=True)), tuple(zip(*maps[1], strict=True))
+
+
+# Lavin and Gray's B', G and A', for two outputs and for four, at the points 0, 1, -1 and, for four, 1/2 and -2.
+_INPUTS: Maps = (
+    ((-1, 0, 1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, -1, 0, 1)),
+    ((1, -1.5, -2, 1.5, 1, 0), (0, -1, 0.5, 2.5, 1, 0), (0, 1, -2.5, 0.5, 1, 0),
+     (0, -2, -1, 2, 1, 0), (0, 0.5, -1, -0.5, 1, 0), (0, 1, -1.5, -2, 1.5, 1)),
+)  # fmt: skip
+_WEIGHTS: Maps = (
+    ((-1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
+    ((1, 0, 0), (1 / 3, 1 / 3, 1 / 3), (-1 / 3, 1 / 3, -1 / 3),
+     (-16 / 15, -8 / 15, -4 / 15), (1 / 15, -2 / 15, 4 / 15), (0, 0, 1)),
+)  # fmt: skip
+_VALUES: Maps = (
+    ((1, 1, 1, 0), (0, 1, -1, 1)),
+    ((1, 1, 1, 1, 1, 0), (0, 1, -1, 0.5, -2, 0), (0, 1, 1, 0.25, 4, 0), (0, 1, -1, 0.125, -8, 1)),
+)
+# Of rows and of columns: of a tile's inputs and slopes to its numbers, of its numbers to values and inputs' slopes.
+_MAPS = {"inputs": _INPUTS, "values": _VALUES, "slopes": _turned(_VALUES), "input_slopes": _turned(_INPUTS)}
+_BY_WEIGHTS = torch.kron(*map(torch.tensor, _WEIGHTS))  # (24, 9)
+
+_SPREAD = """
+@njit(cache=True, fastmath=MATHS)
+def map_{name}(images, tiles, first, number, strides, grid):
+    whole_vectors()
+    for i in range(number):
+        for a in range(grid[0]):
+            for b in range(grid[1]):
+                p = (first + i) * strides[0] + a * {down} * strides[1] + b * {across}
+                to = np.uintp(((i * grid[0] + a) * grid[1] + b) * {size})
+                {places}
+                for c in range(np.uintp({channels})):
+                    {inputs}
+                    {sums}
+                    {outputs}
+"""
+_GATHER = """
+@njit(cache=True, fastmath=MATHS)
+def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
+    whole_vectors()
+    for i in range(number):
+        for a in range(grid[0]):
+            for b in range(grid[1]):
+                p = ((i * grid[0] + a) * grid[1] + b) * {channels}
+                {places}
+                for c in range(np.uintp({channels})):
+                    {inputs}
+                    {sums}
+                    {outputs}
+                for r in range({rows}):
+                    to = np.uintp((first + i) * strides[0] + (a * {down} + r) * strides[1] + b * {across})
+                    for j in range(np.uintp({row})):
+                        images[to + j] {puts} tile[np.uintp(r * {row}) + j]
+"""
+
+
+def suits(x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> bool:
+    """Return whether a convolution is computed here: many channels, many tiles, and three fourths of these in use."""
+    steps, padding = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
+    if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(padding) != 2:
+        return False
+    if x.dim() != 4 or x.shape[1] != weight.shape[1] or not x.is_cpu or {x.dtype, weight.dtype} != {torch.float32}:
+        return False
+    shape = _shape_of(x, padding)
+    tiles = math.prod(_grid_of(shape))
+    is_full = 4 * math.prod(shape) >= 3 * tiles * _DOWN * _ACROSS
+    return min(shape) > 0 and is_full and len(x) * tiles >= _FEWEST_TILES and _has_kernels()
+
+
+def takes(weight: Tensor) -> bool:
+    """Return whether weights may be those of such a convolution."""
+    return weight.shape[2:] == (3, 3) and min(weight.shape[:2]) >= _FEWEST and math.prod(weight.shape[:2]) >= _PAIRS
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+    """Return a convolution's values, `(batch, channels, rows, columns)`, channels innermost in memory."""
+    shape = _shape_of(x, padding)
+    grid, outs = _grid_of(shape), len(weight)
+    images, by = _Images(_padded(x, padding, grid), grid), _transformed(weight).transpose(1, 2)
+    to = _Images(x.new_empty(len(x), grid[0] * _DOWN, grid[1] * _ACROSS, outs), grid, bias)
+    for first, number in _parts(len(x), grid):
+        to.gather("values", images.spread("inputs", first, number), by, first, number)
+    return to.values[:, : shape[0], : shape[1]].contiguous().permute(0, 3, 1, 2)
+
+
+def gradients(
+    gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], of_inputs: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Return the gradients of a convolution's inputs, if wanted, and of its weights, from that of its values."""
+    grid, (outs, channels) = _grid_of(gradient.shape[2:]), weight.shape[:2]
+    images = _Images(_padded(x, padding, grid), grid)
+    slopes = _Images(_fitted(gradient, (0, 0), (grid[0] * _DOWN, grid[1] * _ACROSS)), grid)
+    to, by = _Images(torch.zeros_like(images.values), grid), _transformed(weight)
+    by_weight = torch.empty(0)
+    for first, number in _parts(len(x), grid):
+        products = slopes.spread("slopes", first, number)
+        pair = products.transpose(1, 2), images.spread("inputs", first, number)
+        by_weight = torch.baddbmm(by_weight, *pair, out=by_weight) if first else torch.bmm(*pair)
+        if of_inputs:
+            to.gather("input_slopes", products, by, first, number)
+    weights = torch.mm(_BY_WEIGHTS.t(), by_weight.flatten(1)).view(3, 3, outs, channels).permute(2, 3, 0, 1)
+    (above, beside), (height, width) = padding, x.shape[2:]
+    inner = to.values[:, above : above + height, beside : beside + width].contiguous().permute(0, 3, 1, 2)
+    return inner if of_inputs else None, weights
+
+
+class InTiles(torch.autograd.Function):
+    """`convolve`, for autograd; the gradient of its gradients is PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+        """Return values."""
+        ctx.save_for_backward(x, weight)
+        ctx.padding = padding
+        return convolve(x, weight, bias, padding)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of what `forward` takes."""
+        x, weight = ctx.saved_tensors
+        of_inputs, _, of_bias, _ = needed = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed[:3]
+            return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
+        own = gradients(gradient, x, weight, ctx.padding, of_inputs)
+        return *own, gradient.sum((0, 2, 3)) if of_bias else None, None
+
+
+class _Images:
+    """A batch of images, `(batch, rows, columns, channels)`, that tiles are read from or written to, plus a bias."""
+
+    def __init__(self, values: Tensor, grid: tuple[int, int], bias: Tensor | None = None) -> None:
+        self.values, self.channels = values, values.shape[3]
+        self._tiles, self._places = math.prod(grid), (values.stride()[:2], grid)
+        # One for all parts, which then stays in a processor's fast memory.
+        self._numbers = values.new_empty(_at_once(grid) * self._tiles * len(_BY_WEIGHTS) * self.channels)
+        own = values, values.new_zeros(self.channels) if bias is None else bias
+        self._flat, self._bias, self._tile, self._flat_numbers = map(
+            _flat, (*own, values.new_empty(len(_BY_WEIGHTS) * self.channels), self._numbers)
+        )
+        self._shapes: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def spread(self, maps: str, first: int, number: int) -> Tensor:
+        """Return the numbers of each tile of some images, `(24, tiles, channels)`."""
+        _kernel(maps, self.channels)(self._flat, self._flat_numbers, first, number, *self._places)
+        return self._shaped(number)[0]
+
+    def gather(self, maps: str, tiles: Tensor, by: Tensor, first: int, number: int) -> None:
+        """Write what each tile's numbers times a matrix become; where tiles overlap, add it."""
+        torch.bmm(tiles, by, out=self._shaped(number)[1])
+        own = self._flat_numbers, self._flat, self._bias, self._tile
+        _kernel(maps, self.channels)(*own, first, number, *self._places)
+
+    def _shaped(self, number: int) -> tuple[Tensor, Tensor]:
+        """Return the numbers of so many images, `(24, tiles, channels)`, as they are spread and as they are read."""
+        if number not in self._shapes:
+            numbers, tiles = len(_BY_WEIGHTS), number * self._tiles
+            flat = self._numbers[: numbers * tiles * self.channels]
+            spread = flat.view(tiles, numbers, self.channels).transpose(0, 1)
+            self._shapes[number] = spread, flat.view(numbers, tiles, self.channels)
+        return self._shapes[number]
+
+
+def _flat(values: Tensor) -> Any:
+    return values.detach().view(-1).numpy()
+
+
+def _shape_of(x: Tensor, padding: tuple[int, int]) -> tuple[int, int]:
+    """Return rows and columns of a convolution's values."""
+    return x.shape[2] + 2 * padding[0] - 2, x.shape[3] + 2 * padding[1] - 2
+
+
+def _grid_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many tiles cover an image's values, down and across."""
+    return -(-shape[0] // _DOWN), -(-shape[1] // _ACROSS)
+
+
+def _padded(x: Tensor, padding: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    return _fitted(x, padding, (grid[0] * _DOWN + 2, grid[1] * _ACROSS + 2))
+
+
+def _fitted(x: Tensor, before: tuple[int, int], shape: tuple[int, int]) -> Tensor:
+    """Return images with channels innermost and zeros around, of so many rows and columns."""
+    (above, beside), (height, width) = before, x.shape[2:]
+    around = 0, 0, beside, shape[1] - width - beside, above, shape[0] - height - above
+    images = x.permute(0, 2, 3, 1)
+    return (functional.pad(images, around) if any(around) else images).contiguous()
+
+
+def _parts(batch: int, grid: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the first image, and the number of images, of each matrix product."""
+    number = _at_once(grid)
+    return [(first, min(number, batch - first)) for first in range(0, batch, number)]
+
+
+def _at_once(grid: tuple[int, int]) -> int:
+    return max(1, _TILES_AT_ONCE // math.prod(grid))
+
+
+def _transformed(weight: Tensor) -> Tensor:
+    """Return what each of a tile's numbers is multiplied by, `(24, channels of outputs, of inputs)`."""
+    return torch.mm(_BY_WEIGHTS, weight.permute(2, 3, 0, 1).reshape(9, -1)).view(-1, *weight.shape[:2])
+
+
+@functools.cache
+def _has_kernels() -> bool:
+    try:
+        from fedskew.models import _kernels  # noqa: F401
+    except Exception:  # where Numba isn't built for this Python or processor
+        return False
+    return True
+
+
+@functools.cache
+def _kernel(maps: str, channels: int) -> Callable[..., None]:
+    """Return the kernel that computes tiles from images, or images from tiles."""
+    from fedskew.models._kernels import compiled, filled
+
+    by_rows, by_columns = _MAPS[maps]
+    rows, columns, high, wide = (*map(len, (by_rows[0], by_columns[0], by_rows, by_columns)),)
+    read, written = ([(i, j) for i in range(r) for j in range(c)] for r, c in ((rows, columns), (high, wide)))
+    if maps in ("inputs", "slopes"):
+        template = _SPREAD
+        places = [f"p{i} = np.uintp(p + {i} * strides[1])" for i in range(rows)]
+        inputs = [f"x{i}_{j} = images[p{i} + np.uintp({j * channels}) + c]" for i, j in read]
+        outputs = [f"tiles[to + np.uintp({at * channels}) + c] = z{i}_{j}" for at, (i, j) in enumerate(written)]
+    else:
+        template, plane = _GATHER, f"number * grid[0] * grid[1] * {channels}"
+        places = [f"p{at} = np.uintp(p + {at} * {plane})" for at in range(len(read))]
+        inputs = [f"x{i}_{j} = tiles[p{at} + c]" for at, (i, j) in enumerate(read)]
+        added = " + bias[c]" if maps == "values" else ""
+        outputs = [f"tile[np.uintp({at * channels}) + c] = z{i}_{j}{added}" for at, (i, j) in enumerate(written)]
+    down = [(i, j, [f"x{k}_{j}" for k in range(rows)]) for i in range(high) for j in range(columns)]
+    across = [(i, j, [f"y{i}_{k}" for k in range(columns)]) for i, j in written]
+    sums = [f"y{i}_{j} = {_sum(by_rows[i], names)}" for i, j, names in down]
+    sums += [f"z{i}_{j} = {_sum(by_columns[j], names)}" for i, j, names in across]
+    name = f"{maps}_{channels}"
+    own = {"name": name, "channels": channels, "rows": high, "row": wide * channels, "size": high * wide * channels}
+    own |= {"down": _DOWN, "across": _ACROSS * channels, "puts": "+=" if maps == "input_slopes" else "="}
+    for key, value in own.items():
+        template = template.replace(f"{{{key}}}", str(value))
+    source = filled(template, places=places, inputs=inputs, sums=sums, outputs=outputs)
+    return compiled(source, f"map_{name}")
+
+
+def _sum(factors: Sequence[float], names: Sequence[str]) -> str:
+    terms = zip(factors, names, strict=True)
+    return " + ".join(name if factor == 1 else f"np.float32({factor}) * {name}" for factor, name in terms if factor)

@@ -1,0 +1,161 @@
+"""Convolutions in tiles are PyTorch's convolutions, to rounding."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from fedskew.models import FlatModel, build
+from fedskew.models._chain import Convolution
+from fedskew.models._wide import ByProducts
+from fedskew.models._winograd import suits
+
+# Whole tiles and others, zeros around or not, batches of several products and of a part of one.
+SHAPES = ((10, 14, 12), {}), ((33, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def layer_of(last: bool, outs: int = 72, **options: object) -> nn.Conv2d:
+    layer: nn.Conv2d = nn.Conv2d(48, outs, 3, **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for own in layer.parameters():
+            own.copy_(drawn(*own.shape))
+    return layer.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.shape == expected.shape
+    assert (got.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize(("shape", "options"), SHAPES, ids=str)
+def test_values_and_gradients_are_those_of_the_convolution(shape, options, last):
+    layer, x = layer_of(last, **options), drawn(shape[0], 48, *shape[1:]).requires_grad_()
+    exact = [own.detach().double().requires_grad_() for own in (x, *layer.parameters())]
+    y = functional.conv2d(*exact, padding=layer.padding)
+    slope = drawn(*y.shape)
+    expected = y, *torch.autograd.grad(y, exact, slope.double())
+    assert suits(x, layer.weight, padding=layer.padding)
+    with ByProducts():
+        ours = layer(x)
+    assert ours.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    written = ours, *torch.autograd.grad(ours, (x, *layer.parameters()), slope)
+    for own in layer.parameters():
+        own.grad = torch.full_like(own, torch.nan)
+    stage = Convolution(layer, first=False)
+    with torch.no_grad():
+        chained = stage.forward(x.detach()), stage.backward(slope), *(own.grad for own in layer.parameters())
+    for way in (written, chained):
+        for pair in zip(way, expected, strict=True):
+            assert_near(*pair)
+    assert torch.equal(written[0], chained[0])
+
+
+def test_a_first_layers_inputs_get_no_gradient_and_frozen_parameters_stay():
+    layer, x = layer_of(True), drawn(10, 48, 10, 10)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    layer.bias.requires_grad_(False)
+    stage = Convolution(layer, first=True)
+    with torch.no_grad():
+        slope = torch.ones_like(stage.forward(x))
+        assert stage.backward(slope) is slope
+    assert layer.weight.grad.any()
+    assert layer.bias.grad is None
+
+
+def test_others_stay_pytorchs():
+    x, weight = torch.zeros(8, 48, 8, 8), torch.zeros(64, 48, 3, 3)
+    assert suits(x, weight, 1, 1)
+    assert not suits(x[:7], weight, 1, 1)  # 56 tiles
+    assert not suits(x, weight, 2, 1)
+    assert not suits(x, weight, 1, "same")
+    assert not suits(x, weight, 1, (1,))
+    assert not suits(x, weight, 1, 1, 2)
+    assert not suits(x, weight[:, :24], 1, 1, 1, 2)
+    assert not suits(x, weight[:40], 1, 1)  # fewer than 2^11 pairs of channels
+    assert not suits(x, weight[:31], 1, 1)
+    assert not suits(x, torch.zeros(64, 48, 3, 1), 1, 1)
+    assert not suits(x.double(), weight.double(), 1, 1)
+    assert not suits(torch.zeros(80, 48, 2, 2), weight, 1, 1)  # half of each tile
+    assert not suits(torch.zeros(80, 48, 1, 1), weight)
+    assert not suits(torch.zeros(48, 8, 8), weight, 1, 1)
+
+
+def test_infinite_and_missing_values_are_seen():
+    layer, x = layer_of(True, padding=1), drawn(10, 48, 8, 8)
+    x[3, 5, 2, 2] = torch.nan
+    with torch.no_grad(), ByProducts():
+        y = layer(x)
+    assert y[3].isnan().any()
+    assert torch.isfinite(y[[0, 1, 2, 4]]).all()
+
+
+def test_gradients_of_gradients_are_pytorchs():
+    layer, x = layer_of(True, padding=1), drawn(10, 48, 8, 8).requires_grad_()
+
+    def curved() -> torch.Tensor:
+        (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        return torch.cat([one.flatten() for one in torch.autograd.grad(slope.square().sum(), (x, layer.weight))])
+
+    expected = curved()
+    with ByProducts():
+        found = curved()
+    assert_near(found, expected.double())
+
+
+class Residual(nn.Module):
+    def __init__(self, way=lambda layer, x: layer(x)):
+        super().__init__()
+        self.convolution, self.head, self.way = nn.Conv2d(48, 48, 3, padding=1), nn.Linear(48, 2), way
+
+    def forward(self, x):
+        return self.head((x + self.way(self.convolution, x)).mean((2, 3)))
+
+
+def mapped(layer, x):
+    return torch.vmap(lambda one: functional.conv2d(one[None], layer.weight, layer.bias, padding=1)[0])(x)
+
+
+def differentiated(layer, x):
+    return torch.func.vjp(lambda one: functional.conv2d(one, layer.weight, layer.bias, padding=1), x)[0]
+
+
+def in_bfloat16(layer, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return layer(x).float()
+
+
+WAYS = (partial(checkpoint, use_reentrant=False), mapped, differentiated, in_bfloat16)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=("checkpoint", "vmap", "vjp", "autocast"))
+def test_layers_that_are_used_otherwise_are_trained(way):
+    gradients = []
+    for one in (way, lambda layer, x: layer(x)):
+        network = Residual(one)
+        with torch.no_grad():
+            for own in network.parameters():
+                own.copy_(drawn(*own.shape))
+        model = FlatModel(network)
+        model.network.train()
+        model.differentiate(drawn(10, 48, 8, 8), lambda outputs: outputs.logits.square().sum())
+        gradients.append(model.views(model.gradient)["convolution.weight"])
+    assert torch.allclose(*gradients, rtol=0, atol=1e-2 * float(gradients[1].abs().max()))
+
+
+def test_networks_are_computed_in_tiles_as_chains_and_as_written():
+    for network, way in ((build("cnn_w2", 10, (3, 32, 32)), "chain"), (Residual(), "as_written")):
+        model = FlatModel(network)
+        model.network.train()
+        shape = (10, 3, 32, 32) if way == "chain" else (10, 48, 8, 8)
+        with torch.profiler.profile() as profile:
+            model.differentiate(drawn(*shape), lambda outputs: outputs.logits.square().sum())
+        assert way in model.network.rules
+        assert "aten::bmm" in {event.name for event in profile.events()}
