@@ -1,7 +1,5 @@
 """Who holds which labels: `fedskew counts` counts them in any data, `fedskew advise` names methods for such clients."""
 
-from __future__ import annotations
-
 import glob
 import os
 import sys
@@ -261,7 +259,7 @@ def advice_for(
     epochs: float | None,
     without: Collection[str] = (),
     table: Path | None = None,
-) -> Advice:
+) -> "Advice":
     """Return the advice for label counts; participation and epochs are those of their config or run if not given."""
     from fedskew.arena import advise as look_up
 
@@ -270,7 +268,7 @@ def advice_for(
     return look_up(source.counts, source.target, share, times, without, table)
 
 
-def print_advice(console: Console, found: Advice) -> None:
+def print_advice(console: Console, found: "Advice") -> None:
     """Print advice in sentences below a heading."""
     sentences = [found.sentence()]
     if found.method not in (None, "fedavg"):

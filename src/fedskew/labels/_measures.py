@@ -1,7 +1,5 @@
 """Measures of how unevenly labels are distributed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -134,7 +132,7 @@ class ClassPairs:
     hardly: ClassVar[int] = 10
 
     @classmethod
-    def of(cls, counts: CountsLike) -> ClassPairs:
+    def of(cls, counts: CountsLike) -> "ClassPairs":
         """Return the pairs of a federation's classes."""
         return cls(colocation(counts))
 

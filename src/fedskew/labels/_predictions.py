@@ -5,8 +5,6 @@ Two forms. A row for each sample: the model's probability of each class in colum
 held-out samples a row for each class and a column for each outcome cell, for the target one row under the same names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +60,7 @@ class Outcomes:
     @staticmethod
     def read(
         predictions: str | Path, tables: str | Path, edges: Sequence[float] = EDGES, decimal: Decimal | None = None
-    ) -> Outcomes:
+    ) -> "Outcomes":
         """Read a model's predictions on the target's unlabelled samples, and on held-out labelled ones.
 
         Args:
