@@ -133,10 +133,7 @@ def _template(package: str, template: str, filters: tuple[tuple[str, Callable[..
     import jinja2  # it takes long to import
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(package),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader(package), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= dict(filters)
     return environment.get_template(template)

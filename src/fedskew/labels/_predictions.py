@@ -136,12 +136,7 @@ def _confidences(sheet: Sheet) -> FloatArray:
 
 
 def _from_probabilities(
-    sheets: Sequence[Sheet],
-    classes: list[str],
-    values: FloatArray,
-    new: FloatArray,
-    labels: list[str],
-    cuts: FloatArray,
+    sheets: Sequence[Sheet], classes: list[str], known: FloatArray, new: FloatArray, labels: list[str], cuts: FloatArray
 ) -> Outcomes:
     places = {name: place for place, name in enumerate(classes)}
     for row, name in enumerate(labels):
@@ -153,8 +148,8 @@ def _from_probabilities(
         row = int(np.argmax(off))
         sheets[1].fail_row(row, f"the probabilities sum to {new[row].sum():.6g}, not to 1")
     true = np.array([places[name] for name in labels])
-    cells = [outcome_cells(each, cuts) for each in (values, new)]
-    return _outcomes(classes, true, cells, len(cuts) + 1, (values, true.astype(float)), new)
+    cells = [outcome_cells(each, cuts) for each in (known, new)]
+    return _outcomes(classes, true, cells, len(cuts) + 1, (known, true.astype(float)), new)
 
 
 def _outcomes(
