@@ -1,7 +1,5 @@
 """Files that outlive a kill: written whole or not at all, on the disk before they count, one writer at a time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -98,7 +96,7 @@ def append(path: Path, content: bytes) -> None:
 
 
 def save_tensors(
-    path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, Any] | None = None, *, wait: bool = True
+    path: Path, tensors: "Mapping[str, Tensor]", notes: Mapping[str, Any] | None = None, *, wait: bool = True
 ) -> None:
     """Write tensors on the CPU and plain notes whole as safetensors, with a checksum that `load_tensors` looks at."""
     from safetensors import SafetensorError
@@ -111,7 +109,7 @@ def save_tensors(
         save_file(dict(tensors), part, metadata={_KEY: json.dumps(said)})
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """Read what `save_tensors` wrote. RunError where it is missing or damaged; to name the file is the caller's."""
     from safetensors import SafetensorError, safe_open
 

@@ -1,7 +1,5 @@
 """Means and p-values, tables as CSV and Markdown, nested tables as flat ones, texts that are filled in."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io
@@ -29,7 +27,7 @@ class Spread:
     std: float | None
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
+    def of(cls, values: Iterable[float]) -> "Spread":
         """Return the spread of these values."""
         known = list(values)
         return cls(statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None)
@@ -130,15 +128,12 @@ def filled(package: str, template: str, filters: Mapping[str, Callable[..., Any]
 
 
 @functools.lru_cache(16)  # filters may be closures
-def _template(package: str, template: str, filters: tuple[tuple[str, Callable[..., Any]], ...]) -> jinja2.Template:
+def _template(package: str, template: str, filters: tuple[tuple[str, Callable[..., Any]], ...]) -> "jinja2.Template":
     """Read and compile a text, which takes a quarter of a small run's set-up, once."""
     import jinja2  # it takes long to import
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(package),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader(package), trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= dict(filters)
     return environment.get_template(template)

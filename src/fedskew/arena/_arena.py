@@ -40,8 +40,6 @@ A table with `low` and `high` stands for a number between them, `one_of` for one
 tables in turn. A key that is no table of a config, such as `task` here, is a label only: the keys in its value are set.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -102,7 +100,7 @@ class Settings(_Table):
     draw: _Draw | None = None
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> Settings:
+    def _check(self) -> "Settings":
         if len(set(self.partitions)) < len(self.partitions):
             raise ValueError(f"partitions: expected different seeds, such as [0, 1] (got {self.partitions})")
         if sorted(set(self.rates)) != self.rates:
@@ -196,7 +194,7 @@ class Arena:
     @staticmethod
     def read(
         path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False, only: Mapping[str, str] | None = None
-    ) -> Arena:
+    ) -> "Arena":
         """Read an arena from a TOML file, and check everything in it that `only` leaves.
 
         Args:

@@ -11,8 +11,6 @@ The two of a pair are always evaluated alike: a finished model, of which there i
 reference's of the same round, whatever the number of evaluations that other scores are means of.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +132,7 @@ class Scores:
         last: int = 5,
         trainings: Mapping[Situation, Hashable] | None = None,
         blocks: str | None = None,
-    ) -> Scores:
+    ) -> "Scores":
         """Return the scores that are compared.
 
         Args:

@@ -7,8 +7,6 @@ validation score are trained on every partition with every seed. A method with a
 many rounds fewer as its finish costs traffic.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -57,7 +55,7 @@ class ArenaJob:
         """The digest of what trains."""
         return self.trained.digest
 
-    def views(self, entries: Sequence[ArenaEntry]) -> list[ArenaJob]:
+    def views(self, entries: Sequence[ArenaEntry]) -> "list[ArenaJob]":
         """Return this job, and the same one in what other entries are views of its training."""
         own = self.entry
         others = [one for one in entries if one.method == own.method and one.training == own.training and one != own]
@@ -208,7 +206,7 @@ class Plan:
         return config if values.own is None else config.with_value(*values.own)
 
     @staticmethod
-    def next_calls(plans: Sequence[Plan], runs: Runs, failed: Collection[str]) -> list[list[ArenaJob]]:
+    def next_calls(plans: "Sequence[Plan]", runs: Runs, failed: Collection[str]) -> list[list[ArenaJob]]:
         """Return the next calls for situations that share trainings; at most `arena.together` runs train at a time.
 
         No method goes on to its next step before all are done with this one, so that which runs train together depends

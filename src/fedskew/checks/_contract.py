@@ -1,7 +1,5 @@
 """Contract tests of a component: it can be made, holds in corner cases of its slot, trains, repeats and resumes."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -213,7 +211,7 @@ class _Sized(NamedTuple):
     inputs: Tensor
 
     @staticmethod
-    def of(config: Config | None, shapes: Shapes) -> _Sized:
+    def of(config: Config | None, shapes: Shapes) -> "_Sized":
         if config is None:
             layers = torch.nn.Linear(FEATURES, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, CLASSES)
             drawn = torch.randn(12, FEATURES, generator=torch.Generator().manual_seed(0))

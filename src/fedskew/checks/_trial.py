@@ -3,8 +3,6 @@
 It has what breaks components: vacant classes, an empty and a tiny client.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json
@@ -41,7 +39,7 @@ class FoundComponent:
     kind: type
 
     @staticmethod
-    def in_file(path: Path) -> list[FoundComponent]:
+    def in_file(path: Path) -> "list[FoundComponent]":
         """Import a file, and return the components that it defines: classes that have the main function of a slot.
 
         A name that begins with `_` is that of a part of one, not of a component. The file's folder is put in front of
@@ -83,7 +81,7 @@ class Shapes(NamedTuple):
     tokens: tuple[int, ...] = ()
 
     @staticmethod
-    def of(config: Config) -> Shapes:
+    def of(config: Config) -> "Shapes":
         """Return the shapes of a config's samples, and its network."""
         dataset = load_dataset(config, config.seeds[0])
         some = dataset.inputs.index_select(0, torch.arange(min(100, len(dataset.inputs))))

@@ -11,22 +11,9 @@ import typer
 from typer import Option
 
 from fedskew import torchrun
-from fedskew.cli import (
-    counts,
-    deploy,
-    labels,
-    new,
-    operate,
-    papers,
-    predict,
-    reference,
-    run,
-    site,
-    sites,
-    sweep,
-    target,
-)
+from fedskew.cli import counts, deploy, labels, new, operate, papers, predict, run, site, sites, sweep, target
 from fedskew.cli.page import Console
+from fedskew.cli.reference import check, listing, methods
 from fedskew.errors import BackendWarning, DataWarning, FedskewError, in_one_line
 
 app = typer.Typer(
@@ -48,9 +35,9 @@ def _add(group: typer.Typer, *commands: Callable[..., None], **settings: Any) ->
         group.command(**settings)(command)
 
 
-_add(app, counts.counts, labels.describe, labels.weights, counts.advise, target.target, reference.methods)
-_add(app, reference.check)
-_add(app, reference.listing, name="list")
+_add(app, counts.counts, labels.describe, labels.weights, counts.advise, target.target, methods)
+_add(app, check)
+_add(app, listing, name="list")
 _add(app, new.schema, new.new, run.run, sweep.sweep, sweep.arena, papers.recipes, papers.reproduce, run.report)
 _add(app, sites.sites, predict.predict, target.adapt, target.personal, predict.watch, papers.demo)
 _add(federation, deploy.init, deploy.check, site.site, deploy.local)

@@ -1,7 +1,5 @@
 """Who holds which labels: `fedskew counts` counts them in any data, `fedskew advise` names methods for such clients."""
 
-from __future__ import annotations
-
 import glob
 import os
 import sys
@@ -11,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
-from typer import Argument, Option
+from typer import Option
 
-from fedskew.cli.options import DataRoot, config_file, named, several
+from fedskew.cli import options
 from fedskew.cli.page import BARE, AsJson, Console, check_apart, print_json, table_of
 from fedskew.errors import ArgumentError, FedskewError
 from fedskew.labels import LabelCounts, read_target
@@ -23,53 +21,6 @@ from fedskew.trees import read_tree
 if TYPE_CHECKING:
     from fedskew.arena import Advice
 
-SourcePath = Annotated[
-    Path,
-    Argument(
-        metavar="SOURCE",
-        help="Label counts in a table (a column client and one for each class, or client,class,count); or what to "
-        "count: a folder of images, an .npz file, CSV or Parquet files of samples, a folder of Hugging Face, a config, "
-        "a run.",
-    ),
-]
-ClientColumn = Annotated[
-    str | None, Option(metavar="COLUMN", help="The column of clients.  [default: as it is called]")
-]
-LabelColumn = Annotated[
-    str | None,
-    Option(
-        metavar="COLUMN",
-        help="The column of labels, where each row is one sample; or columns of 0 and 1, such as Edema,Effusion.",
-    ),
-]
-Separator = Annotated[
-    str | None, Option(metavar="SIGN", help="What is between the labels of a cell, where samples may have several.")
-]
-DecimalSign = Annotated[
-    Literal[".", ","] | None, Option(help="The decimal sign of the table's numbers.  [default: as they show]")
-]
-TotalsAre = Annotated[
-    Literal["drop", "keep"] | None,
-    Option(help="Drop or keep rows and columns of totals and means.  [default: drop totals that fit]"),
-]
-
-TargetPath = Annotated[
-    Path | None,
-    Option(
-        metavar="TARGET.CSV",
-        help="The label mix that the model will serve: columns class,share, or class names over one row of shares.  "
-        "[default: that of a config or run]",
-    ),
-]
-Participation = Annotated[
-    float | None,
-    Option(
-        help="For advice: share of the clients that takes part in a round.  [default: that of a config or run, or 1]"
-    ),
-]
-Epochs = Annotated[
-    float | None, Option(help="For advice: local epochs of a round.  [default: those of a config or run, or 1]")
-]
 TablePath = Annotated[
     Path | None,
     Option(
@@ -87,17 +38,17 @@ NEIGHBOUR = ("{federation}", "{distance:.2f}", "{best} {gain:+.1f}")
 
 
 def counts(
-    path: SourcePath,
-    client: ClientColumn = None,
-    label: LabelColumn = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    totals: TotalsAre = None,
+    path: options.SourcePath,
+    client: options.ClientColumn = None,
+    label: options.LabelColumn = None,
+    separator: options.Separator = None,
+    decimal: options.DecimalSign = None,
+    totals: options.TotalsAre = None,
     form: Annotated[
         Literal["wide", "long"], Option(help="A row for each client, or for each client and class.")
     ] = "wide",
     out: Annotated[Path | None, Option(help="The file to write.  [default: print]")] = None,
-    data_root: DataRoot = None,
+    data_root: options.DataRoot = None,
 ) -> None:
     """Count who holds which labels, and print the table that `fedskew describe` and `fedskew weights` read.
 
@@ -136,8 +87,8 @@ def read_source(
     client: str | None,
     label: str | None,
     separator: str | None,
-    decimal: DecimalSign,
-    totals: TotalsAre,
+    decimal: options.DecimalSign,
+    totals: options.TotalsAre,
     data_root: Path | None,
     target: Path | None = None,
 ) -> Source:
@@ -168,7 +119,7 @@ def read_source(
 def _of_config(path: Path, data_root: Path | None) -> Source:
     from fedskew.experiment import make_task, read
 
-    file, changes = config_file(path), {} if data_root is None else {"data.root": str(data_root)}
+    file, changes = options.config_file(path), {} if data_root is None else {"data.root": str(data_root)}
     config, given = read(file, changes), flatten(read_tree(file, "config", changes)[0])
     root = None if config.data.name in ("digits", "synthetic") else os.environ.get("FEDSKEW_DATA")
     values = [root, *(value for key, value in given.items() if key not in ("name", "data.name"))]
@@ -191,7 +142,7 @@ def _of_run(folder: Path) -> Source:
     return Source(counts, run.target, said, training["participation"], training["epochs"])
 
 
-def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.ndarray:
+def _read_mix(path: Path, classes: Sequence[str], decimal: options.DecimalSign) -> np.ndarray:
     """Return the target mix; the decimal sign given is that of the counts, and this file may have the other."""
     if not path.exists():
         raise ArgumentError(f"--target {path}: no such file; give a CSV of columns class,share, or of a column a class")
@@ -202,18 +153,18 @@ def _read_mix(path: Path, classes: Sequence[str], decimal: DecimalSign) -> np.nd
 
 
 def advise(
-    path: SourcePath,
-    target: TargetPath = None,
-    participation: Participation = None,
-    epochs: Epochs = None,
+    path: options.SourcePath,
+    target: options.TargetPath = None,
+    participation: options.Participation = None,
+    epochs: options.Epochs = None,
     without: Annotated[str | None, Option(help="Methods that can't be used, such as fedentopt,ccvr.")] = None,
     table: TablePath = None,
-    client: ClientColumn = None,
-    label: LabelColumn = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    totals: TotalsAre = None,
-    data_root: DataRoot = None,
+    client: options.ClientColumn = None,
+    label: options.LabelColumn = None,
+    separator: options.Separator = None,
+    decimal: options.DecimalSign = None,
+    totals: options.TotalsAre = None,
+    data_root: options.DataRoot = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what each method gained over FedAvg in the simulated federations that are most like yours.
@@ -228,7 +179,7 @@ def advise(
         fedskew advise counts.csv --without fedentopt,ccvr
     """
     source = read_source(path, client, label, separator, decimal, totals, data_root, target)
-    left_out = several("--without", without, named, "names") if without else []
+    left_out = options.several("--without", without, options.named, "names") if without else []
     found = advice_for(source, participation, epochs, left_out, table)
     if as_json:
         print_json(found.to_dict())
@@ -261,7 +212,7 @@ def advice_for(
     epochs: float | None,
     without: Collection[str] = (),
     table: Path | None = None,
-) -> Advice:
+) -> "Advice":
     """Return the advice for label counts; participation and epochs are those of their config or run if not given."""
     from fedskew.arena import advise as look_up
 
@@ -270,7 +221,7 @@ def advice_for(
     return look_up(source.counts, source.target, share, times, without, table)
 
 
-def print_advice(console: Console, found: Advice) -> None:
+def print_advice(console: Console, found: "Advice") -> None:
     """Print advice in sentences below a heading."""
     sentences = [found.sentence()]
     if found.method not in (None, "fedavg"):

@@ -179,45 +179,36 @@ def local(
         fedskew deploy local trial --config run.toml --set training.rounds=3
         fedskew deploy local trial --config clinics.toml                   (tables: data.root = "clinics/*.csv")
     """
-    from fedskew.deploy import (
-        Address,
-        Draft,
-        LocalFederation,
-        agree,
-        renamed_folders,
-        site_names,
-        write_federation,
-        write_samples,
-    )
+    from fedskew import deploy
     from fedskew.experiment import make_task, read
 
     whole = read(config_file(config), changed_keys(changes, None, None, data_root))
     if sites is not None and whole.partition.clients is not None:
         whole = whole.with_value("partition.clients", sites)
     task = make_task(whole, whole.seeds[0])
-    names = site_names(task.client_names)
+    names = deploy.site_names(task.client_names)
     if sites not in (None, len(names)):
         raise ConfigError(
             f"--sites: the config's data has {counted(len(names), 'client')} of its own, not {sites}; leave --sites out"
         )
     kind = _kind_by_schema(whole) or _kind(task.dataset)
-    made = Draft.of(whole, names, kind, label_counts, epsilon, updates)
-    port = LocalFederation.free_port()
+    made = deploy.Draft.of(whole, names, kind, label_counts, epsilon, updates)
+    port = deploy.LocalFederation.free_port()
     shares = task.partition.indices[: len(names)]
-    address, renamed = Address("127.0.0.1", port), renamed_folders(task.dataset.classes)
+    address, renamed = deploy.Address("127.0.0.1", port), deploy.renamed_folders(task.dataset.classes)
     images = _images_table(whole, kind)
     images |= {"test": "test.csv"} if images["name"] == "csv" else {"classes": renamed} if renamed else {}
-    played = write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
+    played = deploy.write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
     _print_notes(made, played.losses_in_words(harmless=False))
     places = [folder / "sites" / name for name in names]
-    write_samples(task.dataset, shares, places, whole.data.parameters.get("separator"))
+    deploy.write_samples(task.dataset, shares, places, whole.data.parameters.get("separator"))
     for name in names:
-        agree(folder / "sites" / name / "data.toml", folder / "app")
+        deploy.agree(folder / "sites" / name / "data.toml", folder / "app")
     console = Console()
     there = counted(sum(map(len, shares)), "sample")
     console.say(f"{counted(len(names), 'site')} with {there} to train on, in {folder / 'sites'}")
     try:
-        with _stopped_by_signals(), LocalFederation(folder, port, tuple(names)) as federation:
+        with _stopped_by_signals(), deploy.LocalFederation(folder, port, tuple(names)) as federation:
             console.say(f"server and sites are running, with TLS and node keys; logs: {folder / 'logs'}")
             summary, still = _train(console, federation)
     except KeyboardInterrupt:

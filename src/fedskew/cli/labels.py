@@ -10,22 +10,8 @@ import numpy as np
 from rich.text import Text
 from typer import Option
 
-from fedskew.cli.counts import (
-    ClientColumn,
-    DecimalSign,
-    Epochs,
-    LabelColumn,
-    Participation,
-    Separator,
-    Source,
-    SourcePath,
-    TargetPath,
-    TotalsAre,
-    advice_for,
-    print_advice,
-    read_source,
-)
-from fedskew.cli.options import DataRoot
+from fedskew.cli import options
+from fedskew.cli.counts import Source, advice_for, print_advice, read_source
 from fedskew.cli.page import BARE, AsJson, Console, NoPicture, picture_path, print_json, shares, table_of, write_csv
 from fedskew.components import SEEN, covers, has, make_component, seen_by
 from fedskew.errors import ArgumentError, ConfigError
@@ -41,21 +27,21 @@ DEFAULT_FIGURE = Path("who-holds-what.html")
 
 
 def describe(
-    path: SourcePath,
-    target: TargetPath = None,
-    client: ClientColumn = None,
-    label: LabelColumn = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    totals: TotalsAre = None,
-    data_root: DataRoot = None,
+    path: options.SourcePath,
+    target: options.TargetPath = None,
+    client: options.ClientColumn = None,
+    label: options.LabelColumn = None,
+    separator: options.Separator = None,
+    decimal: options.DecimalSign = None,
+    totals: options.TotalsAre = None,
+    data_root: options.DataRoot = None,
     picture: Annotated[
         Path | None,
         Option(help=f"The page that shows who holds what (.html).  [default: {DEFAULT_FIGURE}; none with --json]"),
     ] = None,
     no_picture: NoPicture = False,
-    participation: Participation = None,
-    epochs: Epochs = None,
+    participation: options.Participation = None,
+    epochs: options.Epochs = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe how skewed a federation's labels are, what that means for training, and which method to take.
@@ -92,15 +78,15 @@ def describe(
 
 
 def weights(
-    path: SourcePath,
+    path: options.SourcePath,
     method: Annotated[str, Option(help=f"A weighting: {', '.join(INDEX)}, or module:Class of your own.")],
-    target: TargetPath = None,
-    client: ClientColumn = None,
-    label: LabelColumn = None,
-    separator: Separator = None,
-    decimal: DecimalSign = None,
-    totals: TotalsAre = None,
-    data_root: DataRoot = None,
+    target: options.TargetPath = None,
+    client: options.ClientColumn = None,
+    label: options.LabelColumn = None,
+    separator: options.Separator = None,
+    decimal: options.DecimalSign = None,
+    totals: options.TotalsAre = None,
+    data_root: options.DataRoot = None,
     strength: Annotated[
         float | None, Option(help="FedPALS's lambda: 0 fits the target best, inf is FedAvg.  [default: 0]")
     ] = None,
@@ -121,8 +107,8 @@ def weights(
     """
     source = read_source(path, client, label, separator, decimal, totals, data_root, target)
     counts = source.counts
-    options = {name: value for name, value in (("strength", strength), ("ess", ess)) if value is not None}
-    found = _weigh(counts, method, source.target, options, parameters)
+    given = {name: value for name, value in (("strength", strength), ("ess", ess)) if value is not None}
+    found = _weigh(counts, method, source.target, given, parameters)
     if csv_path is not None:
         sizes = [f"{size:.17g}" for size in counts.sizes.tolist()]
         rows = zip(counts.clients, sizes, found.weights.tolist(), found.plain.tolist(), strict=True)
@@ -256,17 +242,17 @@ class _Weighed:
 
 
 def _weigh(
-    counts: LabelCounts, method: str, target: np.ndarray | None, options: dict[str, float], settings: list[str] | None
+    counts: LabelCounts, method: str, target: np.ndarray | None, given: dict[str, float], settings: list[str] | None
 ) -> _Weighed:
     """Weigh all clients by the weighting of a name, as if every one of them replied in the first round."""
-    if len(options) > 1:
+    if len(given) > 1:
         raise ArgumentError("--ess: finds the strength itself; give --strength or --ess, not both")
-    table = {"name": method, **options, **dict(map(parse_change, settings or []))}
+    table = {"name": method, **given, **dict(map(parse_change, settings or []))}
     try:
         chosen = make_component(INDEX, table, "--set")
     except ConfigError as error:
         key, _, reason = str(error).removeprefix("--set.").partition(": ")
-        option = f"--{'method' if key == 'name' else key}" if key == "name" or key in options else f"--set {key}"
+        option = f"--{'method' if key == 'name' else key}" if key == "name" or key in given else f"--set {key}"
         raise ArgumentError(f"{option}: {reason}") from None
     if has(chosen, "keeps_state"):
         raise ArgumentError(

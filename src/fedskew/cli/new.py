@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedskew.cli.counts import ClientColumn, DecimalSign, LabelColumn, Separator
-from fedskew.cli.options import Changes, SkipBroken
+from fedskew.cli.options import Changes, ClientColumn, DecimalSign, LabelColumn, Separator, SkipBroken
 from fedskew.cli.page import Console
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.files import writing

@@ -1,7 +1,5 @@
 """What the operator of a federation's server starts, asks and decides: `run`, `status`, `readmit`, keys of sites."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Sequence
@@ -199,7 +197,7 @@ def _run_folder(place: Path) -> Path:
     return max(runs, key=lambda path: (path / "rounds.jsonl").stat().st_mtime)
 
 
-def sites_table(sites: Sequence[SiteActivity]) -> Table:
+def sites_table(sites: "Sequence[SiteActivity]") -> Table:
     """Return a row for each site: how often it was asked and counted, and what went wrong; to be read at 60 columns."""
     from fedskew.report import SiteActivity
 

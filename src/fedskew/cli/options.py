@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.text import Text
@@ -19,6 +19,52 @@ if TYPE_CHECKING:
     from fedskew.experiment import Config
 
 Value = TypeVar("Value")
+SourcePath = Annotated[
+    Path,
+    Argument(
+        metavar="SOURCE",
+        help="Label counts in a table (a column client and one for each class, or client,class,count); or what to "
+        "count: a folder of images, an .npz file, CSV or Parquet files of samples, a folder of Hugging Face, a config, "
+        "a run.",
+    ),
+]
+ClientColumn = Annotated[
+    str | None, Option(metavar="COLUMN", help="The column of clients.  [default: as it is called]")
+]
+LabelColumn = Annotated[
+    str | None,
+    Option(
+        metavar="COLUMN",
+        help="The column of labels, where each row is one sample; or columns of 0 and 1, such as Edema,Effusion.",
+    ),
+]
+Separator = Annotated[
+    str | None, Option(metavar="SIGN", help="What is between the labels of a cell, where samples may have several.")
+]
+DecimalSign = Annotated[
+    Literal[".", ","] | None, Option(help="The decimal sign of the table's numbers.  [default: as they show]")
+]
+TotalsAre = Annotated[
+    Literal["drop", "keep"] | None,
+    Option(help="Drop or keep rows and columns of totals and means.  [default: drop totals that fit]"),
+]
+TargetPath = Annotated[
+    Path | None,
+    Option(
+        metavar="TARGET.CSV",
+        help="The label mix that the model will serve: columns class,share, or class names over one row of shares.  "
+        "[default: that of a config or run]",
+    ),
+]
+Participation = Annotated[
+    float | None,
+    Option(
+        help="For advice: share of the clients that takes part in a round.  [default: that of a config or run, or 1]"
+    ),
+]
+Epochs = Annotated[
+    float | None, Option(help="For advice: local epochs of a round.  [default: those of a config or run, or 1]")
+]
 ConfigFile = Annotated[
     Path, Argument(help="The TOML file; or @NAME, one that comes with fedskew (`fedskew recipes` lists them).")
 ]

@@ -1,7 +1,5 @@
 """What commands print: text of files and sites that can't move the cursor, headings, sentences, tables, JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,7 +107,7 @@ class Console(rich.console.Console):
             self.print(f" [dim]the {len(shown)} {note}")
 
     @property
-    def wide(self) -> Console:
+    def wide(self) -> "Console":
         """The console itself; in a log, one where lines may be long."""
         return self if self.is_terminal else Console(width=160)
 

@@ -1,7 +1,5 @@
 """What there is: `fedskew list` of names in a config, `fedskew methods` of methods, `fedskew check` of your own."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -93,7 +91,7 @@ def _layers(name: str) -> str:
     return "none"
 
 
-def _written(key: Key) -> str:
+def _written(key: "Key") -> str:
     """Return a key with its default, as a config writes it."""
     return f"{key.name} = {key.value}" if key.value else key.name
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from typer import Argument, Option
 
-from fedskew.cli.counts import DecimalSign
-from fedskew.cli.options import TrustCode, several
+from fedskew.cli.options import DecimalSign, TrustCode, several
 from fedskew.cli.page import AsJson, Console, NoPicture, picture_path, print_json, shares, write_csv
 from fedskew.errors import ArgumentError
 from fedskew.labels import MixMethod

@@ -9,23 +9,8 @@ from fedskew.data._objects import from_object
 from fedskew.data._profile import Change, Profile
 from fedskew.data._propose import Proposal
 from fedskew.data._schema import Encoder, TableSchema, encoder_of
-from fedskew.data.augmentation import (
-    Augmentation,
-    Augmenter,
-    AutoAugment,
-    CropFlip,
-    CropFlipAutoAugment,
-    JitterFlipGrey,
-)
+from fedskew.data.augmentation import AUGMENTATIONS, Augmentation
 from fedskew.data.texts import Texts
-
-AUGMENTATIONS: dict[str, type[Augmenter]] = {
-    "fedentopt": JitterFlipGrey,
-    "crop_flip": CropFlip,
-    "autoaugment": AutoAugment,
-    "crop_flip_autoaugment": CropFlipAutoAugment,
-}
-"""Augmentations by the names that configs use."""
 
 __all__ = [
     "AUGMENTATIONS",

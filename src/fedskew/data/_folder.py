@@ -1,7 +1,5 @@
 """A user's own images and texts: in a folder of class folders, or without labels, for a trained model."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,7 +48,7 @@ class Tree(NamedTuple):
         """The client of each file; None: the folders name none."""
         return [file.client or "" for file in self.files] if self.clients else None
 
-    def take(self, rows: Iterable[int]) -> Tree:
+    def take(self, rows: Iterable[int]) -> "Tree":
         """Return the tree with some of its files."""
         return self._replace(files=[self.files[row] for row in rows])
 

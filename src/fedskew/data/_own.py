@@ -1,7 +1,5 @@
 """A user's own samples: numbering classes and clients, a test part, normalisation; arrays in .npz, tables in CSV."""
 
-from __future__ import annotations
-
 import re
 import warnings
 import zipfile
@@ -40,12 +38,12 @@ class RawSamples:
     clients: Sequence[str] | None = None
     place: Place = by_number
 
-    def take(self, rows: NDArray[np.int64]) -> RawSamples:
+    def take(self, rows: NDArray[np.int64]) -> "RawSamples":
         """Copy some samples."""
         clients = None if self.clients is None else [self.clients[row] for row in rows]
         return RawSamples(self.inputs[torch.from_numpy(rows)], [self.labels[row] for row in rows], clients)
 
-    def labelled(self, rows: NDArray[np.int64], labels: Sequence[Label]) -> RawSamples:
+    def labelled(self, rows: NDArray[np.int64], labels: Sequence[Label]) -> "RawSamples":
         """Return these samples, all or some, with other labels."""
         return replace(self if len(rows) == len(self.labels) else self.take(rows), labels=labels)
 

@@ -1,7 +1,5 @@
 """A schema proposed for tables by reading them, and what is unclear about their columns, in sentences."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -46,7 +44,7 @@ class Proposal:
         client: str | None = None,
         decimal: Decimal | None = None,
         separator: str | None = None,
-    ) -> Proposal:
+    ) -> "Proposal":
         """Propose a schema for tables that are to be read as one.
 
         Args:
@@ -102,7 +100,7 @@ class _Seen:
     missing: Counter[str]
 
     @staticmethod
-    def of(name: str, tables: Sequence[Table]) -> _Seen:
+    def of(name: str, tables: Sequence[Table]) -> "_Seen":
         having = [table for table in tables if name in table.columns]
         cells = [[cell for cell in table.columns[name] if cell.casefold() not in MISSING] for table in having]
         gone = Counter(cell for table in having for cell in table.columns[name] if cell.casefold() in MISSING)

@@ -13,8 +13,6 @@ A sample becomes its numbers (dates as days since 1970), in the schema's order, 
 are standardised, by mean and deviation of those that are there; a missing one then is 0, the mean.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -199,7 +197,7 @@ class TableSchema:
         return "\n".join([*lines, "[columns]", *columns, ""])
 
     @staticmethod
-    def of_plain(values: Mapping[str, Any]) -> TableSchema:
+    def of_plain(values: Mapping[str, Any]) -> "TableSchema":
         """Make a schema of what `plain` returned, or of a TOML file's tree; ArgumentError where it is none."""
         own, columns = {key: value for key, value in values.items() if (key, value) != ("kind", "table")}, {}
         for name, column in dict(own.get("columns", {})).items():
@@ -208,7 +206,7 @@ class TableSchema:
         return TableSchema(**own | {"columns": columns})
 
     @staticmethod
-    def read_toml(path: Path) -> TableSchema:
+    def read_toml(path: Path) -> "TableSchema":
         """Read a schema from a TOML file; ConfigError names file and key."""
         tree, _, _ = read_tree(path, "schema", None, False)
         with placed(f"{path}: ", of=(ArgumentError, TypeError)):

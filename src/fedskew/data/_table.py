@@ -1,7 +1,5 @@
 """Tables of samples, one a row: from CSV, Parquet, data frames or rows of Python, each cell as text."""
 
-from __future__ import annotations
-
 import glob
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ class Table:
     decimal: Decimal | None = None
 
     @staticmethod
-    def read(path: Path, decimal: Decimal | None = None) -> Table:
+    def read(path: Path, decimal: Decimal | None = None) -> "Table":
         """Read a file; what is no Parquet is CSV, and a folder is one that `save_to_disk` of `datasets` wrote.
 
         `decimal` is the decimal sign of its numbers; None: as it shows.
@@ -51,7 +49,7 @@ class Table:
         return Table(str(path), columns, sheet, decimal)
 
     @staticmethod
-    def of(rows: Any) -> Table:
+    def of(rows: Any) -> "Table":
         """Convert a data frame of pandas or polars, or a list of one dict a row."""
         if hasattr(rows, "columns") and hasattr(rows, "to_dict"):
             return Table("rows", {str(name): [_text(cell) for cell in rows[name]] for name in rows.columns})

@@ -229,6 +229,15 @@ class CropFlipAutoAugment(CropFlip):
         return AutoAugment().apply(super().apply(batch, keys, mean, std), keys, mean, std)
 
 
+AUGMENTATIONS: dict[str, type[Augmenter]] = {
+    "fedentopt": JitterFlipGrey,
+    "crop_flip": CropFlip,
+    "autoaugment": AutoAugment,
+    "crop_flip_autoaugment": CropFlipAutoAugment,
+}
+"""Augmentations by the names that configs use."""
+
+
 @functools.cache
 def _policy_on(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return rows and probabilities on a device, copied there once, because each copy waits for the device."""

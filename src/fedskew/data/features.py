@@ -1,7 +1,5 @@
 """What a frozen body makes of a data set's samples, computed once and kept in a file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -101,7 +99,7 @@ class Features:
             self._known[number] = True
         return self._values.index_select(dim, rows).to(self.device)
 
-    def to(self, device: torch.device | str, /) -> Features:
+    def to(self, device: torch.device | str, /) -> "Features":
         """See `Stored.to`; they stay where they are."""
         return self
 

@@ -1,7 +1,5 @@
 """Shared by the readers of published data sets: files held against their checksums, and image files."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os
@@ -57,7 +55,7 @@ class Source:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, root: Path, verify: bool) -> Source:
+    def of(cls, name: str, root: Path, verify: bool) -> "Source":
         """Return where the data set of a name lies below `root`, and what `published.toml` says of it."""
         facts = _published()[name]
         return cls(root / facts["folder"], facts["page"], verify, facts)
@@ -156,7 +154,7 @@ class ImageFiles:
         pixels = torch.from_numpy(self.decode(index.tolist()))
         return normalised(pixels.to(self.device), self.mean, self.std)
 
-    def to(self, device: torch.device | str, /) -> ImageFiles:
+    def to(self, device: torch.device | str, /) -> "ImageFiles":
         """See `Stored.to`."""
         return replace(self, device=torch.device(device))
 

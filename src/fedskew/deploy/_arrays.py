@@ -20,7 +20,6 @@ from fedskew.errors import FedskewError
 from fedskew.models import FlatModel, ModelState
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 AnyArray = NDArray[np.generic]
 Record = ArrayRecord | MetricRecord | ConfigRecord
 
@@ -28,7 +27,7 @@ HEADER = 4096
 """Largest size of an array's header, in bytes."""
 
 
-RUNNING_VARIANCE = "running_var"
+VARIANCE = "running_var"
 """How the name of an array of variances ends, in PyTorch's batch norm and instance norm."""
 
 

@@ -1,7 +1,5 @@
 """The nodes of a federation's members: who is connected, what they are asked, and which of their replies are used."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time
@@ -33,7 +31,7 @@ class Arrivals(NamedTuple):
     failed: dict[int, str]
     silent: tuple[int, ...] = ()
 
-    def read(self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str]) -> Replies[T]:
+    def read(self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str]) -> "Replies[T]":
         """Read each reply; `read` raises RefusedError where it can't be used. Log whose are missing, and why."""
         replies: Replies[T] = Replies({}, self.failed, {}, set(self.silent))
         for client, content in self.contents.items():

@@ -13,8 +13,6 @@ sites/NAME/                goes to that site and to nobody else: ca.crt, key, ke
 weights.safetensors        in server/ and each site's folder, where the config names a file of first weights
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import json
@@ -67,7 +65,7 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> "Address":
         """Parse `HOST:PORT`, or `[HOST]:PORT` for an IPv6 address; ConfigError for anything else."""
         try:
             parts = urlsplit(f"//{text}")
@@ -199,7 +197,7 @@ class _Weights(NamedTuple):
     name: str
 
     @classmethod
-    def of(cls, config: Config) -> _Weights | None:
+    def of(cls, config: Config) -> "_Weights | None":
         place = config.model.weights
         return None if place is None else cls(Path(config.place(place)), f"{WEIGHTS}{Path(place).suffix}")
 

@@ -3,8 +3,6 @@
 The processes are started by the scripts that `fedskew deploy init` writes for real sites.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -70,7 +68,7 @@ class LocalFederation:
         self.sites = sites
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> LocalFederation:
+    def __enter__(self) -> "LocalFederation":
         try:
             self.start_server()
             self.wait("register", self.start("register", "server/register.sh"), STARTUP * len(self.sites))

@@ -4,8 +4,6 @@ Flower's `flwr run --stream` ends with status 0 whatever becomes of a run, as it
 writes its ending into a file, for the command that waits for it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator
@@ -76,7 +74,7 @@ class Ending(NamedTuple):
             path.write_bytes(b" " * SIZE)
 
     @classmethod
-    def read(cls, path: Path) -> Ending | None:
+    def read(cls, path: Path) -> "Ending | None":
         """Read how a run ended; None if the run's process was killed before it could write that."""
         with suppress(OSError, ValueError, TypeError):
             return cls(*json.loads(path.read_text(encoding="utf-8")))

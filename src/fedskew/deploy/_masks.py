@@ -5,8 +5,6 @@ site does not answer, the same answer is masked anew before anything is opened. 
 that may take less noise, and to agree anew deletes it. What is masked and opened stands in the site's `Book`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -61,7 +59,7 @@ class Masks:
     protection: Protection | None
 
     @classmethod
-    def of(cls, plan: Plan, terms: Terms, state: Path, place: Path) -> Masks:
+    def of(cls, plan: Plan, terms: Terms, state: Path, place: Path) -> "Masks":
         """Make what a site masks with; NotAgreedError where updates are to have noise that it did not agree to."""
         keys = plan.agreement.keys
         name, key = read_mask_key(place, keys)

@@ -3,8 +3,6 @@
 Server, sites and `deploy check` make the same plan, so that what one of them lets pass, the others accept.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -73,7 +71,7 @@ class Plan:
     estimation: Estimation | None
 
     @classmethod
-    def of(cls, config: Config, agreement: Agreement, target: Path | None = None, at_site: bool = False) -> Plan:
+    def of(cls, config: Config, agreement: Agreement, target: Path | None = None, at_site: bool = False) -> "Plan":
         """Make the plan; ConfigError where the config can't be deployed (see `Agreement.check_config`)."""
         agreement.check_config(config, target, at_site)
         classes, method = len(agreement.classes), method_of(config, agreement)

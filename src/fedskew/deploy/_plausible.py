@@ -54,7 +54,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.deploy._arrays import RUNNING_VARIANCE, FloatArray
+from fedskew.deploy._arrays import VARIANCE, FloatArray
 from fedskew.engine import LocalTraining
 from fedskew.hooks import fednova_normaliser
 
@@ -124,7 +124,7 @@ def length(norm: float, steps: int, sent: Tensor, training: LocalTraining | None
 def statistic(name: str, values: Tensor, sent: Tensor) -> Measured:
     """Measure the largest value of an array of running statistics; `sent` are the values that were sent."""
     size, likely = _peak(values), max(1.0, _peak(sent))
-    if name.endswith(RUNNING_VARIANCE):
+    if name.endswith(VARIANCE):
         size, likely = math.sqrt(size), math.sqrt(likely)
     return Measured(size, MOVES * likely, MOVES * likely)
 

@@ -4,8 +4,6 @@ Nothing is trained: rounds are selected and weighed with label counts of a run b
 would be refused, what the weight limit does, and what the loss of a site stops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +48,7 @@ class Draft(NamedTuple):
         epsilon: float | None = None,
         updates: str | None = None,
         target_site: str | None = None,
-    ) -> Draft:
+    ) -> "Draft":
         """Make a federation's config, agreement and keys from the options of `deploy init` and `deploy local`;
         ConfigError for a wrong value. `samples` are the agreement's keys that describe these."""
         notes, keys = [], None

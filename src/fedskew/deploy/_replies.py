@@ -16,18 +16,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import (
-    COUNTER,
-    RUNNING_VARIANCE,
-    AnyArray,
-    IntArray,
-    NotFiniteError,
-    RefusedError,
-    Specs,
-    bytes_of,
-    decode,
-    short,
-)
+from fedskew.deploy._arrays import COUNTER, VARIANCE, NotFiniteError, RefusedError, Specs, bytes_of, decode, short
 from fedskew.metrics import Tally
 from fedskew.report import SeedRun
 
@@ -91,13 +80,13 @@ def check_size(content: RecordDict, max_bytes: int) -> None:
 
 def check_arrays(
     record: ArrayRecord, expected: Specs, counters: Mapping[str, torch.Tensor], most_counted: int
-) -> dict[str, AnyArray]:
+) -> dict[str, NDArray[np.generic]]:
     """Validate a model's arrays: values are finite, variances not negative, counters as far on as they can be, and
     other integers, such as position ids, what was sent, as nothing of ours trains them."""
     arrays = decode(record, expected, "its array")
     for name, array in arrays.items():
         if not array.size or expected[name].is_float:
-            if name.endswith(RUNNING_VARIANCE) and array.size and array.min() < 0:
+            if name.endswith(VARIANCE) and array.size and array.min() < 0:
                 raise RefusedError(f"its array {name!r} has a variance below 0")
             continue
         if not 0 <= int(array.min()) <= int(array.max()) <= MOST:
@@ -314,7 +303,9 @@ def mix_distance(evaluation: SiteEvaluation, counts: NDArray[np.float64]) -> flo
     return distance if distance > ANOTHER_MIX else None
 
 
-def tables_of(evaluations: Mapping[int, SiteEvaluation], reduced: tuple[int, float] | None) -> dict[int, IntArray]:
+def tables_of(
+    evaluations: Mapping[int, SiteEvaluation], reduced: tuple[int, float] | None
+) -> dict[int, NDArray[np.int64]]:
     """Return the tables that an estimate is made from: those of sites that sent one with a sample in it."""
     tables = {client: one.outcomes for client, one in evaluations.items() if one.outcomes is not None and one.samples}
     if reduced is not None and reduced[0] in tables:

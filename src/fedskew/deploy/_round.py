@@ -17,17 +17,8 @@ from fedskew.deploy._replies import Together, in_words, tables_of, together
 from fedskew.deploy._sites import Evaluations, Sites
 from fedskew.deploy._validator import no_notes
 from fedskew.deploy._watch import Decisions, Watch, remedy, ruined, to_leave_out
-from fedskew.engine import (
-    Assignment,
-    Cohort,
-    Evaluation,
-    Federation,
-    RoundRecord,
-    RoundRunner,
-    Sent,
-    ServerState,
-    Update,
-)
+from fedskew.engine import Assignment, Cohort, Evaluation, RoundRecord, RoundRunner, Sent, ServerState, Update
+from fedskew.engine.round import Federation
 from fedskew.engine.sums import FixedPoint
 from fedskew.engine.target import EstimatedMix
 from fedskew.engine.totals import Collected, Weights

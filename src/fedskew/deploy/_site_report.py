@@ -3,8 +3,6 @@
 It is made at the site from what the site keeps, when the site asks for it; nothing of it is sent.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterator
@@ -65,7 +63,7 @@ class SiteReport:
     model: Path | None
 
     @staticmethod
-    def write(data: Path, app: Path | None = None) -> SiteReport:
+    def write(data: Path, app: Path | None = None) -> "SiteReport":
         """Train what the site's terms allow, evaluate its models, and write page and personal model beside `data.toml`.
 
         NotAgreedError where the site did not agree to the app (None: that in its folder); ConfigError where there is no

@@ -14,19 +14,21 @@ from torch import Tensor
 
 from fedskew.deploy import _replies
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import ArraySpec, FloatArray
+from fedskew.deploy._arrays import COUNTER, VARIANCE, ArraySpec, FloatArray
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import LEEWAY, Plan
 from fedskew.deploy._roster import Roster
-from fedskew.deploy._sums import MaskedSums, Taken, Weigh, impossible
+from fedskew.deploy._sums import MaskedSums, Taken, Weigh
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import Assignment, Backend, ClientStates, Sent, Update
-from fedskew.engine.sums import whole_weight
+from fedskew.engine.sums import decode_sums, whole_weight
 from fedskew.models import ModelState
-from fedskew.sums.fixed_point import COUNTS
+from fedskew.sums.fixed_point import COUNTS, NUMBERS, UPDATES
 
 ROUNDING = 1e-6
+DEVIATIONS = 9
+"""Noise of so many standard deviations is in no coordinate of any model: once in 10^18 draws."""
 
 
 class Evaluations(NamedTuple):
@@ -98,15 +100,42 @@ class Sites(Backend):
     def _impossible(self, taken: Taken, cohort: Sequence[Assignment], sent: Sent) -> str:
         """Say why no honest sites' answers can have the sum that was opened; empty: they can."""
         assert taken.total is not None, "by the caller"
-        validator = self.validator
-        ranges = [validator.steps_of(task) for task in cohort if task.client in taken.weights]
-        least, most = (sum(steps) for steps in zip(*ranges, strict=True))
-        whole = whole_weight(taken.total, sum(taken.weights.values()))
-        if not 0 < whole <= 1 + ROUNDING:
-            return f"the sum of the sites' weights is {whole:.4g}"
-        steps, of = (least, most), len(taken.weights)
-        noise = None if self.plan.protection is None else self.plan.protection.noise
-        return impossible(taken.total, whole, of, sent.model, validator.layout, steps, validator.least_loss, noise)
+        layout, members = self.validator.layout, len(taken.weights)
+        ranges = [self.validator.steps_of(task) for task in cohort if task.client in taken.weights]
+        fewest_steps, most_steps = (sum(steps) for steps in zip(*ranges, strict=True))
+        weight = whole_weight(taken.total, sum(taken.weights.values()))
+        if not 0 < weight <= 1 + ROUNDING:
+            return f"the sum of the sites' weights is {weight:.4g}"
+        opened = decode_sums(taken.total, weight, members, members, sent.model)
+        largest = float(opened.change.abs().max()) if opened.change.numel() else 0.0
+        clip, around = UPDATES.limit, UPDATES.error(members, weight)
+        if self.plan.protection is not None:
+            noise = self.plan.protection.noise
+            shares = math.sqrt(members / (noise.answers or members))
+            deviation = shares * noise.deviation(opened.change.numel()) * 2.0**-UPDATES.fraction / weight
+            clip, around = noise.clip, around + DEVIATIONS * deviation
+        if largest > clip + around:
+            return f"the mean update reaches {largest:.4g}, and each was clipped to {clip:g}"
+        rounding, most = NUMBERS.error(members, weight), NUMBERS.limit * (1 + 2**-20)
+        extras = [(name, value, -most) for name, value in opened.extras.items()]
+        for what, value, least in (("loss", opened.loss, self.validator.least_loss), *extras):
+            if value is not None and not least - rounding <= value <= most:
+                return f"the mean {what} is {value:.4g}"
+        if opened.steps is not None and not fewest_steps <= opened.steps <= most_steps:
+            return f"there are {opened.steps} local steps in all; expected {fewest_steps} to {most_steps}"
+        found = sent.model._replace(buffers=opened.buffers, integers=opened.integers)
+        for name, values in layout.statistics(found).items():
+            if values.numel() and float(values.abs().max()) > most:
+                return f"the mean of {name} reaches {float(values.abs().max()):.4g}"
+            if name.endswith(VARIANCE) and values.numel() and float(values.min()) < -rounding:
+                return f"the mean of {name}, a variance, is below 0"
+        before = layout.counters(sent.model)
+        for name, values in layout.counters(found).items():
+            if name.endswith(COUNTER) and bool((values < before[name]).any()):
+                return f"the counter {name} fell"
+            if not name.endswith(COUNTER) and not torch.equal(values, before[name]):
+                return f"the integers of {name} are not what was sent"
+        return ""
 
     def _instructions(self, round: int, cohort: Sequence[Assignment], sent: Sent) -> dict[int, RecordDict]:
         """Return the message to each client of a cohort that is asked in a round; note the others."""

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,30 +14,16 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import (
-    COUNTER,
-    RUNNING_VARIANCE,
-    ArraySpec,
-    FloatArray,
-    ModelLayout,
-    RefusedError,
-    Specs,
-    decode,
-    encode,
-    short,
-)
+from fedskew.deploy._arrays import ArraySpec, FloatArray, RefusedError, Specs, decode, encode, short
 from fedskew.deploy._ask import PAUSE, Members, Replies, T
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of, figures_of
 from fedskew.deploy._roster import Roster
-from fedskew.engine.sums import decode_answers, decode_sums
+from fedskew.engine.sums import decode_answers
 from fedskew.errors import EndedEarlyError, RunError, SumsError, placed
 from fedskew.files import write_text, writing
-from fedskew.models import ModelState
-from fedskew.privacy import UpdateNoise
 from fedskew.sums import Key, Masked, SumContext, unmask
-from fedskew.sums.fixed_point import NUMBERS, UPDATES
 from fedskew.weighting import Facts
 
 HAS_OPENED = "not agreed: opened"
@@ -48,10 +33,6 @@ ANNOUNCED_FILE = "announced.json"
 
 Weigh = Callable[[Sequence[int]], Sequence[float]]
 """From clients to the weights of their updates, in the same order, sum 1; all 0 where none holds a sample."""
-
-
-DEVIATIONS = 9
-"""Noise of so many standard deviations is in no coordinate of any model: once in 10^18 draws."""
 
 
 @dataclass
@@ -291,45 +272,3 @@ def sum_over_all(
         f"{in_words(purpose)} were not summed within {patience:.0f} s, as that takes all of {', '.join(names)}; start "
         "again when they can be reached"
     )
-
-
-def impossible(
-    total: Mapping[str, NDArray[Any]],
-    weight: float,
-    members: int,
-    sent: ModelState,
-    layout: ModelLayout,
-    steps: tuple[int, int],
-    least_loss: float,
-    noise: UpdateNoise | None = None,
-) -> str:
-    """Say why no honest sites' answers have this sum, of these weights and so many steps; empty: they can."""
-    opened = decode_sums(total, weight, members, members, sent)
-    largest = float(opened.change.abs().max()) if opened.change.numel() else 0.0
-    clip, around = UPDATES.limit, UPDATES.error(members, weight)
-    if noise is not None:
-        shares = math.sqrt(members / (noise.answers or members))
-        deviation = shares * noise.deviation(opened.change.numel()) * 2.0**-UPDATES.fraction / weight
-        clip, around = noise.clip, around + DEVIATIONS * deviation
-    if largest > clip + around:
-        return f"the mean update reaches {largest:.4g}, and each was clipped to {clip:g}"
-    rounding, most = NUMBERS.error(members, weight), NUMBERS.limit * (1 + 2**-20)
-    extras = [(name, value, -most) for name, value in opened.extras.items()]
-    for what, value, least in (("loss", opened.loss, least_loss), *extras):
-        if value is not None and not least - rounding <= value <= most:
-            return f"the mean {what} is {value:.4g}"
-    if opened.steps is not None and not steps[0] <= opened.steps <= steps[1]:
-        return f"there are {opened.steps} local steps in all; expected {steps[0]} to {steps[1]}"
-    found = sent._replace(buffers=opened.buffers, integers=opened.integers)
-    for name, values in layout.statistics(found).items():
-        if values.numel() and float(values.abs().max()) > most:
-            return f"the mean of {name} reaches {float(values.abs().max()):.4g}"
-        if name.endswith(RUNNING_VARIANCE) and values.numel() and float(values.min()) < -rounding:
-            return f"the mean of {name}, a variance, is below 0"
-    before = layout.counters(sent)
-    for name, values in layout.counters(found).items():
-        if name.endswith(COUNTER) and bool((values < before[name]).any()):
-            return f"the counter {name} fell"
-        if not name.endswith(COUNTER) and not torch.equal(values, before[name]):
-            return f"the integers of {name} are not what was sent"
-    return ""

@@ -5,8 +5,6 @@ of the next round's training, each compared with that site's own before. One sit
 it is half of those that evaluate.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -67,7 +65,7 @@ class Watch:
         return watch.with_good(state, state, {})
 
     @classmethod
-    def of(cls, state: ServerState) -> Watch:
+    def of(cls, state: ServerState) -> "Watch":
         """Return what a state holds of the watch."""
         return cls(**{name: part.numpy().copy() for name, part in state.of("watch").items()})
 
@@ -172,7 +170,7 @@ class Decisions:
     looked: int
 
     @classmethod
-    def read(cls, folder: Path) -> Decisions:
+    def read(cls, folder: Path) -> "Decisions":
         """Read the operator's decisions, none if there is no file; RunError where it can't be read."""
         path = folder / FILE
         try:

@@ -17,8 +17,6 @@ Two sums of the same answers over different sites tell their difference: what wa
 no sum over other sites.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -11,8 +11,6 @@ Since `deploy.toml` is part of the app that each site agreed to, by a hash, the 
 place.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib
@@ -184,7 +182,7 @@ class Registry:
 
     @classmethod
     @contextmanager
-    def of(cls, folder: Path) -> Iterator[Registry]:
+    def of(cls, folder: Path) -> "Iterator[Registry]":
         """Connect to a federation's SuperLink on this machine; ConfigError where `superlink.sh` has not started it."""
         path = folder / "server" / "flower" / "config.toml"
         try:

@@ -17,8 +17,6 @@ undoes a round, or was killed, goes back and names an earlier round. The site th
 rounds, too: as many as the config's evaluations and checkpoints can make it go back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -103,7 +101,7 @@ class SiteData:
         return ClientSamples(self.inputs, self.targets, np.arange(len(self.targets)), self.counts, self.multi_label)
 
     @staticmethod
-    def load(path: Path, agreement: Agreement) -> SiteData:
+    def load(path: Path, agreement: Agreement) -> "SiteData":
         """Read the samples that a site's `data.toml` describes, with the agreement's class ids and normalisation;
         ConfigError for a wrong key, DataError where they do not fit the agreement."""
         tree, _, _ = read_tree(path, "site's data", None, False)
@@ -137,7 +135,7 @@ class _SiteFile(BaseModel):
     data: dict[str, Any] | None = None
 
     @pydantic.model_validator(mode="after")
-    def _described(self) -> _SiteFile:
+    def _described(self) -> "_SiteFile":
         is_named = self.data is not None and isinstance(self.data.get("name"), str)
         if not is_named and (self.data is not None or self.unlabelled is None):
             raise ValueError("expected a table [data] with the name and options of a reader")

@@ -1,7 +1,5 @@
 """What clients do in a round, the same on every backend, and the interface of a backend that trains a cohort."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import pickle
@@ -273,7 +271,7 @@ class LocalWork:
     seed: int
     augment: Augmentation | None = None
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
-    private: Private | None = None
+    private: "Private | None" = None
 
     @cached_property
     def kind(self) -> bytes | None:
@@ -362,7 +360,7 @@ class Private(NamedTuple):
     first_epochs: int = 0
 
     @staticmethod
-    def of(model: FlatModel, names: frozenset[str], first_epochs: int = 0) -> Private:
+    def of(model: FlatModel, names: frozenset[str], first_epochs: int = 0) -> "Private":
         """Mark the parameters and buffers of these names."""
         state = model.read_state()
         parameters, buffers = torch.zeros_like(state.parameters), torch.zeros_like(state.buffers)

@@ -1,7 +1,5 @@
 """Trains the clients of a cohort one after another, in place on one model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -274,7 +272,7 @@ class SequentialBackend(Backend):
         state = self.model.read_state(copied=bool(work.hooks))
         return ClientResult(state, carried, steps, float(total) / trained if trained else 0.0, gathered, log.means())
 
-    def _frozen(self, setup: ClientSetup) -> dict[str, _FrozenModel]:
+    def _frozen(self, setup: ClientSetup) -> "dict[str, _FrozenModel]":
         """Return the models that losses read beside the trained one, by their names in a context: the sent one, and
         that of the end of the client's last participation, if there was one."""
         models, state = {} if self._teacher is None else {"teacher": self._teacher}, setup.state

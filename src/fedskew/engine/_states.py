@@ -1,7 +1,5 @@
 """What is kept between rounds: the server's state, and those of clients that have taken part."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
@@ -43,12 +41,12 @@ class ServerState:
         """Return an owner's tensors by name."""
         return {name.partition("/")[2]: part for name, part in self.tensors.items() if name.startswith(f"{owner}/")}
 
-    def having(self, owner: str, tensors: Named) -> ServerState:
+    def having(self, owner: str, tensors: Named) -> "ServerState":
         """Return the state with other tensors of one owner."""
         others = {name: part for name, part in self.tensors.items() if not name.startswith(f"{owner}/")}
         return replace(self, tensors=others | {f"{owner}/{name}": part for name, part in tensors.items()})
 
-    def moved_to(self, model: ModelState) -> ServerState:
+    def moved_to(self, model: ModelState) -> "ServerState":
         """Return the state with another global model."""
         return self.having("model", model._asdict())
 

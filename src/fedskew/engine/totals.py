@@ -1,7 +1,5 @@
 """A round's weights, and what plain updates are together: added up once all are there, or one by one as they come."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
@@ -108,7 +106,7 @@ class Collected(NamedTuple):
     @classmethod
     def of(
         cls, members: Cohort, replied: list[int], weights: Weights, total: Total | None, updates: Sequence[Update]
-    ) -> Collected:
+    ) -> "Collected":
         """Return what plain updates of the members are, without bytes and states."""
         return cls(
             members,
@@ -122,7 +120,7 @@ class Collected(NamedTuple):
             logged=[update.logged for update in updates],
         )
 
-    def without_members(self) -> Collected:
+    def without_members(self) -> "Collected":
         """Return the same if all clients count as diverged."""
         nothing = self._replace(weights=self.weights._replace(values=np.zeros(0)), total=None, drift=None)
         return nothing._replace(members=self.members.only(()), steps=(), losses=(), observed=(), logged=())

@@ -19,8 +19,6 @@ own config, summary and report.
 A checkpoint is one safetensors file: the tensors of a `RunState`, and its numbers in the header.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -105,7 +103,7 @@ class RunState:
         rounds = {"rounds": torch.from_numpy(self.clients), "own": torch.from_numpy(self.own)}
         return whole.having("clients", rounds).tensors
 
-    def restored(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> RunState:
+    def restored(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> "RunState":
         """Return the state of which these are, whose tensors are named, and on the devices, as here."""
         own = {name: numbers[name] for name in self.numbers()}
         parts = {name: tensors[name].to(like.device) for name, like in self.tensors().items()}

@@ -31,8 +31,6 @@ An axis whose values change several keys together has any name of its own, and v
     ]
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools
@@ -108,7 +106,7 @@ class Sweep:
         return out / f"sweep-{self.name}-{self.hash}"
 
     @staticmethod
-    def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> Sweep:
+    def read(path: Path, changes: Mapping[str, Any] | None = None, quick: bool = False) -> "Sweep":
         """Read a sweep from a TOML file, and check every cell.
 
         What can't be read, such as an unknown name or a value out of range, is a mistake in the file and stops all
@@ -133,7 +131,7 @@ class Sweep:
         changed: Collection[str],
         command: str,
         only: Mapping[str, str] | None = None,
-    ) -> Sweep:
+    ) -> "Sweep":
         """Check the cells of a sweep that `command` read by `read_tree`, those with labels in `only`; see `read`."""
         source = _Source(path, text, frozenset(changed))
         tree = copy.deepcopy(tree)

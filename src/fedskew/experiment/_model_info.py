@@ -1,7 +1,5 @@
 """What is stored with a model's weights (classes, shape and normalisation of inputs), and models for other programs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -80,7 +78,7 @@ class ModelInfo:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def of(cls, dataset: Dataset) -> ModelInfo:
+    def of(cls, dataset: Dataset) -> "ModelInfo":
         """Return what is stored with a model of a data set; whole numbers in memory are token ids."""
         tokens = isinstance(dataset.inputs, Tensor) and not dataset.inputs.is_floating_point()
         encoder = None if dataset.encoder is None else dataset.encoder.plain()
@@ -88,7 +86,7 @@ class ModelInfo:
         return cls(dataset.classes, dataset.in_shape, tokens, *form, encoder, dataset.multi_label)
 
     @classmethod
-    def of_plain(cls, values: dict[str, Any]) -> ModelInfo:
+    def of_plain(cls, values: dict[str, Any]) -> "ModelInfo":
         """Read what `plain` returned; TypeError if they are of something else."""
         made: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
         return cls(**made)

@@ -1,7 +1,5 @@
 """The tables of a config, and what each key means, as `fedskew list keys`, new configs and editors show it."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
@@ -118,7 +116,7 @@ class ModelSection(Named):
         return any(one is not None for one in (self.freeze, self.train, self.adapters))
 
     @pydantic.model_validator(mode="after")
-    def _one_of_both(self) -> ModelSection:
+    def _one_of_both(self) -> "ModelSection":
         if sum(one is not None for one in (self.freeze, self.train, self.adapters)) > 1:
             raise ValueError("freeze, train and adapters each say what is trained; give one of them")
         return self

@@ -1,7 +1,5 @@
 """Run a sweep: what is missing of it, several runs at a time, and then its tables."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -59,12 +57,12 @@ class Job:
         return is_finished(self.folder(out))
 
     @staticmethod
-    def of(sweep: Sweep) -> list[Job]:
+    def of(sweep: Sweep) -> "list[Job]":
         """Return every seed of every cell, in order."""
         return [Job(cell, seed) for cell in sweep.cells for seed in cell.config.seeds]
 
     @staticmethod
-    def configs(jobs: Sequence[Job]) -> list[Config]:
+    def configs(jobs: "Sequence[Job]") -> list[Config]:
         """Return the config of each cell that some jobs are of, with the seeds of these jobs."""
         seeds: dict[str, list[int]] = {}
         configs = {job.cell.label: job.cell.config for job in jobs}

@@ -1,7 +1,5 @@
 """The result of a sweep, a row for each cell: mean ± standard deviation over its seeds; its tables and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +94,7 @@ class SweepResult:
         out: Path,
         failed: Reasons | None = None,
         refused: Reasons | None = None,
-    ) -> SweepResult:
+    ) -> "SweepResult":
         """Read the result of a sweep from its finished runs, whose labels are those of the cells."""
         failed, refused = failed or {}, refused or {}
         rows = [row for cell in sweep.cells for row in _rows(cell, runs, sweep.accuracy, failed, refused)]

@@ -33,16 +33,11 @@ from fedskew.randomness import Purpose, stream_key
 
 
 def make_network(
-    config: Config,
-    seed: int,
-    method: Method,
-    num_classes: int,
-    in_shape: tuple[int, ...],
-    samples: Tensor | None = None,
+    config: Config, seed: int, method: Method, num_classes: int, in_shape: tuple[int, ...], some: Tensor | None = None
 ) -> nn.Module:
     """Build the untrained network on the CPU; ConfigError where it can't be, or does not go with data or method. A
-    network of the user's own is tried on `samples`. PyTorch's global generator is left as it was."""
-    module = _prepared(config, seed, _network(config, seed, num_classes, in_shape, samples), in_shape, samples)
+    network of the user's own is tried on `some` samples. PyTorch's global generator is left as it was."""
+    module = _prepared(config, seed, _network(config, seed, num_classes, in_shape, some), in_shape, some)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
     for component in adapting(method):
         name = type(component).__name__

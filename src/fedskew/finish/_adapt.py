@@ -25,18 +25,7 @@ from torch import Tensor
 from fedskew import labels
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._protocol import (
-    LARGEST,
-    Ask,
-    Finish,
-    Finished,
-    FloatArray,
-    Head,
-    Known,
-    Observed,
-    Source,
-    not_counts,
-)
+from fedskew.finish._protocol import MOST, Ask, Finish, Finished, FloatArray, Head, Known, Observed, Source, not_counts
 from fedskew.hooks import Named
 from fedskew.labels import EDGES, NEVER, outcome_cells, outcome_table
 from fedskew.parameters import component
@@ -113,8 +102,8 @@ class Adapt(Finish):
         for name in ("sizes", "tables"):
             if name in answer and (reason := not_counts(answer[name], samples)) is not None:
                 return f"its {name} {reason}"
-        if any(float(part.abs().max()) > LARGEST for part in answer.values()):
-            return f"a number is above {LARGEST:g}"
+        if any(float(part.abs().max()) > MOST for part in answer.values()):
+            return f"a number is above {MOST:g}"
         for name in ("squares", "loss"):
             if name in answer and float(answer[name]) < 0:
                 return f"its {name} is below 0"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._protocol import LARGEST, Finish, FloatArray, Known, Observed, not_counts
+from fedskew.finish._protocol import MOST, Finish, FloatArray, Known, Observed, not_counts
 from fedskew.hooks import Named
 from fedskew.parameters import Switch
 
@@ -82,8 +82,8 @@ class ClassSums(Finish):
         sizes, sums, *products = (answer[name].double() for name in ("sizes", "sums", "products") if name in answer)
         if (reason := not_counts(sizes, samples)) is not None:
             return f"its sizes {reason}"
-        if max(float(part.abs().max()) for part in (sums, *products)) > LARGEST:
-            return f"a number is above {LARGEST:g}"
+        if max(float(part.abs().max()) for part in (sums, *products)) > MOST:
+            return f"a number is above {MOST:g}"
         if sums[sizes == 0].any():
             return "it has sums for classes of which it has no samples"
         return (

@@ -15,7 +15,7 @@ FloatArray = NDArray[np.float64]
 Source: TypeAlias = Literal["training", "held_out", "target"]
 """The samples that a question is about: those that clients trained on, those that they held out, or the target's."""
 
-LARGEST = 1e30
+MOST = 1e30
 """Largest absolute value of a number in a site's answer."""
 
 LARGEST_COUNT = 2.0**40

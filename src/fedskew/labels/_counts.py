@@ -195,6 +195,15 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
     return array
 
 
+def as_one_or_all(counts: CountsLike) -> FloatArray:
+    """Return checked counts as `as_counts` does; those of one client, `(classes,)`, stay of that shape."""
+    array = as_floats(counts, "counts")
+    if array.ndim == 1:
+        row: FloatArray = as_counts(array[None])[0]
+        return row
+    return as_counts(counts if isinstance(counts, LabelCounts) else array)
+
+
 def as_target(target: ArrayLike, classes: int, name: str = "target", written: bool = False) -> FloatArray:
     """Return a checked label mix, `(classes,)`, as float64 of sum 1; one `written` sums to 1 or 100, or counts."""
     array = as_amounts(target, name, (classes,), "one share for each class")

@@ -1,29 +1,18 @@
 """Measures of how unevenly labels are distributed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedskew.labels._counts import (
-    CountsLike,
-    FloatArray,
-    LabelCounts,
-    as_amounts,
-    as_counts,
-    as_floats,
-    as_target,
-    row_blocks,
-)
+from fedskew.labels._counts import CountsLike, FloatArray, as_amounts, as_counts, as_one_or_all, as_target, row_blocks
 from fedskew.mixing import Programme
 
 
 def entropy(counts: CountsLike) -> float | FloatArray:
     """Shannon entropy of label counts in bits, `-sum p log2 p` with 0 log 0 = 0 (FedEntOpt, section III)."""
-    array = _vector_or_counts(counts)
+    array = as_one_or_all(counts)
     if array.ndim == 1:
         return float(_entropies(array[None])[0])
     bits = np.empty(len(array))
@@ -43,7 +32,7 @@ def _entropies(rows: FloatArray) -> FloatArray:
 
 def kl_to_uniform(counts: CountsLike) -> float | FloatArray:
     """Kullback-Leibler divergence of label counts from the uniform mix in bits, `log2(classes) - entropy`."""
-    array = _vector_or_counts(counts)
+    array = as_one_or_all(counts)
     divergence = np.maximum(np.log2(array.shape[-1]) - entropy(array), 0.0)
     return float(divergence) if array.ndim == 1 else divergence
 
@@ -90,14 +79,6 @@ def class_group_matrix(counts: CountsLike) -> NDArray[np.int8]:
     return groups
 
 
-def _vector_or_counts(counts: CountsLike) -> FloatArray:
-    array = as_floats(counts, "counts")
-    if array.ndim == 1:
-        row: FloatArray = as_counts(array[None])[0]
-        return row
-    return as_counts(counts if isinstance(counts, LabelCounts) else array)
-
-
 def colocation(counts: CountsLike) -> FloatArray:
     """Return how many samples of each two classes clients hold together, `(classes, classes)`: sum_i min(n_ia, n_ib).
 
@@ -134,7 +115,7 @@ class ClassPairs:
     hardly: ClassVar[int] = 10
 
     @classmethod
-    def of(cls, counts: CountsLike) -> ClassPairs:
+    def of(cls, counts: CountsLike) -> "ClassPairs":
         """Return the pairs of a federation's classes."""
         return cls(colocation(counts))
 

@@ -5,8 +5,6 @@ Two forms. A row for each sample: the model's probability of each class in colum
 held-out samples a row for each class and a column for each outcome cell, for the target one row under the same names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +60,7 @@ class Outcomes:
     @staticmethod
     def read(
         predictions: str | Path, tables: str | Path, edges: Sequence[float] = EDGES, decimal: Decimal | None = None
-    ) -> Outcomes:
+    ) -> "Outcomes":
         """Read a model's predictions on the target's unlabelled samples, and on held-out labelled ones.
 
         Args:
@@ -138,12 +136,7 @@ def _confidences(sheet: Sheet) -> FloatArray:
 
 
 def _from_probabilities(
-    sheets: Sequence[Sheet],
-    classes: list[str],
-    values: FloatArray,
-    new: FloatArray,
-    labels: list[str],
-    cuts: FloatArray,
+    sheets: Sequence[Sheet], classes: list[str], known: FloatArray, new: FloatArray, labels: list[str], cuts: FloatArray
 ) -> Outcomes:
     places = {name: place for place, name in enumerate(classes)}
     for row, name in enumerate(labels):
@@ -155,8 +148,8 @@ def _from_probabilities(
         row = int(np.argmax(off))
         sheets[1].fail_row(row, f"the probabilities sum to {new[row].sum():.6g}, not to 1")
     true = np.array([places[name] for name in labels])
-    cells = [outcome_cells(each, cuts) for each in (values, new)]
-    return _outcomes(classes, true, cells, len(cuts) + 1, (values, true.astype(float)), new)
+    cells = [outcome_cells(each, cuts) for each in (known, new)]
+    return _outcomes(classes, true, cells, len(cuts) + 1, (known, true.astype(float)), new)
 
 
 def _outcomes(

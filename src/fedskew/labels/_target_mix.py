@@ -13,8 +13,6 @@ Saerens, Latinne, Decaestecker, Neural Computation 2002 (em). Regularised least 
 regulariser that its theory asks for it returned nearly the pooled mix at 2,000 held-out samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
@@ -76,7 +74,7 @@ class MixEstimate:
     few: FewSamples | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def known(cls, mix: FloatArray, unseen: tuple[int, ...] = ()) -> MixEstimate:
+    def known(cls, mix: FloatArray, unseen: tuple[int, ...] = ()) -> "MixEstimate":
         """Return a mix that was counted: nothing about it is unsure, and there is nothing to test."""
         none = np.zeros_like(mix)
         return cls(mix, np.diag(none), none, np.nan, 0, np.nan, 0.0, unseen)
@@ -227,7 +225,7 @@ class _Cells:
     samples: float
 
     @classmethod
-    def of(cls, tables: FloatArray, cells: FloatArray, bins: int) -> _Cells:
+    def of(cls, tables: FloatArray, cells: FloatArray, bins: int) -> "_Cells":
         starts = _starts(tables.sum(axis=0) + cells, bins)
         tables, cells = np.add.reduceat(tables, starts, axis=1), np.add.reduceat(cells, starts)
         known = tables.sum(axis=0)

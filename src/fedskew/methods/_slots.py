@@ -12,23 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedskew import (
-    aggregation,
-    finish,
-    local_steps,
-    objectives,
-    personal,
-    pipelines,
-    selection,
-    server_updates,
-    weighting,
-)
+from fedskew import aggregation, finish, local_steps, objectives, personal, selection, server_updates, weighting
 from fedskew.aggregation import Aggregation, Mean
 from fedskew.errors import CombinationError, ConfigError, nearest
 from fedskew.finish import Finish
 from fedskew.local_steps import LocalStep
 from fedskew.objectives import Loss, Objective
 from fedskew.personal import Personal
+from fedskew.pipelines import INDEX as PIPELINES
 from fedskew.pipelines import FedConcat
 from fedskew.selection import Selection
 from fedskew.server_updates import ServerUpdate
@@ -81,7 +72,7 @@ PLACES: dict[str, Mapping[str, type]] = {
     **SLOTS,
     "finish": finish.INDEX,
     "personal": personal.INDEX,
-    "pipeline": pipelines.INDEX,
+    "pipeline": PIPELINES,
 }
 """Where a component may stand: the slots of a round, and others, which most methods leave empty."""
 

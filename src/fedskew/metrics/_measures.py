@@ -1,7 +1,5 @@
 """Measures of cohorts (label mixes, class groups, how far updates point apart), and of confusion matrices."""
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,7 +54,7 @@ def class_groups(counts: ArrayLike) -> ClassGroups:
     return ClassGroups(*(np.flatnonzero(group == number) for number in (2, 1, 0)))
 
 
-def drift_diversity(updates: ArrayLike | Tensor, norms: ArrayLike | None = None) -> float:
+def drift_diversity(updates: "ArrayLike | Tensor", norms: ArrayLike | None = None) -> float:
     """Compute the sum of the squared norms of the updates over the squared norm of their sum.
 
     1/clients where all updates are the same, 1 where they are orthogonal, infinite where they cancel out; 1/clients if

@@ -1,7 +1,5 @@
 """The protocol of a loss, the context that it may read, and the objective that combines losses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
@@ -171,7 +169,7 @@ class Objective:
             total, gradient = total + weight * value, gradient.add_(by_logits, alpha=weight)
         return total, gradient
 
-    def part(self, which: str | int | None) -> Objective:
+    def part(self, which: str | int | None) -> "Objective":
         """Return a part as an objective: "loss" alone, or a term by its number, without its weight; None: the whole."""
         if which is None:
             return self

@@ -31,8 +31,6 @@ An item names its rows by these labels. It may have tables of its own of each ki
     [[figure]]                          # see `FigurePart`
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import os
@@ -227,7 +225,7 @@ class Recipe:
         return chosen
 
     @staticmethod
-    def read(name: str) -> Recipe:
+    def read(name: str) -> "Recipe":
         """Read a recipe; `names` has the names."""
         if name not in names():
             raise ConfigError(f"no recipe is called {name!r}{nearest(name, names())}")

@@ -14,16 +14,7 @@ from fedskew.experiment import Cell, Config, Job, RefusedCell, RunFolder, Sweep,
 from fedskew.files import write_text, writing
 from fedskew.papers._published import Printed
 from fedskew.papers._recipe import Labels, Recipe, RecipeRow
-from fedskew.papers._values import (
-    BASELINE,
-    DRAWN,
-    ceiling,
-    describe_measure,
-    domain_accuracies,
-    paired,
-    unit_of,
-    value_of,
-)
+from fedskew.papers._values import BASELINE, DRAWN, ceiling, domain_accuracies, in_words, paired, unit_of, value_of
 from fedskew.report import SeedRun
 from fedskew.tables import Spread, csv_text, flatten, markdown_table
 
@@ -285,7 +276,7 @@ def _key(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def _reading(recipe: Recipe, lines: Sequence[Comparison]) -> Iterator[str]:
     """Yield how to read the columns."""
-    what = describe_measure(recipe.measure)
+    what = in_words(recipe.measure)
     if recipe.relative:
         what = f"change of {what}, in points, against the same method with uniform selection"
     several = any(len(line.ours) > 1 for line in lines)

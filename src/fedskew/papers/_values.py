@@ -88,7 +88,7 @@ def unit_of(measure: str) -> str:
     return "%" if measure.endswith(("accuracy", "worst_class")) else ""
 
 
-def describe_measure(measure: str) -> str:
+def in_words(measure: str) -> str:
     """Return a measure in words."""
     if measure == "projection_distance":
         return "squared distance from the target to the hull of the clients' label mixes"

@@ -1,7 +1,5 @@
 """The protocol of a personal component: its base class, and the types that its functions take and return."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -26,7 +24,7 @@ class Names(NamedTuple):
     norm: frozenset[str]
 
     @staticmethod
-    def of(module: nn.Module, trained: tuple[str, ...], held: tuple[str, ...], classes: int) -> Names:
+    def of(module: nn.Module, trained: tuple[str, ...], held: tuple[str, ...], classes: int) -> "Names":
         """Read the names from a network, of whose tensors these are trained, and these buffers part of its state."""
         buffers = tuple(name for name, buffer in module.named_buffers() if name in held and buffer.is_floating_point())
         layers = dict(module.named_modules())

@@ -3,8 +3,6 @@
 A rule reads tensor shapes and the kind of device, never a clock, so that the same config gives the same bits.
 """
 
-from __future__ import annotations
-
 import re
 import time
 import warnings
@@ -108,7 +106,7 @@ class CohortBackend(Backend):
             *(buffer for name, buffer in module.named_buffers() if name not in kept),
         ]
 
-    def stacks_with(self, other: CohortBackend) -> bool:
+    def stacks_with(self, other: "CohortBackend") -> bool:
         """Return whether another backend's clients can be stacked: their training and untrained values are the same."""
         if self is other:
             return True

@@ -5,8 +5,6 @@ they are, so a stack's are copied into those of the first stack with as many cli
 it, and what they compute is dropped, until half of it has finished; then the graph for half as many takes over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,7 +32,7 @@ class Graphs:
         self.failed: str | None = None
         self._held: dict[Any, HeldStack] = {}
 
-    def hold(self, stack: Stack) -> HeldStack | None:
+    def hold(self, stack: Stack) -> "HeldStack | None":
         """Copy a stack's tensors to where graphs read them, and record what is missing; None: it can't be recorded."""
         gather = any(type(hooks).gather is not Hooks.gather for hooks in stack.work.hooks.values())
         if self.failed is not None or gather or not stack.active or not isinstance(stack.inputs, Tensor):

@@ -1,7 +1,5 @@
 """A network whose forward pass can be mapped over clients, each with its own parameters, buffers and short batches."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +63,7 @@ class MappedNetwork:
         whole = [value.reshape(-1) for name, value in after.items() if name in names]
         return outputs, torch.cat(floating) if floating else buffers, torch.cat(whole) if whole else integers
 
-    def chain(self, x: Tensor) -> LinearChain | None:
+    def chain(self, x: Tensor) -> "LinearChain | None":
         """Return the chain of linear layers that the network is, for a batch of one client; None: it is another."""
         if self._chain is None:
             whole = self._model.network

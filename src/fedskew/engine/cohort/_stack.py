@@ -1,7 +1,5 @@
 """Stacks of clients: which client takes which step on which rows, and the steps of all of them at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -217,7 +215,7 @@ class Stack:
         return Moment(number, self._rows[number, :active, :width], lengths, smallest, key)
 
     @torch.no_grad()
-    def step(self, moment: Moment, model: ModelState, carried: Named) -> tuple[_StackObjective, ModelState, Named]:
+    def step(self, moment: Moment, model: ModelState, carried: Named) -> "tuple[_StackObjective, ModelState, Named]":
         """Take one step of the active clients. Operations depend on shapes only: it never waits for the device."""
         own, dims = self._batches(moment, model)
         settings = self.clients[0].setup.settings._replace(
