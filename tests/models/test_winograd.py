@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from fedskew.models import FlatModel, build
 from fedskew.models._chain import Convolution
 from fedskew.models._wide import ByProducts
-from fedskew.models._winograd import suits
+from fedskew.models._winograd import around_of
 
 # Whole tiles and others, zeros around or not, batches of several products and of a part of one.
 SHAPES = ((10, 14, 12), {}), ((33, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
@@ -42,7 +42,7 @@ def test_values_and_gradients_are_those_of_the_convolution(shape, options, last)
     y = functional.conv2d(*exact, padding=layer.padding)
     slope = drawn(*y.shape)
     expected = y, *torch.autograd.grad(y, exact, slope.double())
-    assert suits(x, layer.weight, padding=layer.padding)
+    assert around_of(x, layer.weight, padding=layer.padding) == tuple(layer.padding)
     with ByProducts():
         ours = layer(x)
     assert ours.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -72,20 +72,21 @@ def test_a_first_layers_inputs_get_no_gradient_and_frozen_parameters_stay():
 
 def test_others_stay_pytorchs():
     x, weight = torch.zeros(8, 48, 8, 8), torch.zeros(64, 48, 3, 3)
-    assert suits(x, weight, 1, 1)
-    assert not suits(x[:7], weight, 1, 1)  # 56 tiles
-    assert not suits(x, weight, 2, 1)
-    assert not suits(x, weight, 1, "same")
-    assert not suits(x, weight, 1, (1,))
-    assert not suits(x, weight, 1, 1, 2)
-    assert not suits(x, weight[:, :24], 1, 1, 1, 2)
-    assert not suits(x, weight[:40], 1, 1)  # fewer than 2^11 pairs of channels
-    assert not suits(x, weight[:31], 1, 1)
-    assert not suits(x, torch.zeros(64, 48, 3, 1), 1, 1)
-    assert not suits(x.double(), weight.double(), 1, 1)
-    assert not suits(torch.zeros(80, 48, 2, 2), weight, 1, 1)  # half of each tile
-    assert not suits(torch.zeros(80, 48, 1, 1), weight)
-    assert not suits(torch.zeros(48, 8, 8), weight, 1, 1)
+    assert around_of(x, weight, 1, 1) == (1, 1)
+    assert around_of(x[:7], weight, 1, 1) is None  # 56 tiles
+    assert around_of(x, weight, 2, 1) is None
+    assert around_of(x, weight, 1, "same") is None
+    assert around_of(x, weight, 1, (1,)) is None
+    assert around_of(x, weight, 1, -1) is None
+    assert around_of(x, weight, 1, 1, 2) is None
+    assert around_of(x, weight[:, :24], 1, 1, 1, 2) is None
+    assert around_of(x, weight[:40], 1, 1) is None  # fewer than 2^11 pairs of channels
+    assert around_of(x, weight[:31], 1, 1) is None
+    assert around_of(x, torch.zeros(64, 48, 3, 1), 1, 1) is None
+    assert around_of(x.double(), weight.double(), 1, 1) is None
+    assert around_of(torch.zeros(80, 48, 2, 2), weight, 1, 1) is None  # half of each tile
+    assert around_of(torch.zeros(80, 48, 1, 1), weight) is None
+    assert around_of(torch.zeros(48, 8, 8), weight, 1, 1) is None
 
 
 def test_infinite_and_missing_values_are_seen():

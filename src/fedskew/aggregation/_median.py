@@ -2,8 +2,7 @@
 
 Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
 2018, definition 1, with weights: in each coordinate the value at which the sorted clients' weights add up to 1/2; where
-they do so exactly between two values, the mean of both. With equal weights it is the usual median, and Flower's
-`FedMedian`.
+they do so exactly between two values, the mean of both. With equal weights: the usual median, Flower's `FedMedian`.
 
 While the bad clients hold less than half of the weight, every coordinate lies among the honest values. Under label skew
 these disagree, and the median of skewed values is not their mean: it costs accuracy where nobody is bad.

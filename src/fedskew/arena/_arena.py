@@ -23,8 +23,7 @@ Situations that differ in the target's label mix (a list of shares) alone train 
 models are scored on each mix. `blocks = "task"` names an axis whose labels intervals and tests take for a sample, too,
 of all that there could be.
 
-Situations may be drawn at random instead: evenly spread points (Sobol) of a box of settings; drawing more keeps the
-first ones.
+Situations may be drawn at random instead: evenly spread points (Sobol) of a box; drawing more keeps the first ones.
 
     [arena.draw]
     points = 256
@@ -203,8 +202,7 @@ class Arena:
             only: Labels by axis (or `method`), several joined by `|`: keep only the entries that have one of them.
 
         Raises:
-            ConfigError: Something is wrong; the message names file, line and key. CombinationError: nothing makes
-            sense.
+            ConfigError: Something is wrong; the message names file, line, key. CombinationError: nothing makes sense.
         """
         changes, only = dict(changes or {}), only or {}
         tree, text, changed = read_tree(path, "arena", changes, quick)

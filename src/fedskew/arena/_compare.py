@@ -238,8 +238,7 @@ class Scores:
     def ranks(self) -> Ranks:
         """Rank the methods in every training, and average the ranks.
 
-        A method that lacks more than a tenth of the situations is left out; so is a training that one of the remaining
-        methods lacks.
+        A method that lacks over a tenth of the situations is left out, and a training that a remaining method lacks.
         """
         from scipy import stats
 

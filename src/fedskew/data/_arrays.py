@@ -59,8 +59,7 @@ def fashion_mnist(root: Path, verify: bool = True) -> Dataset:
 def mnist_and_fashion(root: Path, verify: bool = True) -> Dataset:
     """Read MNIST and Fashion-MNIST as one task of 20 classes: the ten digits, then the ten garments.
 
-    120,000 and 20,000 grey images of 28 x 28. Normalised by mean and deviation of all training pixels, computed from
-    the files.
+    120,000 and 20,000 grey images of 28 x 28. Normalised by mean and deviation of the files' training pixels.
 
     Args:
         verify: As in `mnist`.

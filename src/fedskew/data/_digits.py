@@ -235,8 +235,7 @@ def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
 
     Classes have unit covariance. Client S1 holds 20 samples each of classes 0 and 1, S2 holds 9 each of 0 and 2 (the
     paper's shares, as exact counts). The target mix is (1 - delta)(1/2, 1/4, 1/4) + delta (0, 1/2, 1/2): its squared
-    distance to the clients' hull is 0.375 delta^2. The test part is 2000 samples drawn from that mix. Nothing is
-    normalised.
+    distance to the clients' hull is 0.375 delta^2. The test part is 2000 samples of that mix. Nothing is normalised.
 
     Args:
         delta: In [0, 1].

@@ -353,8 +353,7 @@ def _terms(app: str, config: Config, agreement: Agreement, data: SiteData, befor
     """Work out what a site has to agree to, so that it can take part. The total of epsilon is what was spent, plus one
     release if there is none yet for these classes, if the data have changed since, or if the last is too noisy for the
     server; that of updates is what was spent, plus what the config's `[privacy]` allows one run. Own models are trained
-    where the app has any, or their figures are summed. To agree to the same app once more raises and changes
-    neither."""
+    where the app has any, or their figures are summed. To agree to the same app again raises, and changes neither."""
     epsilon, total, mark = agreement.epsilon, None, utc_now() if before is None else before.data
     if epsilon is not None and data.state is not None:
         releases, request = Book(data.state).releases, CountsRequest.of(agreement)

@@ -123,8 +123,7 @@ class Roster:
 
     def gather(self) -> None:
         """Query label counts until all sites have reported, or enough have when the start timeout has passed, and store
-        them with their privacy parameters. A resumed run asks nobody twice, as every release of noisy counts costs
-        privacy."""
+        them with their privacy parameters. A resumed run asks nobody twice: each release of counts costs privacy."""
         agreement, start = self._agreement, self._agreement.start_timeout
         began, logged = time.monotonic(), 0.0
         while not self.is_summed:

@@ -7,8 +7,7 @@ The keys of masked sums are apart from those by which sites connect, in the form
     openssl genpkey -algorithm X25519 -out mask.key                  (PEM, mode 0600; never leaves the site)
     openssl pkey -in mask.key -pubout                                (its middle line goes into deploy.toml)
 
-Since `deploy.toml` is part of the app that each site agreed to, by a hash, the server can't put other keys in their
-place.
+Since `deploy.toml` is part of the app that each site agreed to, by a hash, the server can't exchange them.
 """
 
 import base64

@@ -78,8 +78,7 @@ class Floats:
         self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
     ) -> tuple[Collected, list[Update]]:
         """Have a cohort trained, and add up what it sends; return that, and every update that came: without tensors
-        where they were added up as they come, as all at a time would take much memory, and nothing reads one by
-        itself."""
+        where they were added up as they come, as all at a time would take much memory, and nothing reads one alone."""
         can = self.sees_each and getattr(federation.backend, "train_each", None) is not None
         if can and len(tasks) * sent.model.parameters.nbytes > MATRIX and sums_suffice(federation.method):
             return collect_each(federation, self, state, cohort, sent, tasks)

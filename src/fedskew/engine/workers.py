@@ -47,8 +47,7 @@ class ProcessBackend(Backend):
 
     Clients are handed out by estimated work, the longest first of those that there is room for, each to the next free
     process. Each process computes with as many threads as this one has at its start, and keeps the frozen parts of the
-    model as they are in its first round. CPU only. After an error, a killed process or an interrupt, all processes are
-    ended.
+    model as they are in its first round. CPU only. After an error, a killed process or an interrupt, all are ended.
 
     Raises:
         ArgumentError: There is less than one process, the model is not on the CPU, or the system is Windows, which

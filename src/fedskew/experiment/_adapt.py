@@ -27,16 +27,7 @@ from fedskew.experiment._task import FloatArray
 from fedskew.experiment._trained import ADAPTED, PERSONAL, TrainedModel, check_one_class, mix_of_client, moved_model
 from fedskew.files import file_hash, save_tensors
 from fedskew.finish import LEAST_SAMPLES
-from fedskew.labels import (
-    EDGES,
-    Calibration,
-    MixEstimate,
-    MixMethod,
-    calibrate,
-    estimate_mix,
-    outcome_cells,
-    outcome_table,
-)
+from fedskew.labels import Calibration, MixEstimate, MixMethod, calibrate, estimate_mix, outcome_cells, outcome_table
 from fedskew.personal import HeldOut
 
 
@@ -144,12 +135,11 @@ class Adaptation:
             raise ArgumentError("target: there is no sample")
         classes = len(model.classes)
         calibration = calibrate(ours, labels)
-        bins = len(EDGES) + 1
         # Cells are of calibrated probabilities, as a model that is never sure has all its samples in one bin.
         held, new = calibration.apply(ours), calibration.apply(theirs)
         held_cells, cells = (outcome_cells(shares) for shares in (held, new))
-        tables = outcome_table(labels, held_cells, classes, bins)
-        outcomes = new if method == "em" else np.bincount(cells, minlength=classes * bins)
+        tables = outcome_table(labels, held_cells, classes)
+        outcomes = new if method == "em" else np.bincount(cells, minlength=tables.shape[1])
         return Adaptation._of_mix(model, calibration, estimate_mix(tables, outcomes, method), ours, labels, len(theirs))
 
     @staticmethod
@@ -192,8 +182,7 @@ class Adaptation:
     @staticmethod
     def read_labelled(path: Path, model: TrainedModel) -> tuple[Tensor, NDArray[np.int64]]:
         """Read labelled samples, as they are, with their classes: a folder of one for each class, an .npz file of x and
-        y, or what the model's encoder reads; DataError where there are none, or of a class that the model doesn't
-        know."""
+        y, or what the model's encoder reads; DataError where there are none, or of a class unknown to the model."""
         check_one_class(model)
         known = {name: place for place, name in enumerate(model.classes)}
         labels: list[Any]

@@ -177,8 +177,7 @@ class RunFolder:
 
     def resume(self, template: RunState) -> tuple[RunState, list[RoundRecord]] | None:
         """Read the checkpoint and the records up to it; what is later is removed, as it was cut short by a kill. None
-        where no round was finished; RunError where they are damaged, or do not belong together, and nothing is
-        changed."""
+        where no round was finished; RunError, and no change, where they are damaged or do not belong together."""
         read = _load_checkpoint(self.path / CHECKPOINT, template)
         content = self._rounds.read_bytes() if self._rounds.exists() else b""
         if read is None:
@@ -267,8 +266,7 @@ class RunFolder:
 
     @staticmethod
     def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
-        """Read every seed's run in a run folder, with the chosen value where several were tried; RunError where it
-        can't be."""
+        """Read every seed's run in a run folder, with the chosen value where several were tried, or raise RunError."""
         if not (path / "config.toml").exists():
             raise RunError(f"{path}: not a run folder (it has no config.toml)")
         try:

@@ -34,7 +34,9 @@ def cells_of(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike) -
     return predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
 
 
-def outcome_table(labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int) -> FloatArray:
+def outcome_table(
+    labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int = len(EDGES) + 1
+) -> FloatArray:
     """Count samples by true class and outcome cell, `(classes, classes * bins)`, as `estimate_mix` takes them."""
     number = classes * bins
     counts: FloatArray = np.bincount(labels * number + cells, minlength=classes * number).astype(float)
@@ -53,8 +55,7 @@ def site_p_value(own: ArrayLike, pooled: ArrayLike) -> float:
         pooled: Those of all sites, its own among them, shape `(classes, cells)`.
 
     Returns:
-        How often sites without any difference would differ as much; NaN where there are too few samples to tell, or no
-        other site's.
+        How often sites without any difference would differ as much; NaN where there are too few samples or no other's.
 
     Example:
         >>> round(site_p_value([[30, 10], [10, 30]], [[70, 30], [40, 120]]), 4)

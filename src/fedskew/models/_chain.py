@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.utils import _pair
 
-from fedskew.models._dropout import Dropout
+from fedskew.models._dropout import ChannelDropout, Dropout
 from fedskew.models._network import Outputs
 from fedskew.models._wide import images_of, product_of, rows_of, windows_of
-from fedskew.models._winograd import convolve, gradients, suits
+from fedskew.models._winograd import around_of, convolve, gradients
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
@@ -107,7 +107,7 @@ class Cosines(Stage):
 class Convolution(Stage):
     """A convolution, channels innermost; one of many channels by fewer products, or as one product of small images."""
 
-    in_tiles = False
+    around: tuple[int, int] | None = None
     windows: Tensor | None = None
 
     def __init__(self, layer: nn.Conv2d, first: bool) -> None:
@@ -116,11 +116,11 @@ class Convolution(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
-        self.x, self.windows, layer = x, None, self.layer
+        layer = self.layer
         own = x, self.weight, layer.stride, layer.padding, layer.dilation, layer.groups
-        self.in_tiles = suits(*own)
-        if self.in_tiles:
-            return convolve(x, self.weight, self.bias, layer.padding)
+        self.x, self.windows, self.around = x, None, around_of(*own)
+        if self.around is not None:
+            return convolve(x, self.weight, self.bias, self.around)
         if (found := windows_of(*own)) is not None:
             self.windows, _ = found
             return product_of(*found, self.weight, self.bias)
@@ -129,8 +129,8 @@ class Convolution(Stage):
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`; of the first layer nothing of use."""
-        if self.in_tiles:
-            dx, dw = gradients(gradient, self.x, self.weight, self.layer.padding, not self.first)
+        if self.around is not None:
+            dx, dw = gradients(gradient, self.x, self.weight, self.around, not self.first)
             return _written((dw, gradient.sum((0, 2, 3))), self.to, gradient if dx is None else dx)
         if self.windows is not None:
             return self._by_windows(gradient.flatten(2).transpose(1, 2).flatten(0, 1), self.windows)
@@ -267,6 +267,12 @@ class Flatten(Stage):
         return gradient if self.x.is_contiguous() else gradient.contiguous(memory_format=torch.channels_last)
 
 
+STAGES: dict[type[nn.Module], type[Stage]] = {
+    nn.Linear: Linear, nn.Conv2d: Convolution, nn.MaxPool2d: MaxPooling, nn.ReLU: ReLU, nn.Flatten: Flatten,
+    Dropout: Mask, ChannelDropout: Mask, nn.AvgPool2d: AveragePooling, nn.AdaptiveAvgPool2d: AveragePooling,
+    nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, CosineHead: Cosines,
+}  # fmt: skip
+HEADS = (Linear, Cosines)
 WITHOUT_PARAMETERS = (ReLU, Mask, Flatten, MaxPooling, AveragePooling)
 
 

@@ -21,22 +21,9 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
 from fedskew.models._added import is_plain, layer_hooks
-from fedskew.models._chain import (
-    WITHOUT_PARAMETERS,
-    AveragePooling,
-    BatchNorm,
-    Chain,
-    Convolution,
-    Cosines,
-    Flatten,
-    Linear,
-    Mask,
-    MaxPooling,
-    ReLU,
-    Stage,
-)
+from fedskew.models._chain import HEADS, STAGES, WITHOUT_PARAMETERS, Chain, Flatten, Mask, MaxPooling, ReLU, Stage
 from fedskew.models._dropout import ChannelDropout, Dropout, count_anew
-from fedskew.models._wrappers import CosineHead
+from fedskew.models._winograd import has_kernels
 
 _FUNCTIONS: dict[Any, type[nn.Module]] = {
     **dict.fromkeys((functional.relu, functional.relu_, torch.relu, torch.relu_, "relu", "relu_"), nn.ReLU),
@@ -46,11 +33,6 @@ _FUNCTIONS: dict[Any, type[nn.Module]] = {
     **dict.fromkeys((torch.flatten, torch.reshape, "flatten", "view", "reshape"), nn.Flatten),
 }
 """What layers functions, and methods of tensors, are."""
-_STAGES: dict[type[nn.Module], type[Stage]] = {
-    nn.Linear: Linear, nn.Conv2d: Convolution, nn.MaxPool2d: MaxPooling, nn.ReLU: ReLU, nn.Flatten: Flatten,
-    Dropout: Mask, ChannelDropout: Mask, nn.AvgPool2d: AveragePooling, nn.AdaptiveAvgPool2d: AveragePooling,
-    nn.BatchNorm1d: BatchNorm, nn.BatchNorm2d: BatchNorm, CosineHead: Cosines,
-}  # fmt: skip
 _OF_IMAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, ChannelDropout)
 _MANY = 16
 """Channels that fill a register of PyTorch's convolutions, which then take no longer than ours."""
@@ -207,7 +189,7 @@ def chain_of(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> Chain:
     for layer in layers[taken:]:
         if isinstance(layer, _OF_IMAGES) and any(type(one) is Flatten for one in stages):
             raise UnreadableError(f"{type(layer).__name__} follows what is no image")
-        kind = _STAGES.get(type(layer))
+        kind = STAGES.get(type(layer))
         if kind is None or _is_unusual(layer):
             raise UnreadableError(f"{type(layer).__name__} is no layer of a chain")
         stage = kind(layer, all(isinstance(one, WITHOUT_PARAMETERS) for one in stages))
@@ -215,7 +197,7 @@ def chain_of(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> Chain:
             stages.insert(-1, stage)
         else:
             stages.append(stage)
-    if not stages or not isinstance(stages[-1], Linear | Cosines):
+    if not stages or not isinstance(stages[-1], HEADS):
         raise UnreadableError("its logits are not the outputs of a linear layer")
     return Chain(stages, layers)
 
@@ -250,12 +232,10 @@ def _narrow(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> tuple[list[S
             masks.append(Mask(layer, first=False))
         else:
             return [], 0
-    if not found or len(shape) != 3:
+    if not found or len(shape) != 3 or not has_kernels():
         return [], 0
-    try:
-        from fedskew.models._convolutions import narrow_convolutions
-    except Exception:  # where Numba isn't built for this Python or processor
-        return [], 0
+    from fedskew.models._convolutions import narrow_convolutions
+
     stage = narrow_convolutions(found, shape)
     return ([], 0) if stage is None else ([stage, *masks], taken)
 

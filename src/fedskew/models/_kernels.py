@@ -32,10 +32,7 @@ _MATHS = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity stay what th
 
 @intrinsic
 def _whole_vectors(_: Any) -> tuple[Any, Any]:
-    """Let a kernel use all of a vector register; of AVX-512's, a compiler takes half on Intel's processors.
-
-    No two arrays of such a kernel may share memory.
-    """
+    """Let a kernel use whole vector registers, of which a compiler halves Intel's, and take its arrays to be apart."""
 
     def generated(context: Any, builder: Any, *_: Any) -> Any:
         if isinstance(attributes := builder.function.attributes, set):

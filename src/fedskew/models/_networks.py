@@ -55,8 +55,7 @@ class MLP3(Network):
 class TableNet(Network):
     """A small network for tables: fully connected layers with ReLU and dropout on the inputs that a schema makes.
 
-    Its first layer, on the columns of a category, is that category's embedding, and on the standardised numbers a
-    linear map.
+    Its first layer, on the columns of a category, is that category's embedding, on standardised numbers a linear map.
 
     Args:
         width: Units of each hidden layer.
@@ -127,8 +126,7 @@ class CNNMnist(Network):
     """The small CNN of FedLA, "CNNMnist" in its code, used there on EMNIST.
 
     conv 10@5x5, pool, ReLU, conv 20@5x5, channel dropout, pool, ReLU, linear 50, ReLU, dropout, linear classes; both
-    dropouts 0.5. 23,727 parameters on 1 x 28 x 28 and 47 classes. The authors' code ends in log-softmax, this network
-    in logits.
+    dropouts 0.5. 23,727 parameters on 1 x 28 x 28, 47 classes. The authors' code ends in log-softmax, this in logits.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
@@ -249,8 +247,7 @@ class FedLACifar(Network):
     """The residual network of FedLA on CIFAR-100, "CNNCifar100" in its code; 30,441,528 parameters for 100 classes.
 
     Five convolution blocks and three residual ones, 64 to 1028 channels (1028 is the code's own number). A block is
-    conv 3x3, batch norm, ReLU, and pooling from the second on. The authors' code ends in log-softmax, this network in
-    logits.
+    conv 3x3, batch norm, ReLU, and pooling from the second on. The authors' code ends in log-softmax, this in logits.
     """
 
     def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
-from fedskew.models._winograd import InTiles, suits
+from fedskew.models._winograd import InTiles, around_of
 
 MANY = 2**19
 """Weights from which a product of windows may take less time than PyTorch's convolution."""
@@ -70,23 +70,15 @@ class ByProducts(TorchFunctionMode):
         return _convolve(*args, **kwargs) if func is torch.conv2d else func(*args, **kwargs)
 
 
-def _convolve(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    own = input, weight, stride, padding, dilation, groups
+def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
     # A checkpoint computes anew outside of this mode, and must save the same tensors; torch.compile reads no hooks.
     compiles = torch.compiler.is_compiling()
     if input.is_cpu and (compiles or not _HOOKS(True)):
         mapped = compiles or torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
-        if not mapped and type(input) is Tensor and suits(*own):
-            values: Tensor = InTiles.apply(input, weight, bias, _pair(padding))  # type: ignore[no-untyped-call]
+        around = None if mapped or type(input) is not Tensor else around_of(input, weight, *options, **named)
+        if around is not None:
+            values: Tensor = InTiles.apply(input, weight, bias, around)  # type: ignore[no-untyped-call]
             return values if _is_last(weight) else values.contiguous()
-        if (found := windows_of(*own)) is not None:
+        if (found := windows_of(input, weight, *options, **named)) is not None:
             return product_of(*found, weight, bias)
-    return torch.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    return torch.conv2d(input, weight, bias, *options, **named)

@@ -1,9 +1,9 @@
 """Convolutions with windows of 3 x 3, by 24 multiplications for each tile of 2 x 4 outputs in place of 72.
 
-Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: a tile reads 4 x 6 inputs; linear maps turn
-these and the weights into 24 numbers each, their products, added up over channels, are 24 matrix products, and another
-map turns those into outputs. Gradients go through the maps' transposes. Tiles of 4 x 4 outputs would take a quarter
-fewer, and be 1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 off and PyTorch's own are 2.5e-7.
+Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: linear maps turn a tile's 4 x 6 inputs, and
+weights, into 24 numbers each; their products, added up over channels, are 24 matrix products, which another map turns
+into outputs. Gradients go through the maps' transposes. Tiles of 4 x 4 outputs would take a quarter fewer, and be
+1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 off and PyTorch's own are 2.5e-7.
 """
 
 import functools
@@ -81,17 +81,19 @@ def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
 """
 
 
-def suits(x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> bool:
-    """Return whether a convolution is computed here: many channels, many tiles, and three fourths of these in use."""
-    steps, padding = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
-    if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(padding) != 2:
-        return False
+def around_of(
+    x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> tuple[int, int] | None:
+    """Return how many rows and columns of zeros are around; None: not computed here, for few channels or full tiles."""
+    steps, around = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
+    if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(around) != 2 or min(around) < 0:
+        return None
     if x.dim() != 4 or x.shape[1] != weight.shape[1] or not x.is_cpu or {x.dtype, weight.dtype} != {torch.float32}:
-        return False
-    shape = _shape_of(x, padding)
+        return None
+    shape = _shape_of(x, around)
     tiles = math.prod(_grid_of(shape))
     is_full = 4 * math.prod(shape) >= 3 * tiles * _DOWN * _ACROSS
-    return min(shape) > 0 and is_full and len(x) * tiles >= _FEWEST_TILES and _has_kernels()
+    return around if min(shape) > 0 and is_full and len(x) * tiles >= _FEWEST_TILES and has_kernels() else None
 
 
 def takes(weight: Tensor) -> bool:
@@ -103,9 +105,9 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int,
     """Return a convolution's values, `(batch, channels, rows, columns)`, channels innermost in memory."""
     shape = _shape_of(x, padding)
     grid, outs = _grid_of(shape), len(weight)
-    images, by = _Images(_padded(x, padding, grid), grid), _transformed(weight).transpose(1, 2)
+    images, by = _Images(_fitted(x, padding, grid, 2), grid), _transformed(weight).transpose(1, 2)
     to = _Images(x.new_empty(len(x), grid[0] * _DOWN, grid[1] * _ACROSS, outs), grid, bias)
-    for first, number in _parts(len(x), grid):
+    for first, number in images.parts():
         to.gather("values", images.spread("inputs", first, number), by, first, number)
     return to.values[:, : shape[0], : shape[1]].contiguous().permute(0, 3, 1, 2)
 
@@ -115,11 +117,10 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor]:
     """Return the gradients of a convolution's inputs, if wanted, and of its weights, from that of its values."""
     grid, (outs, channels) = _grid_of(gradient.shape[2:]), weight.shape[:2]
-    images = _Images(_padded(x, padding, grid), grid)
-    slopes = _Images(_fitted(gradient, (0, 0), (grid[0] * _DOWN, grid[1] * _ACROSS)), grid)
+    images, slopes = _Images(_fitted(x, padding, grid, 2), grid), _Images(_fitted(gradient, (0, 0), grid, 0), grid)
     to, by = _Images(torch.zeros_like(images.values), grid), _transformed(weight)
     by_weight = torch.empty(0)
-    for first, number in _parts(len(x), grid):
+    for first, number in images.parts():
         products = slopes.spread("slopes", first, number)
         pair = products.transpose(1, 2), images.spread("inputs", first, number)
         by_weight = torch.baddbmm(by_weight, *pair, out=by_weight) if first else torch.bmm(*pair)
@@ -159,13 +160,19 @@ class _Images:
     def __init__(self, values: Tensor, grid: tuple[int, int], bias: Tensor | None = None) -> None:
         self.values, self.channels = values, values.shape[3]
         self._tiles, self._places = math.prod(grid), (values.stride()[:2], grid)
+        self._at_once = max(1, _TILES_AT_ONCE // self._tiles)
         # One for all parts, which then stays in a processor's fast memory.
-        self._numbers = values.new_empty(_at_once(grid) * self._tiles * len(_BY_WEIGHTS) * self.channels)
+        self._numbers = values.new_empty(self._at_once * self._tiles * len(_BY_WEIGHTS) * self.channels)
         own = values, values.new_zeros(self.channels) if bias is None else bias
         self._flat, self._bias, self._tile, self._flat_numbers = map(
             _flat, (*own, values.new_empty(len(_BY_WEIGHTS) * self.channels), self._numbers)
         )
         self._shapes: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Return the first image, and the number of images, of each matrix product."""
+        batch, number = len(self.values), self._at_once
+        return [(first, min(number, batch - first)) for first in range(0, batch, number)]
 
     def spread(self, maps: str, first: int, number: int) -> Tensor:
         """Return the numbers of each tile of some images, `(24, tiles, channels)`."""
@@ -202,26 +209,12 @@ def _grid_of(shape: Sequence[int]) -> tuple[int, int]:
     return -(-shape[0] // _DOWN), -(-shape[1] // _ACROSS)
 
 
-def _padded(x: Tensor, padding: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    return _fitted(x, padding, (grid[0] * _DOWN + 2, grid[1] * _ACROSS + 2))
-
-
-def _fitted(x: Tensor, before: tuple[int, int], shape: tuple[int, int]) -> Tensor:
-    """Return images with channels innermost and zeros around, of so many rows and columns."""
-    (above, beside), (height, width) = before, x.shape[2:]
-    around = 0, 0, beside, shape[1] - width - beside, above, shape[0] - height - above
-    images = x.permute(0, 2, 3, 1)
+def _fitted(x: Tensor, before: tuple[int, int], grid: tuple[int, int], more: int) -> Tensor:
+    """Return images with channels innermost and zeros around, of the grid's rows and columns and some more."""
+    images, (above, beside), (_, _, height, width) = x.permute(0, 2, 3, 1), before, x.shape
+    below, behind = grid[0] * _DOWN + more - height - above, grid[1] * _ACROSS + more - width - beside
+    around = 0, 0, beside, behind, above, below
     return (functional.pad(images, around) if any(around) else images).contiguous()
-
-
-def _parts(batch: int, grid: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the first image, and the number of images, of each matrix product."""
-    number = _at_once(grid)
-    return [(first, min(number, batch - first)) for first in range(0, batch, number)]
-
-
-def _at_once(grid: tuple[int, int]) -> int:
-    return max(1, _TILES_AT_ONCE // math.prod(grid))
 
 
 def _transformed(weight: Tensor) -> Tensor:
@@ -230,10 +223,11 @@ def _transformed(weight: Tensor) -> Tensor:
 
 
 @functools.cache
-def _has_kernels() -> bool:
+def has_kernels() -> bool:
+    """Return whether Numba is built for this Python and processor."""
     try:
         from fedskew.models import _kernels  # noqa: F401
-    except Exception:  # where Numba isn't built for this Python or processor
+    except Exception:
         return False
     return True
 
@@ -257,10 +251,8 @@ def _kernel(maps: str, channels: int) -> Callable[..., None]:
         inputs = [f"x{i}_{j} = tiles[p{at} + c]" for at, (i, j) in enumerate(read)]
         added = " + bias[c]" if maps == "values" else ""
         outputs = [f"tile[np.uintp({at * channels}) + c] = z{i}_{j}{added}" for at, (i, j) in enumerate(written)]
-    down = [(i, j, [f"x{k}_{j}" for k in range(rows)]) for i in range(high) for j in range(columns)]
-    across = [(i, j, [f"y{i}_{k}" for k in range(columns)]) for i, j in written]
-    sums = [f"y{i}_{j} = {_sum(by_rows[i], names)}" for i, j, names in down]
-    sums += [f"z{i}_{j} = {_sum(by_columns[j], names)}" for i, j, names in across]
+    sums = [f"y{i}_{j} = {_sum(by_rows[i], f'x{{}}_{j}')}" for i in range(high) for j in range(columns)]
+    sums += [f"z{i}_{j} = {_sum(by_columns[j], f'y{i}_{{}}')}" for i, j in written]
     name = f"{maps}_{channels}"
     own = {"name": name, "channels": channels, "rows": high, "row": wide * channels, "size": high * wide * channels}
     own |= {"down": _DOWN, "across": _ACROSS * channels, "puts": "+=" if maps == "input_slopes" else "="}
@@ -270,6 +262,6 @@ def _kernel(maps: str, channels: int) -> Callable[..., None]:
     return compiled(source, f"map_{name}")
 
 
-def _sum(factors: Sequence[float], names: Sequence[str]) -> str:
-    terms = zip(factors, names, strict=True)
-    return " + ".join(name if factor == 1 else f"np.float32({factor}) * {name}" for factor, name in terms if factor)
+def _sum(factors: Sequence[float], names: str) -> str:
+    terms = [(names.format(at), factor) for at, factor in enumerate(factors) if factor]
+    return " + ".join(name if factor == 1 else f"np.float32({factor}) * {name}" for name, factor in terms)

@@ -1,7 +1,6 @@
 """Distillation from the sent model: over all classes (FedKD), or over the classes that the client holds (FedEKD).
 
-Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the two names are the FedVLS paper's (its table
-13).
+Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the two names are FedVLS's (its table 13).
 
     L = T^2 mean_n KL( q^g_n || q_n ),    q = softmax(f / T) over the given classes
 """

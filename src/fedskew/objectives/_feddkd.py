@@ -7,8 +7,7 @@ Zhao et al., "Decoupled Knowledge Distillation", CVPR 2022; as a federated term,
     NCKD = T^2 mean_n KL( q^g_n || q_n ),                            q = softmax(f / T) over c != y_n
 
 At T = 1 distillation over all classes is TCKD plus the mean of (1 - p^g_y) times the row of NCKD. The authors' library
-has alpha 1, beta 8, T 4 and a warm-up of 20 epochs; FedVLS gives none, so alpha, beta and T are 1 here, without
-warm-up.
+has alpha 1, beta 8, T 4 and a warm-up of 20 epochs; FedVLS gives none, so alpha, beta and T are 1, without warm-up.
 """
 
 from collections.abc import Mapping

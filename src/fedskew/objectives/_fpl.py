@@ -118,8 +118,7 @@ def finch() -> Callable[..., Any]:
 
 def coarsest_clusters(points: NDArray[np.float32]) -> NDArray[np.int64]:
     """Cluster points, `(points, dim)`, by FINCH (Sarfraz et al., CVPR 2019) with cosine distance: nearest neighbours
-    are linked, and clusters' means clustered again until one is left. Returns the last partition before that, as ids
-    from 0."""
+    are linked, and clusters' means clustered again until one is left. Returns the partition before, as ids from 0."""
     if len(points) == 1:
         return np.zeros(1, dtype=np.int64)
     partitions, _, _ = finch()(points, distance="cosine", ensure_early_exit=False, verbose=False)

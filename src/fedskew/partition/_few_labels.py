@@ -13,8 +13,7 @@ class Quantity(Rule):
     """A fixed number of labels for each client; every class is shared evenly by the clients that hold it.
 
     The `#C = k` of NIID-Bench and FedEntOpt. Client i gets label i mod C and k - 1 distinct others at random; the
-    samples of a class are divided evenly among its holders; where a remainder is left, the first of them get one sample
-    more.
+    samples of a class are divided evenly among its holders; of a remainder the first of them get one more each.
 
     Attributes:
         labels_per_client: Labels of each client, k.

@@ -9,11 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew import labels
 from fedskew.errors import ArgumentError
-from fedskew.labels import EDGES, NEVER, outcome_cells, outcome_table
+from fedskew.labels import NEVER, outcome_cells, outcome_table
 
 FloatArray = NDArray[np.float64]
-
-BINS = len(EDGES) + 1
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class HeldOut:
         outputs, kept = np.where(possible, outputs, 0.0), np.isin(true, np.flatnonzero(possible))
         calibration = labels.calibrate(outputs, true, kept.astype(float))
         cells = outcome_cells(calibration.apply(outputs))
-        tables = outcome_table(true[kept], cells[kept], len(possible), BINS)
+        tables = outcome_table(true[kept], cells[kept], len(possible))
         return cls(calibration, tables.sum(axis=1) / kept.sum(), tables)
 
     def estimate(self, logits: ArrayLike) -> labels.MixEstimate:

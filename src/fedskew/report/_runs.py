@@ -172,8 +172,7 @@ class SeedRun:
 
     @staticmethod
     def most_frequent(runs: Iterable[SeedRun]) -> str | None:
-        """Say what the most frequent class gets, in the first of these runs whose test classes are uneven; None: in
-        none."""
+        """Say what the most frequent class gets, in the first of these runs with uneven test classes; None: in none."""
         for run in runs:
             if (evaluation := run.last_evaluation) is None or not evaluation.uneven:
                 continue

@@ -2,8 +2,7 @@
 
 Every site adds masks to its vector of integers, which then looks uniformly random. The masks cancel in the sum: for
 each pair of sites one that both derive from their keys, added by one and subtracted by the other; and for each site one
-of its own, which it reveals once all have masked. All arithmetic is modulo 2**32 or 2**64, so that the sum is
-exact.
+of its own, which it reveals once all have masked. All arithmetic is modulo 2**32 or 2**64, so the sum is exact.
 
     site    i:  SumContext -> mask -> (Masked, bytes);  it keeps the bytes, then sends Masked
     server   :  if all members sent a Masked in time: it asks them to open
