@@ -186,8 +186,7 @@ class SeedRun:
 
     @staticmethod
     def shown_figures(runs: Iterable[SeedRun]) -> list[str]:
-        """Return which figures a table of runs shows, the one that ranks first; those of rare classes where they are
-        uneven."""
+        """Return which figures a table of runs shows, the first of which ranks; rare classes' where they are uneven."""
         known = list(runs)
         ranked, usual = SeedRun.measure_of(known), ["accuracy", "worst_class", "target_accuracy"]
         if ranked in usual and SeedRun.most_frequent(known) is None:
