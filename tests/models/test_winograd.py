@@ -14,7 +14,15 @@ from fedskew.models._wide import ByProducts
 from fedskew.models._winograd import suits
 
 # Whole tiles and others, zeros around or not, batches of several products and of a part of one.
-SHAPES = ((10, 14, 12), {}), ((33, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
+SHAPES = ((21, 10, 17), {}), ((41, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -59,7 +67,7 @@ def test_values_and_gradients_are_those_of_the_convolution(shape, options, last)
 
 
 def test_a_first_layers_inputs_get_no_gradient_and_frozen_parameters_stay():
-    layer, x = layer_of(True), drawn(10, 48, 10, 10)
+    layer, x = layer_of(True), drawn(40, 48, 10, 10)
     layer.weight.grad = torch.zeros_like(layer.weight)
     layer.bias.requires_grad_(False)
     stage = Convolution(layer, first=True)
@@ -71,25 +79,27 @@ def test_a_first_layers_inputs_get_no_gradient_and_frozen_parameters_stay():
 
 
 def test_others_stay_pytorchs():
-    x, weight = torch.zeros(8, 48, 8, 8), torch.zeros(64, 48, 3, 3)
+    x, weight = torch.zeros(40, 48, 8, 8), torch.zeros(80, 48, 3, 3)
     assert suits(x, weight, 1, 1)
-    assert not suits(x[:7], weight, 1, 1)  # 56 tiles
+    assert not suits(x[:34], weight, 1, 1)  # fewer than 2^20 products
+    assert not suits(torch.zeros(7, 512, 8, 8), torch.zeros(512, 512, 3, 3), 1, 1)  # 56 tiles
     assert not suits(x, weight, 2, 1)
     assert not suits(x, weight, 1, "same")
     assert not suits(x, weight, 1, (1,))
     assert not suits(x, weight, 1, 1, 2)
     assert not suits(x, weight[:, :24], 1, 1, 1, 2)
-    assert not suits(x, weight[:40], 1, 1)  # fewer than 2^11 pairs of channels
-    assert not suits(x, weight[:31], 1, 1)
-    assert not suits(x, torch.zeros(64, 48, 3, 1), 1, 1)
+    assert not suits(x.repeat(2, 1, 1, 1), weight[:63], 1, 1)
+    assert not suits(x, torch.zeros(80, 48, 3, 1), 1, 1)
     assert not suits(x.double(), weight.double(), 1, 1)
-    assert not suits(torch.zeros(80, 48, 2, 2), weight, 1, 1)  # half of each tile
+    assert not suits(torch.zeros(80, 48, 10, 10), weight, 1, 1)  # five sixths of each tile
     assert not suits(torch.zeros(80, 48, 1, 1), weight)
     assert not suits(torch.zeros(48, 8, 8), weight, 1, 1)
+    torch.set_num_threads(2)
+    assert not suits(x, weight, 1, 1)
 
 
 def test_infinite_and_missing_values_are_seen():
-    layer, x = layer_of(True, padding=1), drawn(10, 48, 8, 8)
+    layer, x = layer_of(True, padding=1), drawn(40, 48, 8, 8)
     x[3, 5, 2, 2] = torch.nan
     with torch.no_grad(), ByProducts():
         y = layer(x)
@@ -98,7 +108,7 @@ def test_infinite_and_missing_values_are_seen():
 
 
 def test_gradients_of_gradients_are_pytorchs():
-    layer, x = layer_of(True, padding=1), drawn(10, 48, 8, 8).requires_grad_()
+    layer, x = layer_of(True, padding=1), drawn(40, 48, 8, 8).requires_grad_()
 
     def curved() -> torch.Tensor:
         (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
@@ -113,7 +123,7 @@ def test_gradients_of_gradients_are_pytorchs():
 class Residual(nn.Module):
     def __init__(self, way=lambda layer, x: layer(x)):
         super().__init__()
-        self.convolution, self.head, self.way = nn.Conv2d(48, 48, 3, padding=1), nn.Linear(48, 2), way
+        self.convolution, self.head, self.way = nn.Conv2d(64, 64, 3, padding=1), nn.Linear(64, 2), way
 
     def forward(self, x):
         return self.head((x + self.way(self.convolution, x)).mean((2, 3)))
@@ -145,7 +155,7 @@ def test_layers_that_are_used_otherwise_are_trained(way):
                 own.copy_(drawn(*own.shape))
         model = FlatModel(network)
         model.network.train()
-        model.differentiate(drawn(10, 48, 8, 8), lambda outputs: outputs.logits.square().sum())
+        model.differentiate(drawn(32, 64, 8, 8), lambda outputs: outputs.logits.square().sum())
         gradients.append(model.views(model.gradient)["convolution.weight"])
     assert torch.allclose(*gradients, rtol=0, atol=1e-2 * float(gradients[1].abs().max()))
 
@@ -154,7 +164,7 @@ def test_networks_are_computed_in_tiles_as_chains_and_as_written():
     for network, way in ((build("cnn_w2", 10, (3, 32, 32)), "chain"), (Residual(), "as_written")):
         model = FlatModel(network)
         model.network.train()
-        shape = (10, 3, 32, 32) if way == "chain" else (10, 48, 8, 8)
+        shape = (10, 3, 32, 32) if way == "chain" else (32, 64, 8, 8)
         with torch.profiler.profile() as profile:
             model.differentiate(drawn(*shape), lambda outputs: outputs.logits.square().sum())
         assert way in model.network.rules

@@ -3,7 +3,8 @@
 Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: a tile reads 4 x 6 inputs; linear maps turn
 these and the weights into 24 numbers each, their products, added up over channels, are 24 matrix products, and another
 map turns those into outputs. Gradients go through the maps' transposes. Tiles of 4 x 4 outputs would take a quarter
-fewer, and be 1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 off and PyTorch's own are 2.5e-7.
+fewer, and be 1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 off and PyTorch's own are 2.5e-7 (up to
+64 channels).
 """
 
 import functools
@@ -17,8 +18,9 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
 _DOWN, _ACROSS = 2, 4  # outputs of a tile
-_FEWEST, _PAIRS = 32, 2**11  # channels, and pairs of them, below which PyTorch's are as fast
+_FEWEST_OUTS, _FEWEST = 64, 32  # channels of outputs and of inputs below which PyTorch's are as fast
 _FEWEST_TILES = 64  # of a batch: the weights' numbers are as many for one image as for a hundred
+_FEWEST_PRODUCTS = 2**20  # of tiles and pairs of channels: for fewer, the calls take longer than what they save
 _TILES_AT_ONCE = 96  # of a matrix product: what it reads and writes then fits into a processor's second cache
 Maps = tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]
 
@@ -82,21 +84,25 @@ def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
 
 
 def suits(x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> bool:
-    """Return whether a convolution is computed here: many channels, many tiles, and three fourths of these in use."""
+    """Return whether a convolution is computed here: one thread, as kernels have no more, many channels and many tiles,
+    of which seven eighths are in use."""
     steps, padding = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
     if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(padding) != 2:
         return False
     if x.dim() != 4 or x.shape[1] != weight.shape[1] or not x.is_cpu or {x.dtype, weight.dtype} != {torch.float32}:
         return False
     shape = _shape_of(x, padding)
-    tiles = math.prod(_grid_of(shape))
-    is_full = 4 * math.prod(shape) >= 3 * tiles * _DOWN * _ACROSS
-    return min(shape) > 0 and is_full and len(x) * tiles >= _FEWEST_TILES and _has_kernels()
+    if min(shape) < 1 or torch.get_num_threads() > 1:
+        return False
+    in_image = math.prod(_grid_of(shape))
+    is_full = 8 * math.prod(shape) >= 7 * in_image * _DOWN * _ACROSS
+    tiles, pairs = len(x) * in_image, math.prod(weight.shape[:2])
+    return is_full and tiles >= _FEWEST_TILES and tiles * pairs >= _FEWEST_PRODUCTS and _has_kernels()
 
 
 def takes(weight: Tensor) -> bool:
     """Return whether weights may be those of such a convolution."""
-    return weight.shape[2:] == (3, 3) and min(weight.shape[:2]) >= _FEWEST and math.prod(weight.shape[:2]) >= _PAIRS
+    return weight.shape[2:] == (3, 3) and weight.shape[0] >= _FEWEST_OUTS and weight.shape[1] >= _FEWEST
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
@@ -145,12 +151,12 @@ class InTiles(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of what `forward` takes."""
         x, weight = ctx.saved_tensors
-        of_inputs, _, of_bias, _ = needed = ctx.needs_input_grad
+        *needed, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed[:3]
+            options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed
             return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
-        own = gradients(gradient, x, weight, ctx.padding, of_inputs)
-        return *own, gradient.sum((0, 2, 3)) if of_bias else None, None
+        own = gradients(gradient, x, weight, ctx.padding, needed[0])
+        return *own, gradient.sum((0, 2, 3)) if needed[2] else None, None
 
 
 class _Images:
