@@ -1,5 +1,6 @@
 """Convolutions in tiles are PyTorch's convolutions, to rounding."""
 
+import re
 from functools import partial
 
 import pytest
@@ -96,6 +97,18 @@ def test_others_stay_pytorchs():
     assert not suits(torch.zeros(48, 8, 8), weight, 1, 1)
     torch.set_num_threads(2)
     assert not suits(x, weight, 1, 1)
+
+
+WRONG = (drawn(1), {}), (drawn(72).double(), {}), (drawn(1, 72), {}), (None, {"padding": -1})
+
+
+@pytest.mark.parametrize(("bias", "options"), WRONG, ids=("length", "type", "shape", "padding"))
+def test_what_is_wrong_is_said_by_pytorch(bias, options):
+    x, weight = drawn(40, 48, 12, 12), drawn(72, 48, 3, 3)
+    with pytest.raises(RuntimeError) as expected:
+        functional.conv2d(x, weight, bias, **options)
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"), ByProducts():
+        functional.conv2d(x, weight, bias, **options)
 
 
 def test_infinite_and_missing_values_are_seen():

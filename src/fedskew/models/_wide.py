@@ -84,7 +84,8 @@ def _convolve(
     compiles = torch.compiler.is_compiling()
     if input.is_cpu and (compiles or not _HOOKS(True)):
         mapped = compiles or torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
-        if not mapped and type(input) is Tensor and suits(*own):
+        is_biased = bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype)
+        if not mapped and is_biased and type(input) is Tensor and suits(*own):
             values: Tensor = InTiles.apply(input, weight, bias, _pair(padding))  # type: ignore[no-untyped-call]
             return values if _is_last(weight) else values.contiguous()
         if (found := windows_of(*own)) is not None:

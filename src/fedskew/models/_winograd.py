@@ -87,12 +87,12 @@ def suits(x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation
     """Return whether a convolution is computed here: one thread, as kernels have no more, many channels and many tiles,
     of which seven eighths are in use."""
     steps, padding = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
-    if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(padding) != 2:
+    if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(padding) != 2 or min(padding) < 0:
         return False
     if x.dim() != 4 or x.shape[1] != weight.shape[1] or not x.is_cpu or {x.dtype, weight.dtype} != {torch.float32}:
         return False
     shape = _shape_of(x, padding)
-    if min(shape) < 1 or torch.get_num_threads() > 1:
+    if min(*shape, *x.shape) < 1 or torch.get_num_threads() > 1:
         return False
     in_image = math.prod(_grid_of(shape))
     is_full = 8 * math.prod(shape) >= 7 * in_image * _DOWN * _ACROSS
