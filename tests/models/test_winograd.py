@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -131,6 +132,50 @@ def test_gradients_of_gradients_are_pytorchs():
     with ByProducts():
         found = curved()
     assert_near(found, expected.double())
+
+
+def forward(layer, x, slope):
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.unpack_dual(layer(torch.autograd.forward_ad.make_dual(x, x))).tangent
+
+
+def traced(layer, x, slope):
+    weight = layer.weight.detach()
+    return torch.jit.trace(lambda one: functional.conv2d(one, weight, padding=1), (x,))(2 * x)
+
+
+def written_out(layer, x, slope):
+    return make_fx(lambda one: functional.conv2d(one, layer.weight, padding=1))(x)(2 * x)
+
+
+def several_slopes(layer, x, slope):
+    slopes = torch.stack([slope, 2 * slope])
+    return torch.autograd.grad(layer(x), layer.weight, slopes, is_grads_batched=True)[0]
+
+
+def mapped_slopes(layer, x, slope):
+    y = layer(x)
+    return torch.vmap(lambda one: torch.autograd.grad(y, layer.weight, one)[0])(torch.stack([slope, 2 * slope]))
+
+
+def backward_in_autocast(layer, x, slope):
+    y = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.autograd.grad(y, layer.weight, slope)[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "way",
+    [forward, traced, written_out, several_slopes, mapped_slopes, backward_in_autocast],
+    ids=lambda way: way.__name__,
+)
+def test_what_pytorch_derives_otherwise_is_the_same(way):
+    layer, x = layer_of(True, padding=1), drawn(40, 48, 8, 8)
+    own = layer, x, drawn(40, 72, 8, 8)
+    expected = way(*own)
+    with ByProducts():
+        assert_near(way(*own), expected.double())
 
 
 class Residual(nn.Module):

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
-from fedskew.models._winograd import InTiles, suits
+from fedskew.models._winograd import InTiles, is_plain, suits
 
 MANY = 2**19
 """Weights from which a product of windows may take less time than PyTorch's convolution."""
@@ -83,9 +83,8 @@ def _convolve(
     # A checkpoint computes anew outside of this mode, and must save the same tensors; torch.compile reads no hooks.
     compiles = torch.compiler.is_compiling()
     if input.is_cpu and (compiles or not _HOOKS(True)):
-        mapped = compiles or torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
         is_biased = bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype)
-        if not mapped and is_biased and type(input) is Tensor and suits(*own):
+        if not compiles and is_biased and is_plain(input, weight, bias) and suits(*own):
             values: Tensor = InTiles.apply(input, weight, bias, _pair(padding))  # type: ignore[no-untyped-call]
             return values if _is_last(weight) else values.contiguous()
         if (found := windows_of(*own)) is not None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
@@ -105,6 +106,16 @@ def takes(weight: Tensor) -> bool:
     return weight.shape[2:] == (3, 3) and weight.shape[0] >= _FEWEST_OUTS and weight.shape[1] >= _FEWEST
 
 
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Return whether tensors are numbers in memory, and autograd's backward pass is all that is derived from them."""
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+        return False
+    if torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
+        return False
+    own = [one for one in tensors if one is not None]
+    return all(type(one) in (Tensor, nn.Parameter) and one.is_cpu and torch._C._has_storage(one) for one in own)
+
+
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
     """Return a convolution's values, `(batch, channels, rows, columns)`, channels innermost in memory."""
     shape = _shape_of(x, padding)
@@ -138,7 +149,7 @@ def gradients(
 
 
 class InTiles(torch.autograd.Function):
-    """`convolve`, for autograd; the gradient of its gradients is PyTorch's."""
+    """`convolve`, for autograd; what is no plain backward pass is PyTorch's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
@@ -152,7 +163,7 @@ class InTiles(torch.autograd.Function):
         """Return the gradients of what `forward` takes."""
         x, weight = ctx.saved_tensors
         *needed, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not is_plain(gradient, x, weight):
             options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed
             return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
         own = gradients(gradient, x, weight, ctx.padding, needed[0])
