@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from fedskew.models import FlatModel, build
 from fedskew.models._chain import Convolution
 from fedskew.models._wide import ByProducts
-from fedskew.models._winograd import suits
+from fedskew.models._winograd import gradients, suits
 
 # Whole tiles and others, zeros around or not, batches of several products and of a part of one.
 SHAPES = ((21, 10, 17), {}), ((41, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
@@ -176,6 +176,18 @@ def test_what_pytorch_derives_otherwise_is_the_same(way):
     expected = way(*own)
     with ByProducts():
         assert_near(way(*own), expected.double())
+
+
+def test_what_is_not_wanted_is_not_computed(monkeypatch):
+    computed = []
+    monkeypatch.setattr("fedskew.models._winograd._kernel", lambda maps, channels: lambda *_: computed.append(maps))
+    layer = layer_of(True, padding=1).requires_grad_(False)
+    x = drawn(12, 48, 8, 8)
+    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (True, False))
+    assert computed == ["slopes", "input_slopes"]
+    computed.clear()
+    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (False, True))
+    assert computed == ["slopes", "inputs"]
 
 
 class Residual(nn.Module):

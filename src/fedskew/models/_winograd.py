@@ -128,9 +128,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int,
 
 
 def gradients(
-    gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], of_inputs: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of a convolution's inputs, if wanted, and of its weights, from that of its values."""
+    gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of a convolution's inputs and of its weights, as wanted, from that of its values."""
+    of_inputs, of_weights = wanted
     grid, (outs, channels) = _grid_of(gradient.shape[2:]), weight.shape[:2]
     images = _Images(_padded(x, padding, grid), grid)
     slopes = _Images(_fitted(gradient, (0, 0), (grid[0] * _DOWN, grid[1] * _ACROSS)), grid)
@@ -138,14 +139,18 @@ def gradients(
     by_weight = torch.empty(0)
     for first, number in _parts(len(x), grid):
         products = slopes.spread("slopes", first, number)
-        pair = products.transpose(1, 2), images.spread("inputs", first, number)
-        by_weight = torch.baddbmm(by_weight, *pair, out=by_weight) if first else torch.bmm(*pair)
+        if of_weights:
+            pair = products.transpose(1, 2), images.spread("inputs", first, number)
+            by_weight = torch.baddbmm(by_weight, *pair, out=by_weight) if first else torch.bmm(*pair)
         if of_inputs:
             to.gather("input_slopes", products, by, first, number)
-    weights = torch.mm(_BY_WEIGHTS.t(), by_weight.flatten(1)).view(3, 3, outs, channels).permute(2, 3, 0, 1)
-    (above, beside), (height, width) = padding, x.shape[2:]
-    inner = to.values[:, above : above + height, beside : beside + width].contiguous().permute(0, 3, 1, 2)
-    return inner if of_inputs else None, weights
+    dx = dw = None
+    if of_inputs:
+        (above, beside), (height, width) = padding, x.shape[2:]
+        dx = to.values[:, above : above + height, beside : beside + width].contiguous().permute(0, 3, 1, 2)
+    if of_weights:
+        dw = torch.mm(_BY_WEIGHTS.t(), by_weight.flatten(1)).view(3, 3, outs, channels).permute(2, 3, 0, 1)
+    return dx, dw
 
 
 class InTiles(torch.autograd.Function):
@@ -166,7 +171,7 @@ class InTiles(torch.autograd.Function):
         if torch.is_grad_enabled() or not is_plain(gradient, x, weight):
             options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed
             return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
-        own = gradients(gradient, x, weight, ctx.padding, needed[0])
+        own = gradients(gradient, x, weight, ctx.padding, needed[:2])
         return *own, gradient.sum((0, 2, 3)) if needed[2] else None, None
 
 
