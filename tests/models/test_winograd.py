@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from fedskew.models import FlatModel, build
 from fedskew.models._chain import Convolution
 from fedskew.models._wide import ByProducts
-from fedskew.models._winograd import gradients, suits
+from fedskew.models._winograd import _MAPS, _kernel, gradients, suits
 
 # Whole tiles and others, zeros around or not, batches of several products and of a part of one.
 SHAPES = ((21, 10, 17), {}), ((41, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
@@ -188,6 +188,14 @@ def test_what_is_not_wanted_is_not_computed(monkeypatch):
     computed.clear()
     gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (False, True))
     assert computed == ["slopes", "inputs"]
+
+
+def test_a_kernel_of_other_maps_has_another_name(monkeypatch):
+    one = _kernel.__wrapped__("values", 48)
+    monkeypatch.setitem(
+        _MAPS, "values", tuple([[2 * factor for factor in row] for row in own] for own in _MAPS["values"])
+    )
+    assert _kernel.__wrapped__("values", 48).__name__ != one.__name__
 
 
 class Residual(nn.Module):

@@ -9,6 +9,7 @@ fewer, and be 1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 
 
 import functools
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -283,13 +284,14 @@ def _kernel(maps: str, channels: int) -> Callable[..., None]:
     across = [(i, j, [f"y{i}_{k}" for k in range(columns)]) for i, j in written]
     sums = [f"y{i}_{j} = {_sum(by_rows[i], names)}" for i, j, names in down]
     sums += [f"z{i}_{j} = {_sum(by_columns[j], names)}" for i, j, names in across]
-    name = f"{maps}_{channels}"
-    own = {"name": name, "channels": channels, "rows": high, "row": wide * channels, "size": high * wide * channels}
+    own: dict[str, Any] = {"channels": channels, "rows": high, "row": wide * channels, "size": high * wide * channels}
     own |= {"down": _DOWN, "across": _ACROSS * channels, "puts": "+=" if maps == "input_slopes" else "="}
     for key, value in own.items():
         template = template.replace(f"{{{key}}}", str(value))
     source = filled(template, places=places, inputs=inputs, sums=sums, outputs=outputs)
-    return compiled(source, f"map_{name}")
+    # Numba sees by its name, its bytecode and `_kernels.py` alone whether a kernel is still the one it keeps.
+    name = f"{maps}_{channels}_{zlib.crc32(source.encode()):08x}"
+    return compiled(source.replace("{name}", name), f"map_{name}")
 
 
 def _sum(factors: Sequence[float], names: Sequence[str]) -> str:
