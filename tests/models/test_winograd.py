@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from fedskew.models import FlatModel, build
 from fedskew.models._chain import Convolution
 from fedskew.models._wide import ByProducts
-from fedskew.models._winograd import _MAPS, _kernel, gradients, suits
+from fedskew.models._winograd import _MAPS, _has_kernels, _kernel, gradients, suits
 
 # Whole tiles and others, zeros around or not, batches of several products and of a part of one.
 SHAPES = ((21, 10, 17), {}), ((41, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
@@ -196,6 +196,17 @@ def test_a_kernel_of_other_maps_has_another_name(monkeypatch):
         _MAPS, "values", tuple([[2 * factor for factor in row] for row in own] for own in _MAPS["values"])
     )
     assert _kernel.__wrapped__("values", 48).__name__ != one.__name__
+
+
+def test_where_numba_can_not_compile_networks_are_pytorchs(monkeypatch):
+    def fails(*_):
+        raise NotImplementedError
+
+    _has_kernels.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("fedskew.models._kernels.compiled", fails)
+        assert not suits(torch.zeros(40, 48, 8, 8), torch.zeros(80, 48, 3, 3), 1, 1)
+    _has_kernels.cache_clear()
 
 
 class Residual(nn.Module):

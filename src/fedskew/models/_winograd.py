@@ -255,8 +255,10 @@ def _transformed(weight: Tensor) -> Tensor:
 @functools.cache
 def _has_kernels() -> bool:
     try:
-        from fedskew.models import _kernels  # noqa: F401
-    except Exception:  # where Numba isn't built for this Python or processor
+        from fedskew.models._kernels import compiled
+
+        compiled("@njit(cache=True)\ndef nothing(numbers):\n    whole_vectors()", "nothing")(_flat(torch.zeros(1)))
+    except Exception:  # where Numba isn't built for this Python or processor, or is told not to compile
         return False
     return True
 
