@@ -1,20 +1,30 @@
 """Convolutions in tiles are PyTorch's convolutions, to rounding."""
 
+import re
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from fedskew.models import FlatModel, build
 from fedskew.models._chain import Convolution
 from fedskew.models._wide import ByProducts
-from fedskew.models._winograd import around_of
+from fedskew.models._winograd import _MAPS, _kernel, around_of, gradients, has_kernels
 
 # Whole tiles and others, zeros around or not, batches of several products and of a part of one.
-SHAPES = ((10, 14, 12), {}), ((33, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
+SHAPES = ((21, 10, 17), {}), ((41, 8, 8), {"padding": 1}), ((40, 7, 6), {"padding": (1, 2), "bias": False})
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -59,7 +69,7 @@ def test_values_and_gradients_are_those_of_the_convolution(shape, options, last)
 
 
 def test_a_first_layers_inputs_get_no_gradient_and_frozen_parameters_stay():
-    layer, x = layer_of(True), drawn(10, 48, 10, 10)
+    layer, x = layer_of(True), drawn(40, 48, 10, 10)
     layer.weight.grad = torch.zeros_like(layer.weight)
     layer.bias.requires_grad_(False)
     stage = Convolution(layer, first=True)
@@ -71,26 +81,39 @@ def test_a_first_layers_inputs_get_no_gradient_and_frozen_parameters_stay():
 
 
 def test_others_stay_pytorchs():
-    x, weight = torch.zeros(8, 48, 8, 8), torch.zeros(64, 48, 3, 3)
+    x, weight = torch.zeros(40, 48, 8, 8), torch.zeros(80, 48, 3, 3)
     assert around_of(x, weight, 1, 1) == (1, 1)
-    assert around_of(x[:7], weight, 1, 1) is None  # 56 tiles
+    assert around_of(x[:34], weight, 1, 1) is None  # fewer than 2^20 products
+    assert around_of(torch.zeros(7, 512, 8, 8), torch.zeros(512, 512, 3, 3), 1, 1) is None  # 56 tiles
     assert around_of(x, weight, 2, 1) is None
     assert around_of(x, weight, 1, "same") is None
     assert around_of(x, weight, 1, (1,)) is None
-    assert around_of(x, weight, 1, -1) is None
     assert around_of(x, weight, 1, 1, 2) is None
     assert around_of(x, weight[:, :24], 1, 1, 1, 2) is None
-    assert around_of(x, weight[:40], 1, 1) is None  # fewer than 2^11 pairs of channels
-    assert around_of(x, weight[:31], 1, 1) is None
-    assert around_of(x, torch.zeros(64, 48, 3, 1), 1, 1) is None
+    assert around_of(x.repeat(2, 1, 1, 1), weight[:63], 1, 1) is None
+    assert around_of(x, torch.zeros(80, 48, 3, 1), 1, 1) is None
     assert around_of(x.double(), weight.double(), 1, 1) is None
-    assert around_of(torch.zeros(80, 48, 2, 2), weight, 1, 1) is None  # half of each tile
+    assert around_of(torch.zeros(80, 48, 10, 10), weight, 1, 1) is None  # five sixths of each tile
     assert around_of(torch.zeros(80, 48, 1, 1), weight) is None
     assert around_of(torch.zeros(48, 8, 8), weight, 1, 1) is None
+    torch.set_num_threads(2)
+    assert around_of(x, weight, 1, 1) is None
+
+
+WRONG = (drawn(1), {}), (drawn(72).double(), {}), (drawn(1, 72), {}), (None, {"padding": -1})
+
+
+@pytest.mark.parametrize(("bias", "options"), WRONG, ids=("length", "type", "shape", "padding"))
+def test_what_is_wrong_is_said_by_pytorch(bias, options):
+    x, weight = drawn(40, 48, 12, 12), drawn(72, 48, 3, 3)
+    with pytest.raises(RuntimeError) as expected:
+        functional.conv2d(x, weight, bias, **options)
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"), ByProducts():
+        functional.conv2d(x, weight, bias, **options)
 
 
 def test_infinite_and_missing_values_are_seen():
-    layer, x = layer_of(True, padding=1), drawn(10, 48, 8, 8)
+    layer, x = layer_of(True, padding=1), drawn(40, 48, 8, 8)
     x[3, 5, 2, 2] = torch.nan
     with torch.no_grad(), ByProducts():
         y = layer(x)
@@ -99,7 +122,7 @@ def test_infinite_and_missing_values_are_seen():
 
 
 def test_gradients_of_gradients_are_pytorchs():
-    layer, x = layer_of(True, padding=1), drawn(10, 48, 8, 8).requires_grad_()
+    layer, x = layer_of(True, padding=1), drawn(40, 48, 8, 8).requires_grad_()
 
     def curved() -> torch.Tensor:
         (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
@@ -111,10 +134,85 @@ def test_gradients_of_gradients_are_pytorchs():
     assert_near(found, expected.double())
 
 
+def forward(layer, x, slope):
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.unpack_dual(layer(torch.autograd.forward_ad.make_dual(x, x))).tangent
+
+
+def traced(layer, x, slope):
+    weight = layer.weight.detach()
+    return torch.jit.trace(lambda one: functional.conv2d(one, weight, padding=1), (x,))(2 * x)
+
+
+def written_out(layer, x, slope):
+    return make_fx(lambda one: functional.conv2d(one, layer.weight, padding=1))(x)(2 * x)
+
+
+def several_slopes(layer, x, slope):
+    slopes = torch.stack([slope, 2 * slope])
+    return torch.autograd.grad(layer(x), layer.weight, slopes, is_grads_batched=True)[0]
+
+
+def mapped_slopes(layer, x, slope):
+    y = layer(x)
+    return torch.vmap(lambda one: torch.autograd.grad(y, layer.weight, one)[0])(torch.stack([slope, 2 * slope]))
+
+
+def backward_in_autocast(layer, x, slope):
+    y = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.autograd.grad(y, layer.weight, slope)[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "way",
+    [forward, traced, written_out, several_slopes, mapped_slopes, backward_in_autocast],
+    ids=lambda way: way.__name__,
+)
+def test_what_pytorch_derives_otherwise_is_the_same(way):
+    layer, x = layer_of(True, padding=1), drawn(40, 48, 8, 8)
+    own = layer, x, drawn(40, 72, 8, 8)
+    expected = way(*own)
+    with ByProducts():
+        assert_near(way(*own), expected.double())
+
+
+def test_what_is_not_wanted_is_not_computed(monkeypatch):
+    computed = []
+    monkeypatch.setattr("fedskew.models._winograd._kernel", lambda maps, channels: lambda *_: computed.append(maps))
+    layer = layer_of(True, padding=1).requires_grad_(False)
+    x = drawn(12, 48, 8, 8)
+    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (True, False))
+    assert computed == ["slopes", "input_slopes"]
+    computed.clear()
+    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (False, True))
+    assert computed == ["slopes", "inputs"]
+
+
+def test_a_kernel_of_other_maps_has_another_name(monkeypatch):
+    one = _kernel.__wrapped__("values", 48)
+    monkeypatch.setitem(
+        _MAPS, "values", tuple([[2 * factor for factor in row] for row in own] for own in _MAPS["values"])
+    )
+    assert _kernel.__wrapped__("values", 48).__name__ != one.__name__
+
+
+def test_where_numba_can_not_compile_networks_are_pytorchs(monkeypatch):
+    def fails(*_):
+        raise NotImplementedError
+
+    has_kernels.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("fedskew.models._kernels.compiled", fails)
+        assert around_of(torch.zeros(40, 48, 8, 8), torch.zeros(80, 48, 3, 3), 1, 1) is None
+    has_kernels.cache_clear()
+
+
 class Residual(nn.Module):
     def __init__(self, way=lambda layer, x: layer(x)):
         super().__init__()
-        self.convolution, self.head, self.way = nn.Conv2d(48, 48, 3, padding=1), nn.Linear(48, 2), way
+        self.convolution, self.head, self.way = nn.Conv2d(64, 64, 3, padding=1), nn.Linear(64, 2), way
 
     def forward(self, x):
         return self.head((x + self.way(self.convolution, x)).mean((2, 3)))
@@ -146,7 +244,7 @@ def test_layers_that_are_used_otherwise_are_trained(way):
                 own.copy_(drawn(*own.shape))
         model = FlatModel(network)
         model.network.train()
-        model.differentiate(drawn(10, 48, 8, 8), lambda outputs: outputs.logits.square().sum())
+        model.differentiate(drawn(32, 64, 8, 8), lambda outputs: outputs.logits.square().sum())
         gradients.append(model.views(model.gradient)["convolution.weight"])
     assert torch.allclose(*gradients, rtol=0, atol=1e-2 * float(gradients[1].abs().max()))
 
@@ -155,7 +253,7 @@ def test_networks_are_computed_in_tiles_as_chains_and_as_written():
     for network, way in ((build("cnn_w2", 10, (3, 32, 32)), "chain"), (Residual(), "as_written")):
         model = FlatModel(network)
         model.network.train()
-        shape = (10, 3, 32, 32) if way == "chain" else (10, 48, 8, 8)
+        shape = (10, 3, 32, 32) if way == "chain" else (32, 64, 8, 8)
         with torch.profiler.profile() as profile:
             model.differentiate(drawn(*shape), lambda outputs: outputs.logits.square().sum())
         assert way in model.network.rules

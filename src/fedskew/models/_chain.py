@@ -51,10 +51,10 @@ def gradient_of(parameter: Tensor | None) -> Tensor | None:
     return None if parameter is None or not parameter.requires_grad else parameter.grad
 
 
-def _written(found: Sequence[Tensor], to: Sequence[Tensor | None], dx: Tensor) -> Tensor:
+def _written(found: Sequence[Tensor | None], to: Sequence[Tensor | None], dx: Tensor) -> Tensor:
     """Write gradients where they go; return that of the inputs."""
     for own, one in zip(to, found, strict=True):
-        if own is not None:
+        if own is not None and one is not None:
             own.copy_(one)
     return dx
 
@@ -130,7 +130,8 @@ class Convolution(Stage):
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`; of the first layer nothing of use."""
         if self.around is not None:
-            dx, dw = gradients(gradient, self.x, self.weight, self.around, not self.first)
+            wanted = not self.first, self.to[0] is not None
+            dx, dw = gradients(gradient, self.x, self.weight, self.around, wanted)
             return _written((dw, gradient.sum((0, 2, 3))), self.to, gradient if dx is None else dx)
         if self.windows is not None:
             return self._by_windows(gradient.flatten(2).transpose(1, 2).flatten(0, 1), self.windows)

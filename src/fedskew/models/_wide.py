@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
-from fedskew.models._winograd import InTiles, around_of
+from fedskew.models._winograd import InTiles, around_of, is_plain
 
 MANY = 2**19
 """Weights from which a product of windows may take less time than PyTorch's convolution."""
@@ -74,8 +74,9 @@ def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *option
     # A checkpoint computes anew outside of this mode, and must save the same tensors; torch.compile reads no hooks.
     compiles = torch.compiler.is_compiling()
     if input.is_cpu and (compiles or not _HOOKS(True)):
-        mapped = compiles or torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu")
-        around = None if mapped or type(input) is not Tensor else around_of(input, weight, *options, **named)
+        is_biased = bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype)
+        ours = not compiles and is_biased and is_plain(input, weight, bias)
+        around = around_of(input, weight, *options, **named) if ours else None
         if around is not None:
             values: Tensor = InTiles.apply(input, weight, bias, around)  # type: ignore[no-untyped-call]
             return values if _is_last(weight) else values.contiguous()

@@ -3,22 +3,25 @@
 Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016: linear maps turn a tile's 4 x 6 inputs, and
 weights, into 24 numbers each; their products, added up over channels, are 24 matrix products, which another map turns
 into outputs. Gradients go through the maps' transposes. Tiles of 4 x 4 outputs would take a quarter fewer, and be
-1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 off and PyTorch's own are 2.5e-7.
+1.1e-6 off, as a share of a gradient's norm, where these are 5e-7 off and PyTorch's are 2.5e-7 (up to 64 channels).
 """
 
 import functools
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
 _DOWN, _ACROSS = 2, 4  # outputs of a tile
-_FEWEST, _PAIRS = 32, 2**11  # channels, and pairs of them, below which PyTorch's are as fast
+_FEWEST_OUTS, _FEWEST = 64, 32  # channels of outputs and of inputs below which PyTorch's are as fast
 _FEWEST_TILES = 64  # of a batch: the weights' numbers are as many for one image as for a hundred
+_FEWEST_PRODUCTS = 2**20  # of tiles and pairs of channels: for fewer, the calls take longer than what they save
 _TILES_AT_ONCE = 96  # of a matrix product: what it reads and writes then fits into a processor's second cache
 Maps = tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]
 
@@ -84,21 +87,37 @@ def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
 def around_of(
     x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> tuple[int, int] | None:
-    """Return how many rows and columns of zeros are around; None: not computed here, for few channels or full tiles."""
+    """Return how many rows and columns of zeros are around; None where PyTorch's convolution is faster, or another.
+
+    Kernels have one thread. Of the tiles' outputs seven eighths must be in use.
+    """
     steps, around = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
     if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(around) != 2 or min(around) < 0:
         return None
     if x.dim() != 4 or x.shape[1] != weight.shape[1] or not x.is_cpu or {x.dtype, weight.dtype} != {torch.float32}:
         return None
     shape = _shape_of(x, around)
-    tiles = math.prod(_grid_of(shape))
-    is_full = 4 * math.prod(shape) >= 3 * tiles * _DOWN * _ACROSS
-    return around if min(shape) > 0 and is_full and len(x) * tiles >= _FEWEST_TILES and has_kernels() else None
+    if min(*shape, *x.shape) < 1 or torch.get_num_threads() > 1:
+        return None
+    in_image = math.prod(_grid_of(shape))
+    tiles, is_full = len(x) * in_image, 8 * math.prod(shape) >= 7 * in_image * _DOWN * _ACROSS
+    is_large = tiles >= _FEWEST_TILES and tiles * math.prod(weight.shape[:2]) >= _FEWEST_PRODUCTS
+    return around if is_full and is_large and has_kernels() else None
 
 
 def takes(weight: Tensor) -> bool:
     """Return whether weights may be those of such a convolution."""
-    return weight.shape[2:] == (3, 3) and min(weight.shape[:2]) >= _FEWEST and math.prod(weight.shape[:2]) >= _PAIRS
+    return weight.shape[2:] == (3, 3) and weight.shape[0] >= _FEWEST_OUTS and weight.shape[1] >= _FEWEST
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Return whether tensors are numbers in memory, and autograd's backward pass is all that is derived from them."""
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+        return False
+    if torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
+        return False
+    own = [one for one in tensors if one is not None]
+    return all(type(one) in (Tensor, nn.Parameter) and one.is_cpu and torch._C._has_storage(one) for one in own)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
@@ -113,27 +132,31 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int,
 
 
 def gradients(
-    gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], of_inputs: bool
-) -> tuple[Tensor | None, Tensor]:
-    """Return the gradients of a convolution's inputs, if wanted, and of its weights, from that of its values."""
+    gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of a convolution's inputs and of its weights, as wanted, from that of its values."""
+    of_inputs, of_weights = wanted
     grid, (outs, channels) = _grid_of(gradient.shape[2:]), weight.shape[:2]
     images, slopes = _Images(_fitted(x, padding, grid, 2), grid), _Images(_fitted(gradient, (0, 0), grid, 0), grid)
     to, by = _Images(torch.zeros_like(images.values), grid), _transformed(weight)
-    by_weight = torch.empty(0)
+    dx = dw = by_weight = None
     for first, number in images.parts():
         products = slopes.spread("slopes", first, number)
-        pair = products.transpose(1, 2), images.spread("inputs", first, number)
-        by_weight = torch.baddbmm(by_weight, *pair, out=by_weight) if first else torch.bmm(*pair)
+        if of_weights:
+            pair = products.transpose(1, 2), images.spread("inputs", first, number)
+            by_weight = torch.bmm(*pair) if by_weight is None else torch.baddbmm(by_weight, *pair, out=by_weight)
         if of_inputs:
             to.gather("input_slopes", products, by, first, number)
-    weights = torch.mm(_BY_WEIGHTS.t(), by_weight.flatten(1)).view(3, 3, outs, channels).permute(2, 3, 0, 1)
-    (above, beside), (height, width) = padding, x.shape[2:]
-    inner = to.values[:, above : above + height, beside : beside + width].contiguous().permute(0, 3, 1, 2)
-    return inner if of_inputs else None, weights
+    if of_inputs:
+        (above, beside), (height, width) = padding, x.shape[2:]
+        dx = to.values[:, above : above + height, beside : beside + width].contiguous().permute(0, 3, 1, 2)
+    if by_weight is not None:
+        dw = torch.mm(_BY_WEIGHTS.t(), by_weight.flatten(1)).view(3, 3, outs, channels).permute(2, 3, 0, 1)
+    return dx, dw
 
 
 class InTiles(torch.autograd.Function):
-    """`convolve`, for autograd; the gradient of its gradients is PyTorch's."""
+    """`convolve`, for autograd; what is no plain backward pass is PyTorch's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
@@ -146,12 +169,12 @@ class InTiles(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of what `forward` takes."""
         x, weight = ctx.saved_tensors
-        of_inputs, _, of_bias, _ = needed = ctx.needs_input_grad
-        if torch.is_grad_enabled():
-            options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed[:3]
+        *needed, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled() or not is_plain(gradient, x, weight):
+            options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed
             return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
-        own = gradients(gradient, x, weight, ctx.padding, of_inputs)
-        return *own, gradient.sum((0, 2, 3)) if of_bias else None, None
+        own = gradients(gradient, x, weight, ctx.padding, needed[:2])
+        return *own, gradient.sum((0, 2, 3)) if needed[2] else None, None
 
 
 class _Images:
@@ -224,9 +247,11 @@ def _transformed(weight: Tensor) -> Tensor:
 
 @functools.cache
 def has_kernels() -> bool:
-    """Return whether Numba is built for this Python and processor."""
+    """Return whether Numba is built for this Python and processor, and compiles."""
     try:
-        from fedskew.models import _kernels  # noqa: F401
+        from fedskew.models._kernels import compiled
+
+        compiled("@njit(cache=True)\ndef nothing(numbers):\n    whole_vectors()", "nothing")(_flat(torch.zeros(1)))
     except Exception:
         return False
     return True
@@ -253,13 +278,14 @@ def _kernel(maps: str, channels: int) -> Callable[..., None]:
         outputs = [f"tile[np.uintp({at * channels}) + c] = z{i}_{j}{added}" for at, (i, j) in enumerate(written)]
     sums = [f"y{i}_{j} = {_sum(by_rows[i], f'x{{}}_{j}')}" for i in range(high) for j in range(columns)]
     sums += [f"z{i}_{j} = {_sum(by_columns[j], f'y{i}_{{}}')}" for i, j in written]
-    name = f"{maps}_{channels}"
-    own = {"name": name, "channels": channels, "rows": high, "row": wide * channels, "size": high * wide * channels}
+    own: dict[str, Any] = {"channels": channels, "rows": high, "row": wide * channels, "size": high * wide * channels}
     own |= {"down": _DOWN, "across": _ACROSS * channels, "puts": "+=" if maps == "input_slopes" else "="}
     for key, value in own.items():
         template = template.replace(f"{{{key}}}", str(value))
     source = filled(template, places=places, inputs=inputs, sums=sums, outputs=outputs)
-    return compiled(source, f"map_{name}")
+    # Numba sees by its name, its bytecode and `_kernels.py` alone whether a kernel is still the one it keeps.
+    name = f"{maps}_{channels}_{zlib.crc32(source.encode()):08x}"
+    return compiled(source.replace("{name}", name), f"map_{name}")
 
 
 def _sum(factors: Sequence[float], names: str) -> str:
