@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
-from fedskew.models._winograd import InTiles, around_of, is_plain
+from fedskew.models._winograd import around_of, convolve, gradients, is_plain
 
 MANY = 2**19
 """Weights from which a product of windows may take less time than PyTorch's convolution."""
@@ -70,6 +70,26 @@ class ByProducts(TorchFunctionMode):
         return _convolve(*args, **kwargs) if func is torch.conv2d else func(*args, **kwargs)
 
 
+class _InTiles(torch.autograd.Function):
+    """A convolution in tiles, for autograd; what is no plain backward pass is PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.padding = padding
+        return convolve(x, weight, bias, padding)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        *needed, _ = ctx.needs_input_grad
+        if torch.is_grad_enabled() or not is_plain(gradient, x, weight):
+            options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed
+            return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
+        own = gradients(gradient, x, weight, ctx.padding, needed[:2])
+        return *own, gradient.sum((0, 2, 3)) if needed[2] else None, None
+
+
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
     # A checkpoint computes anew outside of this mode, and must save the same tensors; torch.compile reads no hooks.
     compiles = torch.compiler.is_compiling()
@@ -78,7 +98,7 @@ def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *option
         ours = not compiles and is_biased and is_plain(input, weight, bias)
         around = around_of(input, weight, *options, **named) if ours else None
         if around is not None:
-            values: Tensor = InTiles.apply(input, weight, bias, around)  # type: ignore[no-untyped-call]
+            values: Tensor = _InTiles.apply(input, weight, bias, around)  # type: ignore[no-untyped-call]
             return values if _is_last(weight) else values.contiguous()
         if (found := windows_of(input, weight, *options, **named)) is not None:
             return product_of(*found, weight, bias)

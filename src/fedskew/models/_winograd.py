@@ -87,10 +87,7 @@ def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
 def around_of(
     x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> tuple[int, int] | None:
-    """Return how many rows and columns of zeros are around; None where PyTorch's convolution is faster, or another.
-
-    Kernels have one thread. Of the tiles' outputs seven eighths must be in use.
-    """
+    """Return how many rows and columns of zeros are around; None: for so few full tiles, or threads, PyTorch's is taken."""
     steps, around = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
     if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(around) != 2 or min(around) < 0:
         return None
@@ -155,28 +152,6 @@ def gradients(
     return dx, dw
 
 
-class InTiles(torch.autograd.Function):
-    """`convolve`, for autograd; what is no plain backward pass is PyTorch's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-        """Return values."""
-        ctx.save_for_backward(x, weight)
-        ctx.padding = padding
-        return convolve(x, weight, bias, padding)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of what `forward` takes."""
-        x, weight = ctx.saved_tensors
-        *needed, _ = ctx.needs_input_grad
-        if torch.is_grad_enabled() or not is_plain(gradient, x, weight):
-            options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed
-            return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
-        own = gradients(gradient, x, weight, ctx.padding, needed[:2])
-        return *own, gradient.sum((0, 2, 3)) if needed[2] else None, None
-
-
 class _Images:
     """A batch of images, `(batch, rows, columns, channels)`, that tiles are read from or written to, plus a bias."""
 
@@ -190,7 +165,6 @@ class _Images:
         self._flat, self._bias, self._tile, self._flat_numbers = map(
             _flat, (*own, values.new_empty(len(_BY_WEIGHTS) * self.channels), self._numbers)
         )
-        self._shapes: dict[int, tuple[Tensor, Tensor]] = {}
 
     def parts(self) -> list[tuple[int, int]]:
         """Return the first image, and the number of images, of each matrix product."""
@@ -200,22 +174,16 @@ class _Images:
     def spread(self, maps: str, first: int, number: int) -> Tensor:
         """Return the numbers of each tile of some images, `(24, tiles, channels)`."""
         _kernel(maps, self.channels)(self._flat, self._flat_numbers, first, number, *self._places)
-        return self._shaped(number)[0]
+        return self._shaped(number * self._tiles, len(_BY_WEIGHTS)).transpose(0, 1)
 
     def gather(self, maps: str, tiles: Tensor, by: Tensor, first: int, number: int) -> None:
         """Write what each tile's numbers times a matrix become; where tiles overlap, add it."""
-        torch.bmm(tiles, by, out=self._shaped(number)[1])
+        torch.bmm(tiles, by, out=self._shaped(len(_BY_WEIGHTS), number * self._tiles))
         own = self._flat_numbers, self._flat, self._bias, self._tile
         _kernel(maps, self.channels)(*own, first, number, *self._places)
 
-    def _shaped(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return the numbers of so many images, `(24, tiles, channels)`, as they are spread and as they are read."""
-        if number not in self._shapes:
-            numbers, tiles = len(_BY_WEIGHTS), number * self._tiles
-            flat = self._numbers[: numbers * tiles * self.channels]
-            spread = flat.view(tiles, numbers, self.channels).transpose(0, 1)
-            self._shapes[number] = spread, flat.view(numbers, tiles, self.channels)
-        return self._shapes[number]
+    def _shaped(self, *shape: int) -> Tensor:
+        return self._numbers[: math.prod(shape) * self.channels].view(*shape, self.channels)
 
 
 def _flat(values: Tensor) -> Any:
