@@ -197,9 +197,8 @@ class Scores:
         out = sorted(order, key=lambda row: abs(row.difference))[: max(0, len(order) - _MOST_ROWS)]
         rows = {row.method: row for row in order if row not in out}
         axes = sorted(self.axes, key=lambda axis: axis != self.blocks)
-        axis, found = next(
-            ((one, own) for one in axes if (own := self.by_label(reference, one, _MOST_PARTS))), ("", {})
-        )
+        by_axis = ((one, self.by_label(reference, one, _MOST_PARTS)) for one in axes)
+        axis, found = next(((one, own) for one, own in by_axis if own), ("", {}))
         parts = {
             label: [own[one].difference if one in own else math.nan for one in rows] for label, own in found.items()
         }

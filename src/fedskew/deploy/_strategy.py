@@ -229,9 +229,7 @@ class MethodStrategy(Strategy):
         while True:
             nodes = sorted((node.name, node.node_id) for node in grid.get_nodes())
             named = [(name or str(node), node) for name, node in nodes]
-            fit = [
-                one for one in named if patterns is None or any(fnmatchcase(one[0], pattern) for pattern in patterns)
-            ]
+            fit = [one for one in named if patterns is None or any(fnmatchcase(one[0], each) for each in patterns)]
             if len(fit) >= self.min_nodes:
                 return fit
             said = "" if patterns is None else f", of {len(named)} connected, whose names fit {', '.join(patterns)}"

@@ -178,9 +178,8 @@ def estimate_mix(tables: ArrayLike, cells: ArrayLike, method: MixMethod = "gls")
         sample = _Cells.of(held_out[held], target, bins)
         mix, weight = _SOLVERS[method](sample)
         noise = sample.noise(mix)
-        few = FewSamples(
-            sample.profiles, sample.sizes, sample.shares, min(_COUNTED, max(1, round(sample.samples))), mix
-        )
+        counted = min(_COUNTED, max(1, round(sample.samples)))
+        few = FewSamples(sample.profiles, sample.sizes, sample.shares, counted, mix)
         pull = sample.profiles @ weight
         uncertain = partial(_covariance, pull @ sample.profiles.T, pull @ noise @ pull.T)
         fit = _fit(mix, sample, noise)

@@ -87,7 +87,7 @@ def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
 def around_of(
     x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> tuple[int, int] | None:
-    """Return how many rows and columns of zeros are around; None: for so few full tiles, or threads, PyTorch's is taken."""
+    """Return the rows and columns of zeros around; None: PyTorch's is taken (few full tiles, more threads than one)."""
     steps, around = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
     if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(around) != 2 or min(around) < 0:
         return None
@@ -161,10 +161,9 @@ class _Images:
         self._at_once = max(1, _TILES_AT_ONCE // self._tiles)
         # One for all parts, which then stays in a processor's fast memory.
         self._numbers = values.new_empty(self._at_once * self._tiles * len(_BY_WEIGHTS) * self.channels)
-        own = values, values.new_zeros(self.channels) if bias is None else bias
-        self._flat, self._bias, self._tile, self._flat_numbers = map(
-            _flat, (*own, values.new_empty(len(_BY_WEIGHTS) * self.channels), self._numbers)
-        )
+        self._bias = _flat(values.new_zeros(self.channels) if bias is None else bias)
+        self._tile = _flat(values.new_empty(len(_BY_WEIGHTS) * self.channels))
+        self._flat, self._flat_numbers = _flat(values), _flat(self._numbers)
 
     def parts(self) -> list[tuple[int, int]]:
         """Return the first image, and the number of images, of each matrix product."""

@@ -19,12 +19,7 @@ from fedskew.models._graph import UnreadableError, read_graph
 from fedskew.models.frozen import hold_still
 
 _INSIDE = "module."  # begins names in a graph that is read
-_MOVING = (
-    Dropout,
-    nn.modules.dropout._DropoutNd,
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-)
+_MOVING = Dropout, nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm
 """Layers whose outputs differ from pass to pass in training mode."""
 
 

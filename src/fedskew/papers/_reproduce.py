@@ -1,11 +1,11 @@
 """Run the rows of a recipe, and compare them with what the paper prints."""
 
-import itertools
 import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +136,7 @@ class Reproduction:
 
         Returns a comparison for each printed value that has a run.
         """
-        readings = [
-            dict(zip(recipe.readings, one, strict=True)) for one in itertools.product(*recipe.readings.values())
-        ]
+        readings = [dict(zip(recipe.readings, one, strict=True)) for one in product(*recipe.readings.values())]
         values: dict[tuple[tuple[str, str], ...], tuple[dict[int, float], dict[int, float]]] = {}
         for row, seeds in runs:
             most = {run.seed: value for run in seeds if (value := ceiling(run, recipe.measure)) is not None}
