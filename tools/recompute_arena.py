@@ -130,7 +130,7 @@ class Table:
             if self.blocks is None:
                 difference = units.mean()
                 low, high = accelerated(units)
-                tests[method] = stats.wilcoxon(units).pvalue if len(units) > 2 and units.any() else math.nan
+                tests[method] = stats.wilcoxon(units).pvalue if len(units) > 4 and units.any() else math.nan
             else:
                 at = [axis for axis in self.axes if axis != "target"].index(self.blocks)
                 of: dict[str, list[float]] = {}
@@ -199,7 +199,7 @@ def hierarchical(blocks: list[list[float]]) -> tuple[float, float]:
 
 def accelerated(units: Any) -> tuple[float, float]:
     """The bias-corrected and accelerated interval of a mean (Efron 1987)."""
-    if len(units) < 3:
+    if len(units) < 5:
         return math.nan, math.nan
     rng, mean = np.random.default_rng(7), units.mean()
     drawn = np.sort(rng.choice(units, (20_000, len(units))).mean(axis=1))

@@ -124,6 +124,8 @@ def test_intervals_and_p_values_are_those_of_the_trainings() -> None:
     assert high == pytest.approx(4.5 + 1.96 * spread, abs=0.35)
     assert (found["same"].low, found["same"].high) == (0.0, 0.0)
     assert math.isnan(found["same"].p)
+    few = Scores.of([one for one in lines if int(one["place"]) < 4], ["place"], "fedavg").standings("fedavg")
+    assert all(math.isnan(row.low) and math.isnan(row.p) for row in few if row.method == "up")
 
 
 def test_with_blocks_tasks_count_alike_and_an_interval_is_as_wide_as_tasks_differ() -> None:

@@ -34,7 +34,7 @@ HARM, COLLAPSED = -1.0, -20.0
 """Points from which on a method does harm, or a run counts as collapsed."""
 LEVEL = 0.95
 _RESAMPLES = 10_000
-_FEWEST = 3  # trainings from which an interval is given
+_FEWEST, _FEWEST_BLOCKS = 5, 3  # trainings, and blocks of them, from which an interval is given
 _NEARLY_ALL = 0.9
 _MOST_ROWS, _MOST_PARTS = 20, 6  # of the figure
 _ROUNDING = 1e-3  # of what was spent, as the runs' table has it
@@ -310,7 +310,7 @@ def _by_blocks(blocks: Sequence[FloatArray]) -> tuple[float, float, float]:
     each), and a two-sided p-value that the mean is 0: the share of all signs of the blocks' means with which it is as
     far from 0, of three blocks a quarter at least."""
     size = len(blocks)
-    if size < _FEWEST:
+    if size < _FEWEST_BLOCKS:
         return math.nan, math.nan, math.nan
     rng = np.random.default_rng(0)
     # Each block is resampled anew for each place where it may be drawn, so that twice the same block is not the same.
