@@ -64,9 +64,7 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         """Add two costs; numbers that both send are sent once."""
-        sums = {
-            field.name: getattr(self, field.name) + getattr(other, field.name) for field in dataclasses.fields(self)
-        }
+        sums = {one.name: getattr(self, one.name) + getattr(other, one.name) for one in dataclasses.fields(self)}
         return Cost(**sums | {"numbers": tuple(dict.fromkeys(sums["numbers"]))})
 
     def __str__(self) -> str:

@@ -18,7 +18,7 @@ def read_tree(
     """Read a TOML file as a tree, with the file's `[quick]` table of dotted keys applied where that is wanted, and then
     `changes`; return tree, text, and the dotted keys that were changed."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None

@@ -168,7 +168,7 @@ def test_a_mistake_in_the_file_is_named_with_its_line(path):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [(b"a = = 1", "not valid TOML"), (b"\xff\xfe", "UTF-8"), (b"[data]\nname='digits'", "missing")]
+    ("content", "says"), [(b"a = = 1", "not valid TOML"), (b"\xff\xfe", "UTF-8"), (b"\xef\xbb\xbf[data]", "missing")]
 )
 def test_a_file_that_is_no_config_is_refused_in_one_line(tmp_path, content, says):
     file = tmp_path / "bad.toml"

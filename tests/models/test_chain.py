@@ -3,6 +3,8 @@
 import copy
 import pickle
 import random
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -537,3 +539,8 @@ def test_a_network_trains_as_written_where_kernels_cant_be_kept(monkeypatch):
     faster = Faster(nn.Sequential(nn.Conv2d(3, 4, 3), *head(784)))
     assert faster.chain(X) is None
     assert faster.rules["as_written"].startswith("OSError: No space left on device")
+
+
+def test_kernels_are_compiled_where_there_is_no_folder_to_keep_them_in():
+    code = "import numba.core.caching as c; c.CacheImpl._locator_classes = []; from fedskew.models import _winograd"
+    subprocess.run([sys.executable, "-c", f"{code}; assert _winograd.has_kernels()"], check=True)

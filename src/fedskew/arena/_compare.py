@@ -199,9 +199,7 @@ class Scores:
         axes = sorted(self.axes, key=lambda axis: axis != self.blocks)
         by_axis = ((one, self.by_label(reference, one, _MOST_PARTS)) for one in axes)
         axis, found = next(((one, own) for one, own in by_axis if own), ("", {}))
-        parts = {
-            label: [own[one].difference if one in own else math.nan for one in rows] for label, own in found.items()
-        }
+        parts = {at: [own[one].difference if one in own else math.nan for one in rows] for at, own in found.items()}
         intervals = [(row.low, row.high) for row in rows.values()]
         least, most = (end(row.trainings for row in order) for end in (min, max))
         said = [f"dot: mean of {'' if least == most else f'{least} to '}{counted(most, 'training')}"]

@@ -205,9 +205,8 @@ class _Size:
     @property
     def rounds(self) -> int:
         """Rounds in which a client that always takes part takes `LOCAL_STEPS`, and not fewer than `FEWEST_ROUNDS`."""
-        return max(
-            math.ceil(LOCAL_STEPS / (EPOCHS * math.ceil(self.samples / self.clients / self.batch))), FEWEST_ROUNDS
-        )
+        steps = EPOCHS * math.ceil(self.samples / self.clients / self.batch)
+        return max(math.ceil(LOCAL_STEPS / steps), FEWEST_ROUNDS)
 
 
 def _change(chosen: dict[str, Any], changes: list[str] | None) -> None:

@@ -126,9 +126,7 @@ def read_pictures(
         said = "window: no picture has more than 8 bits, so it changes nothing"
         warnings.warn(said, DataWarning, stacklevel=2)
     if not wanted and len(sizes) > 1:
-        listed = ", ".join(
-            f"{high} x {wide} ({len(found):,}, such as {found[0]})" for (high, wide), found in sizes.items()
-        )
+        listed = ", ".join(f"{high} x {wide} ({len(own):,}, such as {own[0]})" for (high, wide), own in sizes.items())
         raise DataError(f"pictures are of {len(sizes)} sizes: {listed}; set size to resize all to one")
     common = wanted or next(iter(sizes), (0, 0))
     read = [torch.empty(len(part), channels, *common) for part in parts]

@@ -233,9 +233,8 @@ class _Asking:
                 raise RefusedError(reason)
             return answer
 
-        return sites.members.ask(
-            f"query.{wire.FINISH}", dict.fromkeys(clients, content), read, wire.FINISH, in_round=False
-        )
+        asked = dict.fromkeys(clients, content)
+        return sites.members.ask(f"query.{wire.FINISH}", asked, read, wire.FINISH, in_round=False)
 
 
 def _limited(answers: Mapping[int, dict[str, Tensor]], reported: Reported) -> list[dict[str, Tensor]]:

@@ -63,9 +63,7 @@ class Conditions:
         slow = math.floor(self.stragglers * clients + 1e-9)
         if slow:
             rng = generator(seed, Purpose.STRAGGLERS)
-            each[rng.permutation(clients)[:slow]] = rng.integers(
-                1, max(math.floor(epochs), 1), size=slow, endpoint=True
-            )
+            each[rng.permutation(clients)[:slow]] = rng.integers(1, max(math.floor(epochs), 1), slow, endpoint=True)
         return each
 
 

@@ -4,12 +4,13 @@ A batch is kept in groups of samples, samples innermost: `[group][channel][row][
 one run of numbers however few the channels, and a tap of the window is the same run of inputs, moved by the size of a
 group. The loops over the taps of a row and over a block of channels are written out, so that a compiler keeps their
 values in registers. Numba keeps compiled code, for each type of processor, in `__pycache__` beside this file; where
-that can't be written to, in the user's folder for caches.
+that can't be written to, in the user's folder for caches; where neither can, each process compiles its own.
 """
 
 import functools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ LONGEST_ROW = 4096
 _FEW = torch.backends.cpu.get_cpu_capability() == "AVX2" or "-avx512f" in os.environ.get("NUMBA_CPU_FEATURES", "")
 _AT_ONCE, _SUMS_AT_ONCE = (12, 10) if _FEW else (20, 20)
 SCRATCH = LONGEST_ROW + 80  # no power of two: rows would share the lines of a cache
+KEPT = False
+with suppress(RuntimeError):
+    KEPT = njit(cache=True)(lambda: None) is not None
 _MATHS = {"contract", "reassoc", "nsz", "arcp"}  # NaN and infinity stay what they are
 
 
@@ -46,7 +50,7 @@ def _whole_vectors(_: Any) -> tuple[Any, Any]:
 
 
 _CONVOLVE = """
-@njit(cache=True, fastmath=MATHS)
+@njit(cache=KEPT, fastmath=MATHS)
 def add_row_{name}(sums, first, x, w, at, strides, length, step, channels, low, high, out):
     whole_vectors()
     for c in range(channels):
@@ -59,7 +63,7 @@ def add_row_{name}(sums, first, x, w, at, strides, length, step, channels, low, 
                 {adds}
 
 
-@njit(cache=True, fastmath=MATHS)
+@njit(cache=KEPT, fastmath=MATHS)
 def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at, y_strides, shape, step, pooled, relu):
     whole_vectors()
     # Convolution, bias and, if wanted, 2 x 2 max-pooling and ReLU; `choice`: which of four was the largest, 4: none.
@@ -110,7 +114,7 @@ def convolve_{name}(x, w, bias, y, choice, sums, lower, groups, x_strides, y_at,
 """
 
 _WEIGH = """
-@njit(cache=True, fastmath=MATHS)
+@njit(cache=KEPT, fastmath=MATHS)
 def weigh_{name}(dw, x, dy, groups, x_strides, y_at, y_strides, shape, step):
     whole_vectors()
     # The gradient of a convolution's weights, from that of its outputs.
@@ -185,14 +189,14 @@ def weigh_of(taps: int, outs: int) -> Callable[..., None]:
 
 def compiled(body: str, name: str) -> Callable[..., None]:
     """Define functions, and return one; Numba keeps them compiled, by their names, where it keeps this file's own."""
-    names: dict[str, Any] = {"np": np, "njit": njit, "whole_vectors": _whole_vectors, "MATHS": _MATHS}
+    names: dict[str, Any] = {"np": np, "njit": njit, "whole_vectors": _whole_vectors, "MATHS": _MATHS, "KEPT": KEPT}
     names["__name__"] = __name__
     exec(compile(body, __file__, "exec"), names)
     function: Callable[..., None] = names[name]
     return function
 
 
-@njit(cache=True)
+@njit(cache=KEPT)
 def pack(x: Numbers, y: Numbers, groups: int, at: int, strides: tuple[int, int, int], step: int) -> None:
     """Write a batch `(batch, channels, rows, columns)`; samples that a last group lacks are 0."""
     batch, channels, height, width = x.shape
@@ -207,7 +211,7 @@ def pack(x: Numbers, y: Numbers, groups: int, at: int, strides: tuple[int, int, 
                             y[np.uintp(to + w * step)] = x[sample, c, h, w] if sample < batch else np.float32(0)
 
 
-@njit(cache=True, fastmath={"contract", "reassoc", "nsz"})
+@njit(cache=KEPT, fastmath={"contract", "reassoc", "nsz"})
 def unpool(
     dy: Numbers, db: Numbers, dx: Numbers, choice: NDArray[np.uint8], groups: int, at: int,
     strides: tuple[int, int, int], shape: tuple[int, int, int], step: int,
@@ -232,7 +236,7 @@ def unpool(
             db[c] += total
 
 
-@njit(cache=True, fastmath={"contract", "reassoc", "nsz"})
+@njit(cache=KEPT, fastmath={"contract", "reassoc", "nsz"})
 def unmask(
     dy: Numbers, db: Numbers, dx: Numbers, y: Numbers, groups: int, at: int, strides: tuple[int, int, int],
     y_at: int, y_strides: tuple[int, int, int], shape: tuple[int, int, int], step: int, relu: bool,

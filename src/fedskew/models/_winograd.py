@@ -50,7 +50,7 @@ _MAPS = {"inputs": _INPUTS, "values": _VALUES, "slopes": _turned(_VALUES), "inpu
 _BY_WEIGHTS = torch.kron(*map(torch.tensor, _WEIGHTS))  # (24, 9)
 
 _SPREAD = """
-@njit(cache=True, fastmath=MATHS)
+@njit(cache=KEPT, fastmath=MATHS)
 def map_{name}(images, tiles, first, number, strides, grid):
     whole_vectors()
     for i in range(number):
@@ -65,7 +65,7 @@ def map_{name}(images, tiles, first, number, strides, grid):
                     {outputs}
 """
 _GATHER = """
-@njit(cache=True, fastmath=MATHS)
+@njit(cache=KEPT, fastmath=MATHS)
 def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
     whole_vectors()
     for i in range(number):
@@ -218,7 +218,7 @@ def has_kernels() -> bool:
     try:
         from fedskew.models._kernels import compiled
 
-        compiled("@njit(cache=True)\ndef nothing(numbers):\n    whole_vectors()", "nothing")(_flat(torch.zeros(1)))
+        compiled("@njit(cache=KEPT)\ndef nothing(numbers):\n    whole_vectors()", "nothing")(_flat(torch.zeros(1)))
     except Exception:
         return False
     return True
