@@ -83,10 +83,10 @@ def report(value: Any) -> bool:
 
 
 def _serve(connection: Connection) -> None:
-    """Answer calls until the connection ends."""
+    """Answer calls until the connection ends, be it by the parent's death in the middle of an answer."""
     global _parent
     _parent = connection
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         hear_interrupts()
         while True:
             fn, args, kwargs = connection.recv()

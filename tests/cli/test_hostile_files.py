@@ -87,8 +87,21 @@ def test_a_table_of_very_many_columns_is_looked_through_once(tmp_path):
     assert time.process_time() - began < 10
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RecursionError("maximum recursion depth exceeded")])
-def test_whatever_else_is_too_large_or_too_deep_is_one_line(monkeypatch, capsys, error):
+GIVEN, WHERE = "fedskew: what was given ", "; --debug, before the command, shows where"
+
+
+@pytest.mark.parametrize(
+    ("error", "begins", "ends"),
+    [
+        (MemoryError(), GIVEN, WHERE),
+        (RecursionError("maximum recursion depth exceeded"), GIVEN, WHERE),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "fedskew: can't go on: BlockingIOError: ", WHERE),
+        (UnicodeEncodeError("ascii", "é", 0, 1, "not in range"), "fedskew: can't go on: ", "PYTHONIOENCODING=utf-8"),
+    ],
+)
+def test_whatever_else_is_too_large_too_deep_or_refused_by_the_system_is_one_line(
+    monkeypatch, capsys, error, begins, ends
+):
     def read_compared(*given: object) -> None:
         raise error
 
@@ -98,7 +111,8 @@ def test_whatever_else_is_too_large_or_too_deep_is_one_line(monkeypatch, capsys,
         main()
     assert ended.value.code == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("fedskew: what was given ")
+    assert line.startswith(begins)
+    assert line.endswith(ends)
 
 
 NAMES = (

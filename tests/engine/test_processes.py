@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -21,7 +22,9 @@ from torch import Tensor, nn
 import fedskew
 from common import bits, built, task
 from fedskew.engine import Assignment, ProcessBackend, Sent, SequentialBackend, predict
+from fedskew.engine.workers import _work
 from fedskew.errors import ArgumentError, ConfigError, RunError
+from fedskew.executors import _serve
 from fedskew.models import FlatModel
 
 pytestmark = [
@@ -195,6 +198,24 @@ def test_what_cannot_be_sent_and_too_little_shared_memory_are_said_with_what_to_
     several, _, sent = backend()
     monkeypatch.setattr(Tensor, "share_memory_", full)
     refused(r"engine.backend: /dev/shm is too small .*--shm-size", several, sent)
+
+    def used_up(self):
+        raise RuntimeError("unable to open shared memory object </torch> in read-write mode: Too many open files (24)")
+
+    several, _, sent = backend()
+    monkeypatch.setattr(Tensor, "share_memory_", used_up)
+    refused(r"engine.backend: too many files are open; allow more, as by: ulimit -n", several, sent)
+
+
+def test_a_process_whose_parent_was_killed_says_nothing():
+    signals = signal.getsignal(signal.SIGINT)
+    for target, arguments, job in ((_work, (torch.get_num_threads(),), (None, None)), (_serve, (), (len, ([],), {}))):
+        parent = Mock()
+        parent.recv.side_effect = [job, EOFError]
+        parent.send.side_effect = BrokenPipeError
+        target(parent, *arguments)
+        parent.send.assert_called_once()
+    signal.signal(signal.SIGINT, signals)
 
 
 def test_a_script_without_a_guard_is_told_of_it(tmp_path):

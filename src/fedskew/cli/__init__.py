@@ -81,9 +81,12 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return an error's message; of what a file made too large or too deep also what to do."""
+    """Return an error's message; of others also how to see where."""
     if isinstance(error, FedskewError):
         return str(error)
+    if isinstance(error, OSError | UnicodeEncodeError):
+        how = "--debug, before the command, shows where" if isinstance(error, OSError) else "set PYTHONIOENCODING=utf-8"
+        return f"can't go on: {in_one_line(error)}; {how}"
     what = "takes more memory than there is" if isinstance(error, MemoryError) else "is nested too deeply to be read"
     return f"what was given {what} ({in_one_line(error)}); --debug, before the command, shows where"
 
@@ -100,7 +103,7 @@ def main() -> None:
             warnings.simplefilter("always", BackendWarning)
             warnings.showwarning = _as_note(warnings.showwarning)
             app()
-    except (FedskewError, MemoryError, RecursionError) as error:
+    except (FedskewError, MemoryError, RecursionError, OSError, UnicodeEncodeError) as error:
         if "--debug" in sys.argv:
             raise
         Console(stderr=True, quiet=torchrun.rank() > 0).say(f"fedskew: {_in_one_line(error)}", style="red")

@@ -13,7 +13,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -238,7 +238,8 @@ def _work(connection: Connection, threads: int) -> None:
             return
         except Exception as error:
             result = None, picklable_error(error), traceback.format_exc()
-        connection.send(Reply(result))
+        with suppress(ConnectionError):  # the parent was killed, which `recv` finds
+            connection.send(Reply(result))
 
 
 def _mapped(kind: type, function: Callable[[Any], Any], update: Update) -> Update:
@@ -283,6 +284,8 @@ def _sendable() -> Iterator[None]:
     except RuntimeError as error:
         if "shared memory" not in str(error):
             raise
+        if "open files" in str(error):
+            raise RunError("engine.backend: too many files are open; allow more, as by: ulimit -n 4096") from error
         raise RunError(
             "engine.backend: /dev/shm is too small for the data and the updates of a round; give the container more "
             "(docker run --shm-size 8g), or set engine.backend to 'sequential' or 'cohort'"
