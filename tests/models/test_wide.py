@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from common import Residual
 from fedskew.models import FlatModel
 from fedskew.models._chain import Convolution
 from fedskew.models._wide import MANY, ByProducts, windows_of
@@ -74,15 +75,6 @@ def test_what_is_wrong_or_unusual_is_pytorchs(channels, options):
             assert torch.equal(layer(x), expected)
 
 
-class Residual(nn.Module):
-    def __init__(self, way=lambda layer, x: layer(x)):
-        super().__init__()
-        self.convolution, self.head, self.way = nn.Conv2d(256, 256, 3, padding=1), nn.Linear(256, 2), way
-
-    def forward(self, x):
-        return self.head((x + self.way(self.convolution, x)).mean((2, 3)))
-
-
 def each_of_its_own(layer, x):
     scaled = torch.stack([layer.weight, 2 * layer.weight])
     return torch.vmap(lambda one, weight: nn.functional.conv2d(one[None], weight, padding=1)[0])(x, scaled)
@@ -90,14 +82,14 @@ def each_of_its_own(layer, x):
 
 @pytest.mark.parametrize("way", [partial(checkpoint, use_reentrant=False), each_of_its_own])
 def test_layers_that_are_computed_anew_or_mapped_are_trained(way):
-    model = FlatModel(Residual(way))
+    model = FlatModel(Residual(256, way))
     model.network.train()
     model.differentiate(torch.ones(2, 256, 2, 2), lambda outputs: outputs.logits.square().sum())
     assert model.views(model.gradient)["convolution.weight"].any()
 
 
 def test_a_network_with_branches_is_trained_by_them():
-    model = FlatModel(Residual())
+    model = FlatModel(Residual(256))
     model.network.train()
     with torch.profiler.profile() as profile:
         model.differentiate(torch.ones(2, 256, 2, 2), lambda outputs: outputs.logits.square().sum())

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from common import Residual
 from fedskew.models import FlatModel, build
 from fedskew.models._chain import Convolution
 from fedskew.models._wide import ByProducts
@@ -183,10 +184,10 @@ def test_what_is_not_wanted_is_not_computed(monkeypatch):
     monkeypatch.setattr("fedskew.models._winograd._kernel", lambda maps, channels: lambda *_: computed.append(maps))
     layer = layer_of(True, padding=1).requires_grad_(False)
     x = drawn(12, 48, 8, 8)
-    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (True, False))
+    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (True, False, False))
     assert computed == ["slopes", "input_slopes"]
     computed.clear()
-    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (False, True))
+    gradients(drawn(12, 72, 8, 8), x, layer.weight, (1, 1), (False, True, False))
     assert computed == ["slopes", "inputs"]
 
 
@@ -209,15 +210,6 @@ def test_where_numba_can_not_compile_networks_are_pytorchs(monkeypatch):
     has_kernels.cache_clear()
 
 
-class Residual(nn.Module):
-    def __init__(self, way=lambda layer, x: layer(x)):
-        super().__init__()
-        self.convolution, self.head, self.way = nn.Conv2d(64, 64, 3, padding=1), nn.Linear(64, 2), way
-
-    def forward(self, x):
-        return self.head((x + self.way(self.convolution, x)).mean((2, 3)))
-
-
 def mapped(layer, x):
     return torch.vmap(lambda one: functional.conv2d(one[None], layer.weight, layer.bias, padding=1)[0])(x)
 
@@ -238,7 +230,7 @@ WAYS = (partial(checkpoint, use_reentrant=False), mapped, differentiated, in_bfl
 def test_layers_that_are_used_otherwise_are_trained(way):
     gradients = []
     for one in (way, lambda layer, x: layer(x)):
-        network = Residual(one)
+        network = Residual(64, one)
         with torch.no_grad():
             for own in network.parameters():
                 own.copy_(drawn(*own.shape))
@@ -251,7 +243,7 @@ def test_layers_that_are_used_otherwise_are_trained(way):
 
 
 def test_networks_are_computed_in_tiles_as_chains_and_as_written():
-    for network, way in ((build("cnn_w2", 10, (3, 32, 32)), "chain"), (Residual(), "as_written")):
+    for network, way in ((build("cnn_w2", 10, (3, 32, 32)), "chain"), (Residual(64), "as_written")):
         model = FlatModel(network)
         model.network.train()
         shape = (10, 3, 32, 32) if way == "chain" else (32, 64, 8, 8)

@@ -81,7 +81,7 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return an error's message; of others also how to see where."""
+    """Return an error's message; of one that is not of ours also what to do."""
     if isinstance(error, FedskewError):
         return str(error)
     if isinstance(error, OSError | UnicodeEncodeError):

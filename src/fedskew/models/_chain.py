@@ -129,13 +129,12 @@ class Convolution(Stage):
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`; of the first layer nothing of use."""
-        if self.around is not None:
-            wanted = not self.first, self.to[0] is not None
-            dx, dw = gradients(gradient, self.x, self.weight, self.around, wanted)
-            return _written((dw, gradient.sum((0, 2, 3))), self.to, gradient if dx is None else dx)
         if self.windows is not None:
             return self._by_windows(gradient.flatten(2).transpose(1, 2).flatten(0, 1), self.windows)
         needed = [not self.first, *(one is not None for one in self.to)]
+        if self.around is not None:
+            dx, *found = gradients(gradient, self.x, self.weight, self.around, needed)
+            return _written(found, self.to, gradient if dx is None else dx)
         options = (len(self.weight),), *self.options, needed
         dx, *found = torch.ops.aten.convolution_backward(gradient, self.x, self.weight, *options)
         return _written(found, self.to, gradient if self.first else dx)

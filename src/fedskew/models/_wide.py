@@ -86,16 +86,15 @@ class _InTiles(torch.autograd.Function):
         if torch.is_grad_enabled() or not is_plain(gradient, x, weight):
             options = [len(weight)], (1, 1), ctx.padding, (1, 1), False, (0, 0), 1, needed
             return *torch.ops.aten.convolution_backward(gradient, x, weight, *options), None
-        own = gradients(gradient, x, weight, ctx.padding, needed[:2])
-        return *own, gradient.sum((0, 2, 3)) if needed[2] else None, None
+        return *gradients(gradient, x, weight, ctx.padding, needed), None
 
 
 def _convolve(input: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any, **named: Any) -> Tensor:
     # A checkpoint computes anew outside of this mode, and must save the same tensors; torch.compile reads no hooks.
     compiles = torch.compiler.is_compiling()
     if input.is_cpu and (compiles or not _HOOKS(True)):
-        is_biased = bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype)
-        ours = not compiles and is_biased and is_plain(input, weight, bias)
+        bias_fits = bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype)
+        ours = not compiles and bias_fits and is_plain(input, weight, bias)
         around = around_of(input, weight, *options, **named) if ours else None
         if around is not None:
             values: Tensor = _InTiles.apply(input, weight, bias, around)  # type: ignore[no-untyped-call]

@@ -130,9 +130,9 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int,
 
 def gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of a convolution's inputs and of its weights, as wanted, from that of its values."""
-    of_inputs, of_weights = wanted
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of a convolution's inputs, weights and bias, as wanted, from that of its values."""
+    of_inputs, of_weights, of_bias = wanted
     grid, (outs, channels) = _grid_of(gradient.shape[2:]), weight.shape[:2]
     images, slopes = _Images(_fitted(x, padding, grid, 2), grid), _Images(_fitted(gradient, (0, 0), grid, 0), grid)
     to, by = _Images(torch.zeros_like(images.values), grid), _transformed(weight)
@@ -149,7 +149,7 @@ def gradients(
         dx = to.values[:, above : above + height, beside : beside + width].contiguous().permute(0, 3, 1, 2)
     if by_weight is not None:
         dw = torch.mm(_BY_WEIGHTS.t(), by_weight.flatten(1)).view(3, 3, outs, channels).permute(2, 3, 0, 1)
-    return dx, dw
+    return dx, dw, gradient.sum((0, 2, 3)) if of_bias else None
 
 
 class _Images:
