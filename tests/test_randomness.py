@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.randomness import Purpose, at_least, fold, generator, mix, stream_key, uniform
+from fedskew.randomness import Purpose, at_least, fold, generator, hashed, mix, stream_key, uniform
 
 
 def test_a_generator_depends_on_every_one_of_its_four_numbers():
@@ -48,6 +48,13 @@ def test_at_least_is_the_comparison_with_the_uniform_draw_also_under_vmap(p):
     assert torch.equal(ours, (uniform(3, key, places) >= p).float())
     mapped = torch.func.vmap(lambda one: at_least(p, 3, one, places))(torch.tensor([11, 12]))
     assert torch.equal(mapped[0], ours)
+
+
+@pytest.mark.parametrize("words", [(0,), (5, 0, 2**31 - 1), (2**40 + 3, 7)])
+def test_plain_numbers_have_the_hash_of_tensors(words):
+    tensors = [torch.tensor([word]) for word in words]
+    assert hashed(*words) == mix(*tensors).item()
+    assert fold(*words) == mix(torch.tensor([0]), *tensors).item()
 
 
 def test_hashed_numbers_are_uniform_and_uncorrelated_along_either_word():

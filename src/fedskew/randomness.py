@@ -8,6 +8,7 @@ device, and for one client or a whole cohort at once. No global generator is rea
 import enum
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ def mix(*words: Tensor | int) -> Tensor:
     """Hash integer tensors and numbers, one at least a tensor, broadcast together, into int64 values in [0, 2**32):
     each word is folded in by a 32-bit finaliser (Wellons' `lowbias32`), in int64 with masks, the same on every device
     and under `torch.func.vmap`."""
-    if _is_on_cpu(words):
+    if is_on_cpu(words):
         return torch.from_numpy(_mix_on_cpu(words).astype(np.int64))
     value: Tensor | int = 0
     for word in words:
@@ -91,7 +92,7 @@ def mix(*words: Tensor | int) -> Tensor:
     return value
 
 
-def _is_on_cpu(words: Sequence[Tensor | int]) -> bool:
+def is_on_cpu(words: Sequence[Tensor | int]) -> bool:
     """Return whether all tensors lie on the CPU outside `torch.func` transforms."""
     if torch._C._are_functorch_transforms_active():
         return False
@@ -114,8 +115,16 @@ def _mix_on_cpu(words: Sequence[Tensor | int]) -> NDArray[np.uint32]:
 
 
 def fold(*words: int) -> int:
-    """Return `mix` of plain numbers as a number, such as a key made from a key."""
-    return int(mix(torch.zeros((), dtype=torch.int64), *words))
+    """Return a key made from numbers, such as another key: `hashed` of 0 and them."""
+    return hashed(0, *words)
+
+
+def hashed(*words: int) -> int:
+    """Return `mix` of plain numbers as a number."""
+    value: Any = 0
+    for word in words:
+        value = _finalise((value * 0x01000193 + word + 0x1E3779B9) & 0xFFFFFFFF)
+    return int(value)
 
 
 def _finalise(value: Tensor | int) -> Tensor | int:
@@ -126,14 +135,18 @@ def _finalise(value: Tensor | int) -> Tensor | int:
 
 def uniform(*words: Tensor | int) -> Tensor:
     """Return `mix` as float32 in [0, 1), in steps of 2**-24."""
-    if _is_on_cpu(words):
+    if is_on_cpu(words):
         return torch.from_numpy((_mix_on_cpu(words) >> np.uint32(8)).astype(np.float32)) * (1.0 / (1 << 24))
     return (mix(*words) >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 
 def at_least(p: float, *words: Tensor | int) -> Tensor:
     """Return 1.0 where `uniform` is at least `p`, in [0, 1], and 0.0 elsewhere; float32."""
-    if _is_on_cpu(words):
-        least = math.ceil(float(np.float32(p)) * (1 << 24))
-        return torch.from_numpy(((_mix_on_cpu(words) >> np.uint32(8)) >= np.uint32(least)).astype(np.float32))
+    if is_on_cpu(words):
+        return torch.from_numpy(((_mix_on_cpu(words) >> np.uint32(8)) >= np.uint32(threshold(p))).astype(np.float32))
     return (uniform(*words) >= p).to(torch.float32)
+
+
+def threshold(p: float) -> int:
+    """Return the least of the 24 upper bits of `mix` for which `uniform` is at least `p`."""
+    return math.ceil(float(np.float32(p)) * (1 << 24))

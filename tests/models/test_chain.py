@@ -308,6 +308,13 @@ def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points(net
     assert max(apart) <= 1e-3
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_large_linear_layer_is_the_same_the_other_way_round(monkeypatch, bias):
+    monkeypatch.setattr("fedskew.models._chain.is_intel", lambda: True)
+    monkeypatch.setattr("fedskew.models._chain.MANY_WEIGHTS", 768 * 9)
+    assert_same(nn.Sequential(nn.Flatten(), nn.Linear(768, 9, bias=bias), nn.ReLU(), nn.Linear(9, 5)), X[:32])
+
+
 def test_a_diverged_network_gives_nan():
     flat = FlatModel(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2), *head(6 * 49)))
     flat.network.train().chain(X)

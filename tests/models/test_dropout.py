@@ -29,6 +29,14 @@ def test_the_mask_is_the_hash_of_layer_use_key_and_place(p):
         assert (out == 0).float().mean() == pytest.approx(p, abs=0.05)
 
 
+@pytest.mark.parametrize("p", [0.1, 1 / 3, 0.999])
+def test_a_mask_is_the_same_where_there_is_no_kernel(monkeypatch, p):
+    layer, x = Dropout(p), torch.ones(70, 333)
+    ours = [keyed(layer, key).mask(x) for key in (5, 2**31 - 1)]
+    monkeypatch.setattr("fedskew.models._dropout.has_kernels", lambda: False)
+    assert all(torch.equal(keyed(layer, key).mask(x), own) for key, own in zip((5, 2**31 - 1), ours, strict=True))
+
+
 def test_whole_channels_are_dropped():
     out = keyed(Dropout.swap(nn.Dropout2d(0.5)), 11)(torch.ones(50, 8, 3, 4))
     flat = out.flatten(2)

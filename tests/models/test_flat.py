@@ -228,3 +228,29 @@ def test_wrong_shapes_and_states_are_refused():
         model.write_buffers(torch.zeros(9))
     with pytest.raises(ArgumentError, match=r"state: does not fit.*0\.weight"):
         model.load_state_dict({})
+
+
+def test_a_step_of_a_model_with_a_large_layer_is_that_along_its_gradient():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(256, 4096), nn.ReLU(), nn.Linear(4096, 256), nn.Linear(256, 3))
+    module[1].bias.requires_grad_(False)
+    stepped = FlatModel(module)
+    expected, x = stepped.copy(), X.repeat(2, 1, 1, 1)
+
+    def loss(outputs):
+        return outputs.logits.square().sum() + outputs.features.sum()
+
+    for model in (stepped, expected):
+        model.network.train()
+    assert FlatModel(lenet()).descend(0.01, X, loss) is None
+    for _ in range(2):
+        found = stepped.descend(0.01, x, loss)
+        value, outputs = expected.differentiate(x, loss)
+        assert found is not None
+        torch.testing.assert_close((found[0], *found[1]), (value, *outputs))
+        expected.vector.sub_(expected.gradient, alpha=0.01)
+        torch.testing.assert_close(stepped.vector, expected.vector, rtol=0, atol=2e-6)
+    before = stepped.read()
+    with pytest.raises(ZeroDivisionError):
+        stepped.descend(0.01, x, lambda outputs: 1 / 0)
+    stepped.differentiate(x, loss)  # moves nothing
+    assert torch.equal(stepped.vector, before)

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from common import Residual
 from fedskew.models import FlatModel, build
-from fedskew.models._chain import Convolution
+from fedskew.models._chain import Convolution, MaxPooling
+from fedskew.models._graph import chain_of
 from fedskew.models._wide import ByProducts
 from fedskew.models._winograd import _MAPS, _kernel, around_of, gradients, has_kernels
 
@@ -67,6 +68,76 @@ def test_values_and_gradients_are_those_of_the_convolution(shape, options, last)
         for pair in zip(way, expected, strict=True):
             assert_near(*pair)
     assert torch.equal(written[0], chained[0])
+
+
+def pooling(layer: nn.Conv2d) -> Convolution:
+    stage = Convolution(layer, first=False)
+    stage.pool = MaxPooling(nn.MaxPool2d(2), first=False)
+    return stage
+
+
+@pytest.mark.parametrize(("shape", "options"), SHAPES, ids=str)
+def test_the_largest_of_each_four_values_and_its_gradients_are_those_of_the_layers(shape, options):
+    layer, x = layer_of(True, **options), drawn(shape[0], 48, *shape[1:]).requires_grad_()
+    exact = [own.detach().double().requires_grad_() for own in (x, *layer.parameters())]
+    y = functional.max_pool2d(functional.conv2d(*exact, padding=layer.padding), 2)
+    slope = drawn(*y.shape)
+    expected = y, *torch.autograd.grad(y, exact, slope.double())
+    for own in layer.parameters():
+        own.grad = torch.full_like(own, torch.nan)
+    stage = pooling(layer)
+    for _ in range(2):  # what is kept between is written to
+        with torch.no_grad():
+            found = stage.forward(x.detach()), stage.backward(slope), *(own.grad for own in layer.parameters())
+        assert stage.around is not None
+        for pair in zip(found, expected, strict=True):
+            assert_near(*pair)
+
+
+def test_of_equal_values_the_first_is_the_largest_and_missing_ones_are_seen():
+    layer, x = layer_of(True, bias=False), torch.zeros(24, 48, 10, 10)
+    layer.weight.data.zero_()
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    stage = pooling(layer)
+    with torch.no_grad():
+        assert not stage.forward(x).any()
+        stage.x = torch.ones(24, 48, 10, 10)  # each place's gradient is 1 for one of four
+        stage.backward(torch.ones(24, 72, 4, 4))
+        torch.testing.assert_close(layer.weight.grad, torch.full_like(layer.weight, 24 * 16))
+        marks = torch.zeros(24, 48, 10, 10)
+        marks[:, :, ::2, ::2] = 1  # what the first of four reads with the window's corner
+        stage.forward(x)
+        stage.x = marks
+        stage.backward(torch.ones(24, 72, 4, 4))
+        assert torch.allclose(layer.weight.grad[:, :, 0, 0], torch.tensor(24 * 16.0))
+        assert torch.allclose(layer.weight.grad[:, :, 0, 1], torch.tensor(0.0), atol=1e-3)
+        x[3, 5, 4, 4] = torch.nan
+        y = stage.forward(x)
+    assert y[3].isnan().any()
+    assert not y[[0, 1, 2, 4]].isnan().any()
+
+
+def test_where_tiles_are_no_gain_pooling_is_a_layer_of_its_own():
+    layer, x, slope = layer_of(True), drawn(2, 48, 9, 9), drawn(2, 72, 3, 3)
+    layer.weight.grad, layer.bias.grad = (torch.zeros_like(own) for own in layer.parameters())
+    pool, conv, whole = MaxPooling(nn.MaxPool2d(2), first=False), Convolution(layer, first=False), pooling(layer)
+    with torch.no_grad():
+        expected = pool.forward(conv.forward(x)), conv.backward(pool.backward(slope)), layer.weight.grad.clone()
+        found = whole.forward(x), whole.backward(slope), layer.weight.grad
+    assert whole.around is None
+    assert all(map(torch.equal, found, expected))
+
+
+def test_pooling_behind_a_convolution_is_computed_with_it_once():
+    pool = [nn.MaxPool2d(2), nn.MaxPool2d(2)]
+    end = nn.Flatten(), nn.Linear(72 * 4, 3)
+    for layers in ([nn.ReLU(), *pool], [pool[0], nn.ReLU(), pool[1]]):
+        stages = chain_of([nn.Conv2d(48, 72, 3), *layers, *end], (48, 10, 10)).stages
+        kinds = [type(stage).__name__ for stage in stages]
+        assert kinds == ["Convolution", "MaxPooling", "ReLU", "Flatten", "Linear"]
+        assert stages[0].pool is not None
+    stages = chain_of([nn.Conv2d(48, 72, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(288, 3)], (48, 8, 8)).stages
+    assert stages[0].pool is None
 
 
 def test_a_first_layers_inputs_get_no_gradient_and_frozen_parameters_stay():

@@ -184,3 +184,19 @@ def test_updates_and_weights_that_do_not_fit_are_refused_by_name():
         weighted_sum(updates, weights[:3])
     with pytest.raises(ArgumentError, match=r"^updates: expected a float tensor of shape \(answered, parameters\)"):
         weighted_sum(updates[0], weights)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_large_sum_has_the_bits_of_pytorchs_operations(monkeypatch, turned):
+    rows, weights = (
+        torch.randn(5, 2**18 + 3, generator=torch.Generator().manual_seed(1)),
+        np.array([0.1, 0.3, 0.0, 1 / 3, 0.2]),
+    )
+    rows = rows.t().contiguous().t() if turned else rows
+
+    def sums() -> list[torch.Tensor]:
+        return [weighted_sum(rows, weights), weighted_sum(rows, weights, torch.ones(2**18 + 3, dtype=torch.float64))]
+
+    ours = sums()
+    monkeypatch.setattr("fedskew.server_updates._protocol.add_rows", lambda *_: False)
+    assert all(map(torch.equal, ours, sums()))

@@ -29,7 +29,7 @@ from fedskew.engine.contracts import calling, checked_carried, checked_figure, c
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
-from fedskew.local_steps import SGD, StepSettings, steps_in_place
+from fedskew.local_steps import SGD, StepSettings, rate_of, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.models.frozen import hold_still
 from fedskew.objectives import Batch, Context, Objective
@@ -237,6 +237,7 @@ class SequentialBackend(Backend):
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
         total, trained, steps = torch.zeros((), device=settings.start.device), 0, 0
+        rate = rate_of(step, settings)
         schedule = work.schedule(task, len(samples.rows))
         outputs = _FrozenOutputs(self._frozen(setup), samples if work.repeats(samples, schedule) else None)
         for rows in islice(self._batches(round, task, samples, schedule), schedule.steps):
@@ -248,7 +249,9 @@ class SequentialBackend(Backend):
             beside = outputs.beside(context, x, rows, steps < schedule.of_epoch)
             objective = _BatchObjective(self, x, y, beside)
             try:
-                if in_place is not None:
+                if rate is not None and objective.descend(rate):
+                    pass
+                elif in_place is not None:
                     in_place.step_in_place(parameters, objective.gradient, carried, settings)
                 else:
                     stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
@@ -369,14 +372,14 @@ class _BatchObjective:
     def __init__(self, backend: SequentialBackend, x: Tensor, y: Tensor, context: Context) -> None:
         self._backend, self._x, self._y, self._context = backend, x, y, context
         self.is_evaluated = False
+        self._whole = x, self._value, self._slope if backend.is_sloped else None
 
     def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
         model = self._backend.model
         model.write(parameters)
         if part is None:
-            slope = self._slope if self._backend.is_sloped else None
-            value, outputs = model.differentiate(self._x, self._value, slope)
+            value, outputs = model.differentiate(*self._whole)
         else:
             alone = partial(self._value, objective=self._backend.work.objective.part(part))
             value, outputs = model.differentiate(self._x, alone)
@@ -385,6 +388,14 @@ class _BatchObjective:
                 value = self._value(outputs)
             self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
         return model.gradient
+
+    def descend(self, rate: float) -> bool:
+        """Move the model against the gradient by `rate`, where it can do that at once; return whether it did."""
+        found = self._backend.model.descend(rate, *self._whole)
+        if found is not None:
+            value, outputs = found
+            self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
+        return found is not None
 
     @torch.no_grad()
     def value(self) -> Tensor:

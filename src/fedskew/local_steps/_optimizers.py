@@ -156,3 +156,10 @@ class SGD:
             f"{type(self).__name__}: direction() must return {parameters.dtype} {tuple(parameters.shape)}, a number "
             f"for each parameter, not {got}"
         )
+
+
+def rate_of(step: Any, settings: StepSettings) -> float | None:
+    """Return by how much a step moves against the gradient; None if that is not all that it does."""
+    more = settings.momentum or settings.weight_decay or settings.clip_norm is not None
+    is_plain = type(step) is SGD and not more and settings.adam is None and settings.rates is None
+    return float(settings.lr) if is_plain else None

@@ -17,12 +17,14 @@ from torch.nn.modules.utils import _pair
 from fedskew.models._dropout import ChannelDropout, Dropout
 from fedskew.models._network import Outputs
 from fedskew.models._wide import images_of, product_of, rows_of, windows_of
-from fedskew.models._winograd import around_of, convolve, gradients
+from fedskew.models._winograd import around_of, convolve, convolve_and_pool, gradients, is_intel
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
 ROWS_AT_ONCE = 128
 """Samples that are computed at once where no gradient is wanted."""
+MANY_WEIGHTS = 2**20
+"""Weights too many for a processor's second cache; Intel's library copies them, unless they stand on the left."""
 
 
 class Stage:
@@ -60,7 +62,9 @@ def _written(found: Sequence[Tensor | None], to: Sequence[Tensor | None], dx: Te
 
 
 class Linear(Stage):
-    """A linear layer."""
+    """A linear layer. With a `rate` its weights are moved against their gradient, which is kept nowhere."""
+
+    rate: float | None = None
 
     def __init__(self, layer: nn.Linear, first: bool) -> None:
         super().__init__(layer, first)
@@ -69,16 +73,22 @@ class Linear(Stage):
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
         self.x = x
+        if self.weight.numel() >= MANY_WEIGHTS and 8 <= len(x) <= 32 and is_intel():
+            y = torch.mm(self.weight, x.t()).t().contiguous()
+            return y if self.bias is None else y.add_(self.bias)
         return torch.mm(x, self.turned) if self.bias is None else torch.addmm(self.bias, x, self.turned)
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`."""
         dw, db = self.to
-        if dw is not None:
-            torch.mm(gradient.t(), self.x, out=dw)
         if db is not None:
             torch.sum(gradient, 0, out=db)
-        return gradient if self.first else torch.mm(gradient, self.weight)
+        dx = gradient if self.first else torch.mm(gradient, self.weight)
+        if dw is not None and self.rate is None:
+            torch.mm(gradient.t(), self.x, out=dw)
+        elif self.rate is not None:
+            torch.addmm(self.weight, gradient.t(), self.x, alpha=-self.rate, out=self.weight)
+        return dx
 
 
 class Cosines(Stage):
@@ -105,10 +115,15 @@ class Cosines(Stage):
 
 
 class Convolution(Stage):
-    """A convolution, channels innermost; one of many channels by fewer products, or as one product of small images."""
+    """A convolution, channels innermost; one of many channels by fewer products, or as one product of small images.
+
+    `pool` is what takes the largest of each 2 x 2 values behind it, if that is next.
+    """
 
     around: tuple[int, int] | None = None
     windows: Tensor | None = None
+    pool: Stage | None = None
+    pooled: Tensor | None = None
 
     def __init__(self, layer: nn.Conv2d, first: bool) -> None:
         super().__init__(layer, first)
@@ -119,21 +134,28 @@ class Convolution(Stage):
         layer = self.layer
         own = x, self.weight, layer.stride, layer.padding, layer.dilation, layer.groups
         self.x, self.windows, self.around = x, None, around_of(*own)
+        if self.around is not None and self.pool is not None:
+            y, self.pooled = convolve_and_pool(x, self.weight, self.bias, self.around)
+            return y
         if self.around is not None:
             return convolve(x, self.weight, self.bias, self.around)
         if (found := windows_of(*own)) is not None:
             self.windows, _ = found
-            return product_of(*found, self.weight, self.bias)
-        self.x = x.contiguous(memory_format=torch.channels_last)
-        return torch.convolution(self.x, self.weight, self.bias, *self.options)
+            y = product_of(*found, self.weight, self.bias)
+        else:
+            self.x = x.contiguous(memory_format=torch.channels_last)
+            y = torch.convolution(self.x, self.weight, self.bias, *self.options)
+        return y if self.pool is None else self.pool.forward(y)
 
     def backward(self, gradient: Tensor) -> Tensor:
         """See `Stage`; of the first layer nothing of use."""
+        if self.around is None and self.pool is not None:
+            gradient = self.pool.backward(gradient)
         if self.windows is not None:
             return self._by_windows(gradient.flatten(2).transpose(1, 2).flatten(0, 1), self.windows)
         needed = [not self.first, *(one is not None for one in self.to)]
         if self.around is not None:
-            dx, *found = gradients(gradient, self.x, self.weight, self.around, needed)
+            dx, *found = gradients(gradient, self.x, self.weight, self.around, needed, self.pooled)
             return _written(found, self.to, gradient if dx is None else dx)
         options = (len(self.weight),), *self.options, needed
         dx, *found = torch.ops.aten.convolution_backward(gradient, self.x, self.weight, *options)
@@ -245,7 +267,7 @@ class Mask(Stage):
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
         drops = self.layer.training and self.layer.p > 0
-        self.mask = self.layer(x.new_ones(x.shape)) if drops else None
+        self.mask = self.layer.mask(x) if drops else None
         return self.backward(x)
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -285,6 +307,7 @@ class Chain:
 
     Attributes:
         trained: How many tensors get a gradient.
+        large: The linear layers of many weights that get one.
     """
 
     def __init__(self, stages: Sequence[Stage], layers: Sequence[nn.Module]) -> None:
@@ -295,6 +318,8 @@ class Chain:
         self._whole = [*self._dropouts, *(stage.layer for stage in stages if isinstance(stage, BatchNorm))]
         self._parameters = [own for layer in layers for own in layer.parameters()]
         self.trained = sum(own.requires_grad for own in self._parameters)
+        trained = [one for one in stages if isinstance(one, Linear) and one.to[0] is not None]
+        self.large = [one for one in trained if one.weight.numel() >= MANY_WEIGHTS]
         self._addresses = self._found()
 
     def linear(self) -> tuple[list[tuple[nn.Linear, bool]], CosineHead | None] | None:

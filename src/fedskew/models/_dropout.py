@@ -3,11 +3,13 @@
 import copy
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError
-from fedskew.randomness import at_least
+from fedskew.models._winograd import has_kernels
+from fedskew.randomness import at_least, hashed, is_on_cpu, threshold
 
 
 class Dropout(nn.Module):
@@ -44,13 +46,23 @@ class Dropout(nn.Module):
         """Return `x` with some elements zeroed and the others scaled."""
         if not self.training or self.p == 0.0:
             return x
-        if self.p == 1.0:
-            return x * 0.0
+        return x * self.mask(x)
+
+    def mask(self, x: Tensor) -> Tensor:
+        """Return what each element of `x`, or each channel, is multiplied by in training."""
         shape = self._mask_shape(x)
-        places = torch.arange(shape.numel(), device=x.device).view(shape)
-        kept = at_least(self.p, self.layer, self.uses, self.key, places)
+        if self.p == 1.0:
+            return x.new_zeros(shape)
+        layer, use, factor = self.layer, self.uses, 1.0 / (1.0 - self.p)
         self.uses += 1
-        return x * (kept * (1.0 / (1.0 - self.p))).to(x.dtype)
+        if x.dtype == torch.float32 and is_on_cpu((x, self.key)) and has_kernels():
+            from fedskew.models._kernels import draw_mask
+
+            mask, value = torch.empty(shape), hashed(layer, use, int(self.key))
+            draw_mask(mask.view(-1).numpy(), np.uint32(value), np.uint32(threshold(self.p)), factor)
+            return mask
+        places = torch.arange(shape.numel(), device=x.device).view(shape)
+        return (at_least(self.p, layer, use, self.key, places) * factor).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Return the layer's description for the printed model."""

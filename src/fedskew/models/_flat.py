@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedskew.errors import ArgumentError
 from fedskew.models._added import check_added, parameter_hooks
+from fedskew.models._chain import MANY_WEIGHTS
 from fedskew.models._faster import Faster
 from fedskew.models._network import Outputs
+from fedskew.models._winograd import has_kernels
 from fedskew.models.frozen import constant_buffers, frozen_buffers
+
+_MANY_NUMBERS = 2**18
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,26 @@ class FlatModel:
             chain.backward(by_features, by_logits, outputs)
         return value.detach(), outputs
 
+    def descend(self, rate: float, x: Tensor, *of: Any) -> tuple[Tensor, Outputs] | None:
+        """Move the parameters by `rate` against the gradient that `differentiate` sets; return what that returns. None
+        where this is not faster: large layers of a chain spare a pass over as many gradients."""
+        chain = None if self.vector.numel() < MANY_WEIGHTS else self.network.chain(x)
+        if chain is None or not chain.large:
+            return None
+        moved = {id(stage.layer.weight) for stage in chain.large}
+        try:
+            for stage in chain.large:
+                stage.rate = rate
+            found = self.differentiate(x, *of)
+        finally:
+            for stage in chain.large:
+                stage.rate = None
+        pairs = zip(self._parameters, self._gradients, strict=True)
+        others = [pair for pair in pairs if id(pair[0]) not in moved]
+        with torch.no_grad():
+            torch._foreach_add_(*map(list, zip(*others, strict=True)), alpha=-rate)
+        return found
+
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Split a vector of parameters into views, one for each, in the order of `names`."""
         return [part.of(vector) for part in self._slices]
@@ -345,3 +371,14 @@ def _place(module: nn.Module, name: str) -> _Place:
 def _check_shape(argument: str, given: Tensor, expected: Tensor) -> None:
     if given.shape != expected.shape:
         raise ArgumentError(f"{argument}: expected shape {tuple(expected.shape)}, got {tuple(given.shape)}")
+
+
+def add_rows(total: Tensor, rows: Tensor, weights: NDArray[np.float64]) -> bool:
+    """Add rows, each times its weight, to a vector of float64, one after another; return whether there is a kernel that
+    does so faster than PyTorch's operations, with their bits."""
+    if rows.dtype != torch.float32 or not rows.is_cpu or rows.shape[1] < _MANY_NUMBERS or not has_kernels():
+        return False
+    from fedskew.models import _kernels
+
+    _kernels.add_rows(total.numpy(), rows.numpy(), weights.astype(np.float64))
+    return True

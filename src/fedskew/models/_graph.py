@@ -21,7 +21,18 @@ from torch.nn import functional
 from torch.nn.modules.utils import _pair
 
 from fedskew.models._added import is_plain, layer_hooks
-from fedskew.models._chain import HEADS, STAGES, WITHOUT_PARAMETERS, Chain, Flatten, Mask, MaxPooling, ReLU, Stage
+from fedskew.models._chain import (
+    HEADS,
+    STAGES,
+    WITHOUT_PARAMETERS,
+    Chain,
+    Convolution,
+    Flatten,
+    Mask,
+    MaxPooling,
+    ReLU,
+    Stage,
+)
 from fedskew.models._dropout import ChannelDropout, Dropout, count_anew
 from fedskew.models._winograd import has_kernels
 
@@ -193,10 +204,14 @@ def chain_of(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> Chain:
         if kind is None or _is_unusual(layer):
             raise UnreadableError(f"{type(layer).__name__} is no layer of a chain")
         stage = kind(layer, all(isinstance(one, WITHOUT_PARAMETERS) for one in stages))
-        if kind is MaxPooling and stages and type(stages[-1]) is ReLU:  # which then has fewer values
-            stages.insert(-1, stage)
+        relu = [stages.pop()] if kind is MaxPooling and stages and type(stages[-1]) is ReLU else []
+        last = stages[-1] if stages else None
+        pools = isinstance(layer, nn.MaxPool2d) and _is_halving(layer)
+        if pools and isinstance(last, Convolution) and last.pool is None:
+            last.pool = stage
         else:
             stages.append(stage)
+        stages += relu  # behind pooling, which leaves it fewer values
     if not stages or not isinstance(stages[-1], HEADS):
         raise UnreadableError("its logits are not the outputs of a linear layer")
     return Chain(stages, layers)

@@ -257,3 +257,25 @@ def unmask(
                     dy[to + j] = v
                     total += v
             db[c] += total
+
+
+@njit(cache=KEPT)
+def draw_mask(mask: Numbers, value: np.uint32, least: np.uint32, factor: float) -> None:
+    """Write `factor` where `mix` of what `value` is a hash of, and of the number's place, is large enough, else 0."""
+    u = np.uint32  # of two of these Numba makes 64 bits
+    start, kept = u(u(value * u(0x01000193)) + u(0x1E3779B9)), np.float32(factor)
+    for place in range(np.uintp(len(mask))):
+        hashed = u(start + u(place))
+        hashed = u(u(hashed ^ u(hashed >> u(16))) * u(0x21F0AAAD))
+        hashed = u(u(hashed ^ u(hashed >> u(15))) * u(0x735A2D97))
+        hashed = u(hashed ^ u(hashed >> u(15)))
+        mask[place] = kept if u(hashed >> u(8)) >= least else np.float32(0)
+
+
+@njit(cache=KEPT)
+def add_rows(total: NDArray[np.float64], rows: Numbers, weights: NDArray[np.float64]) -> None:
+    """Add each row, times its weight, in double precision, each product rounded before it is added."""
+    for first in range(0, len(total), 4096):
+        for k in range(len(weights)):
+            for at in range(np.uintp(first), np.uintp(min(first + 4096, len(total)))):
+                total[at] += weights[k] * np.float64(rows[k, at])

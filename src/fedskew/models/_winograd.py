@@ -47,12 +47,15 @@ _VALUES: Maps = (
 )
 # Of rows and of columns: of a tile's inputs and slopes to its numbers, of its numbers to values and inputs' slopes.
 _MAPS = {"inputs": _INPUTS, "values": _VALUES, "slopes": _turned(_VALUES), "input_slopes": _turned(_INPUTS)}
+# The same of the largest of each 2 x 2 values: a tile's first row; its second says which of the four each is.
+_MAPS |= {"largest": _MAPS["values"], "largest_slopes": _MAPS["slopes"]}
 _BY_WEIGHTS = torch.kron(*map(torch.tensor, _WEIGHTS))  # (24, 9)
 
 _SPREAD = """
 @njit(cache=KEPT, fastmath=MATHS)
 def map_{name}(images, tiles, first, number, strides, grid):
     whole_vectors()
+    zero = np.float32(0)
     for i in range(number):
         for a in range(grid[0]):
             for b in range(grid[1]):
@@ -68,6 +71,7 @@ _GATHER = """
 @njit(cache=KEPT, fastmath=MATHS)
 def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
     whole_vectors()
+    zero = np.float32(0)
     for i in range(number):
         for a in range(grid[0]):
             for b in range(grid[1]):
@@ -119,26 +123,54 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
     """Return a convolution's values, `(batch, channels, rows, columns)`, channels innermost in memory."""
-    shape = _shape_of(x, padding)
-    grid, outs = _grid_of(shape), len(weight)
-    images, by = _Images(_fitted(x, padding, grid, 2), grid), _transformed(weight).transpose(1, 2)
-    to = _Images(x.new_empty(len(x), grid[0] * _DOWN, grid[1] * _ACROSS, outs), grid, bias)
+    rows, columns = _shape_of(x, padding)
+    whole = _convolved("values", x, weight, bias, padding)
+    return whole[:, :rows, :columns].contiguous().permute(0, 3, 1, 2)
+
+
+def convolve_and_pool(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Return the largest of each 2 x 2 values, as `convolve` has them, and what their gradients are computed from."""
+    rows, columns = _shape_of(x, padding)
+    whole = _convolved("largest", x, weight, bias, padding)
+    return whole[:, ::2][:, : rows // 2, : columns // 2].contiguous().permute(0, 3, 1, 2), whole
+
+
+def _convolved(maps: str, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+    grid = _grid_of(_shape_of(x, padding))
+    images, by = _Images(_fitted(x, padding, grid, 2), grid), _transformed(weight).transpose(1, 2).contiguous()
+    across = _ACROSS // 2 if maps == "largest" else _ACROSS
+    to = _Images(x.new_empty(len(x), grid[0] * _DOWN, grid[1] * across, len(weight)), grid, bias)
     for first, number in images.parts():
-        to.gather("values", images.spread("inputs", first, number), by, first, number)
-    return to.values[:, : shape[0], : shape[1]].contiguous().permute(0, 3, 1, 2)
+        to.gather(maps, images.spread("inputs", first, number), by, first, number)
+    return to.values
 
 
 def gradients(
-    gradient: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, int], wanted: Sequence[bool]
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    padding: tuple[int, int],
+    wanted: Sequence[bool],
+    pooled: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of a convolution's inputs, weights and bias, as wanted, from that of its values."""
+    """Return the gradients of a convolution's inputs, weights and bias, as wanted, from that of its values, or of the
+    largest of each 2 x 2 where `pooled` is what `convolve_and_pool` returned, which is written to."""
     of_inputs, of_weights, of_bias = wanted
-    grid, (outs, channels) = _grid_of(gradient.shape[2:]), weight.shape[:2]
-    images, slopes = _Images(_fitted(x, padding, grid, 2), grid), _Images(_fitted(gradient, (0, 0), grid, 0), grid)
+    grid, (outs, channels) = _grid_of(_shape_of(x, padding)), weight.shape[:2]
+    images = _Images(_fitted(x, padding, grid, 2), grid)
+    if pooled is None:
+        maps, of_values = "slopes", _fitted(gradient, (0, 0), grid, 0)
+    else:
+        maps, of_values, (rows, columns) = "largest_slopes", pooled, gradient.shape[2:]
+        pooled[:, ::2].zero_()
+        pooled[:, ::2][:, :rows, :columns] = gradient.permute(0, 2, 3, 1)
+    slopes = _Images(of_values, grid)
     to, by = _Images(torch.zeros_like(images.values), grid), _transformed(weight)
     dx = dw = by_weight = None
     for first, number in images.parts():
-        products = slopes.spread("slopes", first, number)
+        products = slopes.spread(maps, first, number)
         if of_weights:
             pair = products.transpose(1, 2), images.spread("inputs", first, number)
             by_weight = torch.bmm(*pair) if by_weight is None else torch.baddbmm(by_weight, *pair, out=by_weight)
@@ -164,6 +196,7 @@ class _Images:
         self._bias = _flat(values.new_zeros(self.channels) if bias is None else bias)
         self._tile = _flat(values.new_empty(len(_BY_WEIGHTS) * self.channels))
         self._flat, self._flat_numbers = _flat(values), _flat(self._numbers)
+        self._views = dict[tuple[int, ...], Tensor]()  # to make one anew for each part takes as long as a map
 
     def parts(self) -> list[tuple[int, int]]:
         """Return the first image, and the number of images, of each matrix product."""
@@ -182,7 +215,9 @@ class _Images:
         _kernel(maps, self.channels)(*own, first, number, *self._places)
 
     def _shaped(self, *shape: int) -> Tensor:
-        return self._numbers[: math.prod(shape) * self.channels].view(*shape, self.channels)
+        if shape not in self._views:
+            self._views[shape] = self._numbers[: math.prod(shape) * self.channels].view(*shape, self.channels)
+        return self._views[shape]
 
 
 def _flat(values: Tensor) -> Any:
@@ -225,6 +260,16 @@ def has_kernels() -> bool:
 
 
 @functools.cache
+def is_intel() -> bool:
+    """Return whether matrix products are those of Intel's library on a processor of its own."""
+    if not torch.backends.mkl.is_available() or not has_kernels():
+        return False
+    from llvmlite.binding import get_host_cpu_name  # type: ignore[import-untyped]
+
+    return not str(get_host_cpu_name()).startswith("znver")
+
+
+@functools.cache
 def _kernel(maps: str, channels: int) -> Callable[..., None]:
     """Return the kernel that computes tiles from images, or images from tiles."""
     from fedskew.models._kernels import compiled, filled
@@ -232,27 +277,51 @@ def _kernel(maps: str, channels: int) -> Callable[..., None]:
     by_rows, by_columns = _MAPS[maps]
     rows, columns, high, wide = (*map(len, (by_rows[0], by_columns[0], by_rows, by_columns)),)
     read, written = ([(i, j) for i in range(r) for j in range(c)] for r, c in ((rows, columns), (high, wide)))
-    if maps in ("inputs", "slopes"):
-        template = _SPREAD
-        places = [f"p{i} = np.uintp(p + {i} * strides[1])" for i in range(rows)]
-        inputs = [f"x{i}_{j} = images[p{i} + np.uintp({j * channels}) + c]" for i, j in read]
-        outputs = [f"tiles[to + np.uintp({at * channels}) + c] = z{i}_{j}" for at, (i, j) in enumerate(written)]
-    else:
+    pooled = maps.startswith("largest")
+    across = _ACROSS // 2 if pooled else _ACROSS
+    if maps in ("values", "input_slopes", "largest"):
         template, plane = _GATHER, f"number * grid[0] * grid[1] * {channels}"
         places = [f"p{at} = np.uintp(p + {at} * {plane})" for at in range(len(read))]
         inputs = [f"x{i}_{j} = tiles[p{at} + c]" for at, (i, j) in enumerate(read)]
-        added = " + bias[c]" if maps == "values" else ""
-        outputs = [f"tile[np.uintp({at * channels}) + c] = z{i}_{j}{added}" for at, (i, j) in enumerate(written)]
+        added = "" if maps == "input_slopes" else " + bias[c]"
+        put = [f"z{i}_{j}{added}" for i, j in written]
+        if pooled:
+            wide, put = across, ["v0 + bias[c]", "v1 + bias[c]", "w0", "w1"]
+        outputs = [f"tile[np.uintp({at * channels}) + c] = {one}" for at, one in enumerate(put)]
+    else:
+        template = _SPREAD
+        places = [f"p{i} = np.uintp(p + {i} * strides[1])" for i in range(rows)]
+        inputs = [f"x{i}_{j} = images[p{i} + np.uintp({j * channels}) + c]" for i, j in read]
+        if pooled:
+            pairs = [(i, one, k) for i, one in enumerate("vw") for k in (0, 1)]
+            inputs = [f"{one}{k} = images[p{i} + np.uintp({k * channels}) + c]" for i, one, k in pairs]
+            inputs += [f"x{i}_{j} = v{j // 2} if w{j // 2} == np.float32({2 * i + j % 2}) else zero" for i, j in read]
+        outputs = [f"tiles[to + np.uintp({at * channels}) + c] = z{i}_{j}" for at, (i, j) in enumerate(written)]
     sums = [f"y{i}_{j} = {_sum(by_rows[i], f'x{{}}_{j}')}" for i in range(high) for j in range(columns)]
     sums += [f"z{i}_{j} = {_sum(by_columns[j], f'y{i}_{{}}')}" for i, j in written]
+    if maps == "largest":
+        sums += [*_largest(0), *_largest(1)]
     own: dict[str, Any] = {"channels": channels, "rows": high, "row": wide * channels, "size": high * wide * channels}
-    own |= {"down": _DOWN, "across": _ACROSS * channels, "puts": "+=" if maps == "input_slopes" else "="}
+    own |= {"down": _DOWN, "across": across * channels, "puts": "+=" if maps == "input_slopes" else "="}
     for key, value in own.items():
         template = template.replace(f"{{{key}}}", str(value))
     source = filled(template, places=places, inputs=inputs, sums=sums, outputs=outputs)
     # Numba sees by its name, its bytecode and `_kernels.py` alone whether a kernel is still the one it keeps.
     name = f"{maps}_{channels}_{zlib.crc32(source.encode()):08x}"
     return compiled(source.replace("{name}", name), f"map_{name}")
+
+
+def _largest(k: int) -> list[str]:
+    """Say in `vk` which of four values is the largest, and in `wk` at which place it is; of equal ones, the first."""
+    a, b, c, d = f"z0_{2 * k}", f"z0_{2 * k + 1}", f"z1_{2 * k}", f"z1_{2 * k + 1}"
+    # What is compared is as wide as what is chosen by it, and nothing branches: a compiler takes whole vectors then.
+    return [
+        f"left, lower_left = ({b} <= {a}) | ({a} != {a}), ({d} <= {c}) | ({c} != {c})",
+        f"upper, lower = {a} if left else {b}, {c} if lower_left else {d}",
+        "is_upper = (lower <= upper) | (upper != upper)",
+        f"v{k} = upper if is_upper else lower",
+        f"w{k} = (zero if left else np.float32(1)) if is_upper else (np.float32(2) if lower_left else np.float32(3))",
+    ]
 
 
 def _sum(factors: Sequence[float], names: str) -> str:
