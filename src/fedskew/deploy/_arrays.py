@@ -20,6 +20,7 @@ from fedskew.errors import FedskewError
 from fedskew.models import FlatModel, ModelState
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 AnyArray = NDArray[np.generic]
 Record = ArrayRecord | MetricRecord | ConfigRecord
 
