@@ -575,8 +575,7 @@ def _check_private(agreement: Agreement, method: methods.Method) -> None:
 
 
 def method_of(config: Config, agreement: Agreement) -> methods.Method:
-    """Make the method of real sites, whose number it knows; where a personal model takes a calibration, with that
-    finish."""
+    """Make the method of real sites, whose number it knows; with a calibration where a personal model takes one."""
     method = methods.build(config.method, config.training.momentum)
     if agreement.multi_label:
         method = methods.for_findings(method)

@@ -64,8 +64,7 @@ class MethodStrategy(Strategy):
 
     Args:
         method: A preset's name, the tables of a config's `[method]`, or a `Method`.
-        model: The network. It is needed if the method sends more than the model, and to treat buffers differently from
-            parameters.
+        model: The network. It is needed if the method sends more than the model, and to treat buffers by themselves.
         target: Target label mix, shape `(classes,)`.
         participation: Share of the clients that train in each round.
         epochs: Local epochs of clients made by `client_app`.

@@ -176,8 +176,7 @@ def _check_held_out_classes(task: Task, name: str) -> None:
 @dataclass(frozen=True)
 class LocalFinisher:
     """Finishes models on this machine (see `Finisher`); ConfigError where the component can't do that here. `holders`
-    are samples by kind; the last layer is found by `samples`; `target` is the mix that the server knows, or
-    estimates."""
+    are samples by kind; the last layer is found by `samples`; `target` is the mix that is known or estimated."""
 
     component: Finish
     model: FlatModel

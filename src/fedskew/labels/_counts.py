@@ -132,8 +132,7 @@ class LabelCounts:
         """Read one client's counts in the order of `classes`, `(classes,)`; 0 for a class that the file does not name.
 
         The file is a table as `read_csv` takes it, of which `client` names the row, or has the columns `class` and
-        `count`, or one row of counts under a header of class names; whole numbers stand for class ids where names are
-        words.
+        `count`, or one row of counts under a header of class names; whole numbers are class ids where names are words.
         """
         return np.array(read_own(Path(path), classes, client, decimal))
 
