@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedskew.data._dataset import Dataset, IntArray, names_clients
-from fedskew.data._images import Picture, opened, read_pictures
+from fedskew.data._images import Picture, Size, opened, read_pictures
 from fedskew.data._labels import Label, Missing, of_columns, prepared
 from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
 from fedskew.data._schema import Column, Encoder, TableSchema
@@ -37,7 +37,7 @@ def from_huggingface(
     client: str | None = None,
     test: str = "test",
     test_share: float = 0.2,
-    size: int | tuple[int, int] | None = None,
+    size: Size = None,
     vocabulary_size: int = 98_635,
     length: int = 200,
     window: tuple[float, ...] = (),

@@ -424,7 +424,7 @@ class Agreement(BaseModel):
             unknown["pooled"] = "is computed from label counts, which this federation withholds"
             hidden = self.label_counts in ("withheld", "summed")
             known = {} if hidden else {"pooled": np.ones(classes)}  # not known yet
-            target_mix(config.target.mix, classes, known, unknown)
+            target_mix(config.target.mix, classes, known, unknown, "target.mix")
         if self.label_counts != "exact":
             _check_private(self, method)
 

@@ -255,7 +255,7 @@ class Plan:
             return read_target(target, self.agreement.classes)
         if self.estimation is not None:
             return None
-        return target_mix(self.config.target.mix, counts.shape[1], {"pooled": counts.sum(axis=0)}, {})
+        return target_mix(self.config.target.mix, counts.shape[1], {"pooled": counts.sum(axis=0)}, {}, "target.mix")
 
     def federation(
         self,

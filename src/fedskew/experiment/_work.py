@@ -30,9 +30,11 @@ from fedskew.personal import Names, Personal
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
 
+Shape = tuple[int, ...]
+
 
 def make_network(
-    config: Config, seed: int, method: Method, num_classes: int, in_shape: tuple[int, ...], some: Tensor | None = None
+    config: Config, seed: int, method: Method, num_classes: int, in_shape: Shape, some: Tensor | None = None
 ) -> nn.Module:
     """Build the untrained network on the CPU; ConfigError where it can't be, or does not go with data or method. A
     network of the user's own is tried on `some` samples. PyTorch's global generator is left as it was."""
@@ -145,9 +147,7 @@ def make_protection(config: Config, model: FlatModel, clients: int) -> Protectio
     return Protection(noise, section.epsilon, section.delta)
 
 
-def _network(
-    config: Config, seed: int, num_classes: int, in_shape: tuple[int, ...], samples: Tensor | None
-) -> nn.Module:
+def _network(config: Config, seed: int, num_classes: int, in_shape: Shape, samples: Tensor | None) -> nn.Module:
     source = config.model.name.partition(":")[0] in own_code.SOURCES
     make = None if source else components.find(models.INDEX, config.model.name, "model.name")
     options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
@@ -181,7 +181,7 @@ def _network(
     return module
 
 
-def _of_source(config: Config, num_classes: int, in_shape: tuple[int, ...], samples: Tensor | None) -> nn.Module:
+def _of_source(config: Config, num_classes: int, in_shape: Shape, samples: Tensor | None) -> nn.Module:
     """Make a network of another package; texts are for transformers alone."""
     section, options = config.model, config.model.parameters
     if section.architecture is not None:
@@ -193,9 +193,7 @@ def _of_source(config: Config, num_classes: int, in_shape: tuple[int, ...], samp
         return from_source(section.name, num_classes, in_shape, options)
 
 
-def _prepared(
-    config: Config, seed: int, module: nn.Module, in_shape: tuple[int, ...], samples: Tensor | None
-) -> nn.Module:
+def _prepared(config: Config, seed: int, module: nn.Module, in_shape: Shape, samples: Tensor | None) -> nn.Module:
     """Give a network the weights of a config's file, and freeze what the config names."""
     section, weights, drawn = config.model, config.model.weights, list[str]()
     try:
