@@ -62,6 +62,11 @@ class Console(rich.console.Console):
         """Print a text as it is, wrapped."""
         self.print(text, style=style, markup=False, highlight=False)
 
+    def warn(self, notes: Iterable[str]) -> None:
+        """Print notes, a line each."""
+        for text in notes:
+            self.say(f"note: {text}", style="yellow")
+
     def heading(self, text: str) -> None:
         """Print a heading."""
         self.print(Text(f"\n{text}", style="bold"))

@@ -175,11 +175,7 @@ def _numbers(values: Sequence[float | None]) -> FloatArray:
 
 
 def _name(value: str) -> str:
-    names = {
-        "entropy": "cohort label entropy, bits",
-        "drift": "drift diversity",
-        "projection_distance": "projection distance",
-    }
+    names = {"entropy": "cohort label entropy, bits", "drift": "drift diversity"}
     figure = value.rpartition(".")[2]
     text = names.get(figure, figure.replace("_", " "))
     return f"{text}, %" if unit_of(value) else text
