@@ -6,8 +6,7 @@ config it is:
 
 - the user's own: names are imported from Python's search path;
 - that of an app that a site only looks at: nothing but fedskew is imported (`refused`);
-- that of a run folder, which may be somebody else's: nothing inside the folder is imported (`of_run`), unless the user
-  trusts it.
+- that of a run folder, which may be somebody else's: nothing inside it is imported (`of_run`), unless it is trusted.
 """
 
 import importlib

@@ -75,7 +75,7 @@ def _as_note(show: Callable[..., None]) -> Callable[..., None]:
             show(message, category, *place, **more)
         elif str(message) not in shown:
             shown.add(str(message))
-            Console(stderr=True, quiet=torchrun.rank() > 0).say(f"note: {message}", style="yellow")
+            Console(stderr=True, quiet=torchrun.rank() > 0).warn([str(message)])
 
     return note
 

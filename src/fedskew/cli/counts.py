@@ -207,11 +207,7 @@ def _cost(label: str) -> str:
 
 
 def advice_for(
-    source: Source,
-    participation: float | None,
-    epochs: float | None,
-    without: Collection[str] = (),
-    table: Path | None = None,
+    source: Source, participation: float | None, epochs: float | None, without: Collection[str], table: Path | None
 ) -> "Advice":
     """Return the advice for label counts; participation and epochs are those of their config or run if not given."""
     from fedskew.arena import advise as look_up

@@ -22,7 +22,7 @@ from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.data import Dataset
-    from fedskew.deploy import Draft, LocalFederation
+    from fedskew.deploy import LocalFederation
     from fedskew.experiment import Config
 
 LabelCounts = Annotated[
@@ -126,10 +126,10 @@ def init(
     made = Draft.of(whole, names, samples, label_counts, epsilon, updates, target_site)
     images = _images_table(whole, samples)
     played = write_federation(folder, made.config, made.agreement, place, images, target, made.mask_keys, wheel)
-    _print_notes(made, played.losses_in_words(harmless=False))
+    Console().warn([*made.notes, *played.losses_in_words(harmless=False)])
     if number := len((made.agreement.encoder or {}).get("words", ())):
         said = f"deploy.toml holds {number:,} words of the texts that were read, for all sites: see that none is a name"
-        Console().say(f"note: {said}", style="yellow")
+        Console().warn([said])
     Console().say(f"{folder}/README.md says who does what; send {folder}/sites/NAME to that site alone")
 
 
@@ -199,7 +199,7 @@ def local(
     images = _images_table(whole, kind)
     images |= {"test": "test.csv"} if images["name"] == "csv" else {"classes": renamed} if renamed else {}
     played = deploy.write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
-    _print_notes(made, played.losses_in_words(harmless=False))
+    Console().warn([*made.notes, *played.losses_in_words(harmless=False)])
     places = [folder / "sites" / name for name in names]
     deploy.write_samples(task.dataset, shares, places, whole.data.parameters.get("separator"))
     for name in names:
@@ -284,12 +284,6 @@ def _kind(dataset: Dataset) -> dict[str, Any]:
     if kind in ("text", "tokens") or (kind != "table" and not info.tokens):
         samples["input_cells"] = {name: list(own) for name, own in info.profile(dataset.inputs).cells.items()}
     return samples
-
-
-def _print_notes(made: Draft, losses: list[str]) -> None:
-    """Print what an operator should know of a new federation: what was filled in, and what a lost site stops."""
-    for line in (*made.notes, *losses):
-        Console().say(f"note: {line}", style="yellow")
 
 
 def _images_table(config: Config, samples: dict[str, Any]) -> dict[str, object]:

@@ -171,8 +171,7 @@ def new(
             path.with_name(SCHEMA).write_text(json.dumps(json_schema(), ensure_ascii=False, indent=1), encoding="utf-8")
     console = Console()
     console.say(f"written: {path}")
-    for note in doubts:
-        console.say(f"note: {note}", style="yellow")
+    console.warn(doubts)
     console.say(f"train it: fedskew run {shlex.quote(str(path))}")
 
 
@@ -382,7 +381,6 @@ def schema(
     proposal = Proposal.of_files(files, label, client, decimal, separator)
     typer.echo(proposal.text(), nl=False)
     console = Console(stderr=True)
-    for line in proposal.unclear:
-        console.say(f"note: {line}", style="yellow")
+    console.warn(proposal.unclear)
     if not proposal.unclear:
         console.say("Nothing in it is unclear; read it through all the same.")

@@ -131,11 +131,7 @@ def quick_note(path: Path, changes: Mapping[str, Any]) -> str:
 
 
 def changed_keys(
-    changes: Sequence[str] | None,
-    seeds: str | None,
-    device: str | None,
-    data_root: Path | None,
-    skip_broken: bool = False,
+    changes: list[str] | None, seeds: str | None, device: str | None, data_root: Path | None, skip_broken: bool = False
 ) -> dict[str, Any]:
     """Return the dotted keys and values that `--set` and other options change."""
     changed = dict(parse_change(change) for change in changes or [])

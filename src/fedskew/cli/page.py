@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import click
 import numpy as np
@@ -29,6 +29,7 @@ BOXED: dict[str, Any] = {"title_justify": "left", "caption_justify": "left"}
 RULED: dict[str, Any] = BOXED | {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 BARE: dict[str, Any] = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 1), "header_style": "dim"}
 
+Cell: TypeAlias = str | Text
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a page.")]
 NoPicture = Annotated[bool, Option("--no-picture", help="Draw nothing.")]
 
@@ -61,6 +62,11 @@ class Console(rich.console.Console):
         """Print a text as it is, wrapped."""
         self.print(text, style=style, markup=False, highlight=False)
 
+    def warn(self, notes: Iterable[str]) -> None:
+        """Print notes, a line each."""
+        for text in notes:
+            self.say(f"note: {text}", style="yellow")
+
     def heading(self, text: str) -> None:
         """Print a heading."""
         self.print(Text(f"\n{text}", style="bold"))
@@ -92,12 +98,7 @@ class Console(rich.console.Console):
         self.note(caption, style="italic dim")
 
     def columns(
-        self,
-        title: str,
-        columns: Mapping[str, Sequence[str | Text]],
-        order: np.ndarray,
-        note: str,
-        most: int = CLASSES_SHOWN,
+        self, title: str, columns: Mapping[str, Sequence[Cell]], order: np.ndarray, note: str, most: int = CLASSES_SHOWN
     ) -> None:
         """Print a table by its columns, in the file's order; of more than `most` rows the first of an order."""
         self.heading(title)
@@ -139,7 +140,7 @@ def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
     return headings, rows
 
 
-def table_of(headings: Sequence[str], rows: Iterable[Iterable[str | Text]], title: str = "", **look: Any) -> Table:
+def table_of(headings: Sequence[str], rows: Iterable[Iterable[Cell]], title: str = "", **look: Any) -> Table:
     """Return a table; headings with ">" are of numbers, and without any there is no line. Texts are shown as is."""
     found = Table(title=Text(title) if title else None, show_header=any(headings), **look or RULED)
     for heading in headings:

@@ -13,10 +13,10 @@ from fedskew.cli.options import SkipBroken, TrustCode
 from fedskew.cli.page import BARE, RULED, AsJson, Console, check_apart, print_json, table_of, write_csv
 from fedskew.cli.target import HeldOutData, mix_values, print_mix, sentences, unlabelled_samples
 from fedskew.errors import ArgumentError, DataError, FedskewError, RunError, placed
+from fedskew.sheets import FloatArray
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from fedskew import TrainedModel
@@ -139,27 +139,25 @@ def predict(
         console.say(f"Every probability: {csv_path}")
 
 
-def _answer(model: TrainedModel, label: int, line: NDArray[np.float64]) -> str:
+def _answer(model: TrainedModel, label: int, line: FloatArray) -> str:
     """Return a sample's class; of several labels those that are likelier than not, apart by bars."""
     if not model.info.multi_label:
         return model.classes[label]
     return "|".join(name for name, share in zip(model.classes, line, strict=True) if share >= 0.5)
 
 
-def _likeliest(model: TrainedModel, first: int, line: NDArray[np.float64]) -> list[str]:
+def _likeliest(model: TrainedModel, first: int, line: FloatArray) -> list[str]:
     """Return a sample's class, or its likeliest label, with its probability, and the likeliest other."""
     others = [at for at in np.argsort(-line, kind="stable").tolist() if at != first]
     second = f"{model.classes[others[0]]} {line[others[0]]:.1%}" if others else ""
     return [model.classes[first], f"{line[first]:.1%}", second]
 
 
-def _predicted(
-    model: TrainedModel, images: list[Path], skip_broken: bool
-) -> tuple[list[str], NDArray[np.float64], int]:
+def _predicted(model: TrainedModel, images: list[Path], skip_broken: bool) -> tuple[list[str], FloatArray, int]:
     """Return the names of samples, their probabilities `(samples, classes)`, and how many images were resized."""
     from fedskew import data
 
-    parts: list[NDArray[np.float64]] = []
+    parts: list[FloatArray] = []
     names, resized = list[str](), 0
     for some in data.unlabelled(images, model.in_shape, model.info.window, skip_broken, model.encoder):
         with placed(f"{some.names[0]}: ", DataError):

@@ -70,8 +70,7 @@ def site(
 
     look, console = Look.at(check, agreement), Console(highlight=False)
     data = look.data
-    for note in ServerCheck.of_site(check):
-        console.say(f"note: {note}", style="yellow")
+    console.warn(ServerCheck.of_site(check))
     if not data.is_unlabelled:
         console.print(_samples(data, look.agreement))
     if data.unlabelled is not None:

@@ -15,10 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.data._dataset import Arrays, Dataset, names_clients
+from fedskew.data._dataset import Arrays, Dataset, IntArray, names_clients
 from fedskew.data._images import of_bytes
 from fedskew.data.published import DIGITS, Source
 from fedskew.errors import ArgumentError
@@ -134,9 +133,7 @@ def fedvls_mnist(
     return of_bytes("fedvls_mnist", arrays, DIGITS, ((0.5,), (0.5,)), clients=owner, client_names=names)
 
 
-def _owners(
-    labels: NDArray[np.int64], beta: float, clients: int, smallest: int, rng: np.random.RandomState
-) -> NDArray[np.int64]:
+def _owners(labels: IntArray, beta: float, clients: int, smallest: int, rng: np.random.RandomState) -> IntArray:
     """Return the client of each image, drawn as the code draws it."""
     fair = len(labels) / clients
     for _ in range(_MOST_TRIES):

@@ -149,8 +149,7 @@ class Dataset:
         window: What is black and white in pictures of more than 8 bits: `(low, high)` of a user, the `(white,)` that
             was found, or nothing.
         skipped: What could not be read and was left out, each with its reason.
-        encoder: What made inputs of samples as they are in files, in their own units; None: nothing that a model could
-            use again.
+        encoder: What made inputs of samples as they are in files, in their own units; None: nothing that is kept.
         multi_label: Whether a sample may have several of the classes, or none; at most 62 then, and targets hold the
             class of id k as the bit of value 2 ** k.
     """

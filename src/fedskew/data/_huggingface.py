@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedskew.data._dataset import Dataset, names_clients
-from fedskew.data._images import Picture, opened, read_pictures
+from fedskew.data._dataset import Dataset, IntArray, names_clients
+from fedskew.data._images import Picture, Size, opened, read_pictures
 from fedskew.data._labels import Label, Missing, of_columns, prepared
 from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
 from fedskew.data._schema import Column, Encoder, TableSchema
@@ -38,7 +37,7 @@ def from_huggingface(
     client: str | None = None,
     test: str = "test",
     test_share: float = 0.2,
-    size: int | tuple[int, int] | None = None,
+    size: Size = None,
     vocabulary_size: int = 98_635,
     length: int = 200,
     window: tuple[float, ...] = (),
@@ -133,7 +132,7 @@ def from_huggingface(
     return assembled("huggingface", *samples, numbered=numbered, where="table", **more)
 
 
-def _select(table: Table, rows: NDArray[np.int64]) -> Table:
+def _select(table: Table, rows: IntArray) -> Table:
     return table if len(rows) == len(table) else table.select(rows)
 
 

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from fedskew.data._dataset import Dataset, names_clients
+from fedskew.data._dataset import Dataset, FloatArray, names_clients
 from fedskew.data.published import IMAGENET, ImageFiles, Rows, Source
 from fedskew.errors import ArgumentError
 
@@ -43,10 +42,10 @@ def _dataset(
     )
 
 
-def _label_mix(rows: Rows, classes: int) -> NDArray[np.float64]:
+def _label_mix(rows: Rows, classes: int) -> FloatArray:
     """Return the share of each class, `(classes,)`."""
     counts = np.bincount([label for _, label, _ in rows], minlength=classes).astype(np.float64)
-    mix: NDArray[np.float64] = counts / max(counts.sum(), 1.0)
+    mix: FloatArray = counts / max(counts.sum(), 1.0)
     return mix
 
 

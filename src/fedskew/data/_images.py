@@ -33,6 +33,7 @@ Picture = tuple[str, Callable[[], AbstractContextManager[Any]]]
 """An image by its place, for messages, and what opens it."""
 
 Window = tuple[float, ...]
+Size = int | tuple[int, int] | None
 
 _GREY = {"1", "L", "LA", "La"}
 _DEEP = {"I", "I;16", "I;16L", "I;16B", "I;16N", "F"}
@@ -74,7 +75,7 @@ def is_grey(mode: str) -> bool:
     return mode in _GREY | _DEEP
 
 
-def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def sides(size: Size) -> tuple[int, int] | None:
     """Return (height, width) from the option `size`: a side, or both."""
     if size is None:
         return None
@@ -102,10 +103,7 @@ class Pictures(NamedTuple):
 
 
 def read_pictures(
-    parts: Sequence[Sequence[Picture]],
-    size: int | tuple[int, int] | None,
-    window: Window = (),
-    skip_broken: bool = False,
+    parts: Sequence[Sequence[Picture]], size: Size, window: Window = (), skip_broken: bool = False
 ) -> Pictures:
     """Decode the images of some parts as values in [0, 1], (1 or 3 channels, height, width), grey if all are; of one
     size, unless a `size`, a side or (height, width), is wanted."""

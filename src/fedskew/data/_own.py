@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import findings
-from fedskew.data._dataset import Dataset, names_clients
+from fedskew.data._dataset import Dataset, IntArray, names_clients
 from fedskew.data._labels import Label, Missing, Place, by_number, of_table, prepared, strata
 from fedskew.data._propose import identifiers
 from fedskew.data._schema import Column, Encoder, Kind, TableSchema
@@ -38,12 +38,12 @@ class RawSamples:
     clients: Sequence[str] | None = None
     place: Place = by_number
 
-    def take(self, rows: NDArray[np.int64]) -> "RawSamples":
+    def take(self, rows: IntArray) -> "RawSamples":
         """Copy some samples."""
         clients = None if self.clients is None else [self.clients[row] for row in rows]
         return RawSamples(self.inputs[torch.from_numpy(rows)], [self.labels[row] for row in rows], clients)
 
-    def labelled(self, rows: NDArray[np.int64], labels: Sequence[Label]) -> "RawSamples":
+    def labelled(self, rows: IntArray, labels: Sequence[Label]) -> "RawSamples":
         """Return these samples, all or some, with other labels."""
         return replace(self if len(rows) == len(self.labels) else self.take(rows), labels=labels)
 
@@ -116,9 +116,7 @@ def assembled(
     )
 
 
-def hold_out(
-    labels: Sequence[Label], share: float, rng: np.random.Generator | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out(labels: Sequence[Label], share: float, rng: np.random.Generator | None) -> tuple[IntArray, IntArray]:
     """Draw rows to hold out, `share` of every class but never all of it; return the others and these, ascending."""
     if rng is None:
         raise ArgumentError("rng: this data has no test part, so one is drawn; pass a numpy Generator")
@@ -161,7 +159,7 @@ def ordered(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _ids(values: Sequence[Label], names: tuple[str, ...]) -> NDArray[np.int64]:
+def _ids(values: Sequence[Label], names: tuple[str, ...]) -> IntArray:
     """Return ids of names; of several names their bits, see `Dataset.multi_label`."""
     number = {name: index for index, name in enumerate(names)}
     found = [number[value] if isinstance(value, str) else sum(1 << number[name] for name in value) for value in values]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedskew.data._dataset import Inputs
+from fedskew.data._dataset import Inputs, IntArray
 from fedskew.files import locked, replacing, writing
 
 MOST_BYTES = 1 << 32
@@ -36,9 +35,7 @@ class Features:
         place: A folder whose files stay, and are used where they are there: its name stands for samples and body.
     """
 
-    def __init__(
-        self, inputs: Inputs, body: nn.Module, groups: Sequence[NDArray[np.int64]], place: Path | None = None
-    ) -> None:
+    def __init__(self, inputs: Inputs, body: nn.Module, groups: Sequence[IntArray], place: Path | None = None) -> None:
         self._inputs, self._body = inputs, body
         rest = np.setdiff1d(np.arange(len(inputs)), np.concatenate([*groups, np.empty(0, np.int64)]))
         groups = [*groups, *np.split(rest, range(_ROWS, len(rest), _ROWS))]
@@ -104,6 +101,6 @@ class Features:
         return self
 
     @torch.no_grad()
-    def _outputs(self, rows: NDArray[np.int64]) -> Tensor:
+    def _outputs(self, rows: IntArray) -> Tensor:
         outputs: Tensor = self._body.eval()(self._inputs.index_select(0, torch.from_numpy(rows).to(self.device)))
         return outputs

@@ -424,7 +424,7 @@ class Agreement(BaseModel):
             unknown["pooled"] = "is computed from label counts, which this federation withholds"
             hidden = self.label_counts in ("withheld", "summed")
             known = {} if hidden else {"pooled": np.ones(classes)}  # not known yet
-            target_mix(config.target.mix, classes, known, unknown)
+            target_mix(config.target.mix, classes, known, unknown, "target.mix")
         if self.label_counts != "exact":
             _check_private(self, method)
 
@@ -575,8 +575,7 @@ def _check_private(agreement: Agreement, method: methods.Method) -> None:
 
 
 def method_of(config: Config, agreement: Agreement) -> methods.Method:
-    """Make the method of real sites, whose number it knows; where a personal model takes a calibration, with that
-    finish."""
+    """Make the method of real sites, whose number it knows; with a calibration where a personal model takes one."""
     method = methods.build(config.method, config.training.momentum)
     if agreement.multi_label:
         method = methods.for_findings(method)

@@ -20,6 +20,7 @@ from fedskew.errors import FedskewError
 from fedskew.models import FlatModel, ModelState
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 AnyArray = NDArray[np.generic]
 Record = ArrayRecord | MetricRecord | ConfigRecord
 
@@ -132,9 +133,7 @@ PACKED = "fedskew-packed"
 
 def pack(content: RecordDict) -> RecordDict:
     """Return a message with the arrays of each record as one, as Flower sends each array by requests of its own."""
-    return RecordDict(
-        {key: _pack(record) if isinstance(record, ArrayRecord) else record for key, record in content.items()}
-    )
+    return RecordDict({key: _pack(part) if isinstance(part, ArrayRecord) else part for key, part in content.items()})
 
 
 def _pack(record: ArrayRecord) -> ArrayRecord:

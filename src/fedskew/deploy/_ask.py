@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -22,6 +22,8 @@ LEEWAY = 60.0
 
 SILENT = "no reply in time"
 T = TypeVar("T")
+Contents: TypeAlias = Mapping[int, RecordDict]
+Read: TypeAlias = Callable[[RecordDict, int], T]
 
 
 class Arrivals(NamedTuple):
@@ -31,7 +33,7 @@ class Arrivals(NamedTuple):
     failed: dict[int, str]
     silent: tuple[int, ...] = ()
 
-    def read(self, read: Callable[[RecordDict, int], T], about: str, names: Sequence[str]) -> "Replies[T]":
+    def read(self, read: Read[T], about: str, names: Sequence[str]) -> "Replies[T]":
         """Read each reply; `read` raises RefusedError where it can't be used. Log whose are missing, and why."""
         replies: Replies[T] = Replies({}, self.failed, {}, set(self.silent))
         for client, content in self.contents.items():
@@ -118,8 +120,8 @@ class Members:
     def ask(
         self,
         kind: str,
-        contents: Mapping[int, RecordDict],
-        read: Callable[[RecordDict, int], T],
+        contents: Contents,
+        read: Read[T],
         about: str,
         timeout: float | None = None,
         in_round: bool = True,
@@ -144,12 +146,7 @@ class Members:
 
 
 def exchange(
-    grid: Grid,
-    nodes: Mapping[int, int],
-    questions: Mapping[int, RecordDict],
-    message_type: str,
-    timeout: float,
-    group: str = "",
+    grid: Grid, nodes: Mapping[int, int], questions: Contents, message_type: str, timeout: float, group: str = ""
 ) -> Arrivals:
     """Send a message to each of several clients' nodes, and wait until all replied or the timeout has passed.
 

@@ -115,8 +115,7 @@ def client_app(
 
     Under a stock Flower strategy such as FedAvg it supports any objective that needs only the model from the server;
     replies contain `arrays` and `num-examples`. Under `fedskew.deploy.strategy` it supports every method that does not
-    change the network (as MOON does). If a message does not fit, the reply is an error, and the site's own log gives
-    the reason.
+    change the network (as MOON does). If a message does not fit, the reply is an error; the site's own log says why.
 
     Args:
         model: A network, or a function that makes one; the function is called once per message.

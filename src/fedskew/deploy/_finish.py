@@ -51,8 +51,7 @@ class _AnewError(FedskewError):
 @dataclass(frozen=True)
 class SiteFinisher:
     """Finishes models by asking the sites (see `experiment.Finisher`), the same ones all questions: where one stops
-    answering, or answers what can't be true, it begins anew without it. `target` is the label mix that the server
-    knows, if it does."""
+    answering, or answers what can't be true, it begins anew without it. `target` is the mix that the server knows."""
 
     plan: Plan
     sites: Sites

@@ -110,8 +110,7 @@ class Masks:
         return asked
 
     def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
-        """Keep an update until the next round; RunError where it is not finite. Of one `training` updates are the
-        same."""
+        """Keep an update until the next round; RunError if it is not finite. Of one `training` updates are the same."""
         parts = {
             **{name: getattr(update, name) for name in ("change", "norm", "buffers", "integers")},
             **{name: torch.tensor(getattr(update, name), dtype=torch.float64) for name in ("steps", "loss")},

@@ -255,7 +255,7 @@ class Plan:
             return read_target(target, self.agreement.classes)
         if self.estimation is not None:
             return None
-        return target_mix(self.config.target.mix, counts.shape[1], {"pooled": counts.sum(axis=0)}, {})
+        return target_mix(self.config.target.mix, counts.shape[1], {"pooled": counts.sum(axis=0)}, {}, "target.mix")
 
     def federation(
         self,
@@ -266,9 +266,8 @@ class Plan:
         announced: Mapping[str, FloatArray] | None = None,
         sizes: FloatArray | None = None,
     ) -> Federation:
-        """Make what plays the rounds; ConfigError where the method does not fit so many sites, their counts or the
-        `mix`. `announced` is what sums of label counts tell all sites; `sizes` are samples where these have several
-        labels."""
+        """Make what plays the rounds; ConfigError where the method does not fit so many sites, their counts or `mix`.
+        `announced` is what sums of label counts tell; `sizes` are samples where these have several labels."""
         training, told = self.config.training, None if announced is None else dict(announced)
         codec = FixedPoint(self.protection, told) if self.is_masked else Floats()
         if self.method.finish is not None:

@@ -23,8 +23,7 @@ Schwarz, and SGD at a stable learning rate by a small multiple of it, whatever t
 the loss of a model that knows nothing. a is the number of gradients that the steps amount to (`fedskew.hooks`). Where
 Adam takes the steps, each moves a parameter by lr or so, and the flow is lr steps sqrt(parameters).
 
-The steps of a length are those that a site tells, but at most four times what the median site takes, as it would buy
-length by told samples.
+The steps of a length are those that a site tells, at most four times the median site's: told samples would buy length.
 
 However many sites are known and however little they still move, no reference of a length is below 0.3 times the flow: a
 site that joins late, or whose samples the model does not know yet, has as far to go as all had in the first round.

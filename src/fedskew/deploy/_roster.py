@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import Agreement
-from fedskew.deploy._arrays import FloatArray, RefusedError
+from fedskew.deploy._arrays import FloatArray, IntArray, RefusedError
 from fedskew.deploy._ask import PAUSE, Members
 from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._replies import MOST_SAMPLES, check_counts, check_only_samples, only
@@ -85,7 +84,7 @@ class Roster:
         return self._agreement.label_counts == "summed"
 
     @property
-    def shown(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    def shown(self) -> tuple[tuple[str, ...], IntArray]:
         """Class names and label counts for a run's report; a single class if labels are withheld."""
         counts, agreement = self.counts, self._agreement
         if agreement.label_counts in ("withheld", "summed") and not agreement.evaluates:

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.deploy import _replies
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._arrays import COUNTER, VARIANCE, ArraySpec, FloatArray
+from fedskew.deploy._arrays import COUNTER, VARIANCE, ArraySpec, FloatArray, IntArray
 from fedskew.deploy._ask import Members
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import LEEWAY, Plan
@@ -37,7 +36,7 @@ class Evaluations(NamedTuple):
 
     valid: dict[int, _replies.SiteEvaluation]
     missing: dict[int, str]
-    cells: NDArray[np.int64] | str = ""
+    cells: IntArray | str = ""
 
 
 @dataclass
@@ -178,7 +177,7 @@ class Sites(Backend):
             asked = (table if client < sites else {}) | ({wire.CELLS: bins} if client == place else {})
             contents[client] = _question(round, arrays, asked)
 
-        def read(reply: RecordDict, client: int) -> tuple[_replies.SiteEvaluation | None, NDArray[np.int64] | None]:
+        def read(reply: RecordDict, client: int) -> tuple[_replies.SiteEvaluation | None, IntArray | None]:
             cells = _replies.check_cells(reply, classes, bins, round) if client == place else None
             if client >= sites:
                 return None, cells

@@ -5,7 +5,7 @@ import dataclasses
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,7 +23,7 @@ from fedskew import components
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._agreement import needs_label_counts
 from fedskew.deploy._arrays import ArraysLayout, FloatArray, ModelLayout, RefusedError, Specs, decode, short
-from fedskew.deploy._ask import Arrivals, Replies, T, error_line, exchange
+from fedskew.deploy._ask import Arrivals, Contents, Read, Replies, T, error_line, exchange
 from fedskew.deploy._client import as_method
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import returned_by
@@ -64,8 +64,7 @@ class MethodStrategy(Strategy):
 
     Args:
         method: A preset's name, the tables of a config's `[method]`, or a `Method`.
-        model: The network. It is needed if the method sends more than the model, and to treat buffers differently from
-            parameters.
+        model: The network. It is needed if the method sends more than the model, and to treat buffers by themselves.
         target: Target label mix, shape `(classes,)`.
         participation: Share of the clients that train in each round.
         epochs: Local epochs of clients made by `client_app`.
@@ -275,11 +274,11 @@ class MethodStrategy(Strategy):
         online = set(grid.get_node_ids())
         return [client for client, node in enumerate(self._nodes) if node in online]
 
-    def _ask(self, contents: Mapping[int, RecordDict], kind: str) -> list[Message]:
+    def _ask(self, contents: Contents, kind: str) -> list[Message]:
         self._asked = {client: Message(content, self._nodes[client], kind) for client, content in contents.items()}
         return list(self._asked.values())
 
-    def _answers(self, about: str, replies: Iterable[Message], read: Callable[[RecordDict, int], T]) -> Replies[T]:
+    def _answers(self, about: str, replies: Iterable[Message], read: Read[T]) -> Replies[T]:
         """Read replies by client; refuse those of nodes that were sent no message, and second ones."""
         # Built only now, since a message gets its id when it is sent.
         clients = {message.metadata.message_id: client for client, message in self._asked.items()}

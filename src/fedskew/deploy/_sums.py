@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedskew.deploy import _wire as wire
 from fedskew.deploy._arrays import ArraySpec, FloatArray, RefusedError, Specs, decode, encode, short
-from fedskew.deploy._ask import PAUSE, Members, Replies, T
+from fedskew.deploy._ask import PAUSE, Contents, Members, Read, Replies, T
 from fedskew.deploy._log import LOG
 from fedskew.deploy._plan import Plan
 from fedskew.deploy._replies import arrays_of, figures_of
@@ -58,9 +58,7 @@ class MaskedSums:
     least: int
     limit: float
 
-    def take(
-        self, purpose: str, round: int, contents: Mapping[int, RecordDict], specs: Specs, weigh: Weigh | None = None
-    ) -> Taken:
+    def take(self, purpose: str, round: int, contents: Contents, specs: Specs, weigh: Weigh | None = None) -> Taken:
         """Ask sites for masked integers, once more without those that don't answer, and then once to open their sum.
         Where one does not, or a server that was killed plays a round again that sites have opened, the sum is lost, as
         a second one would tell the difference. The purpose is also Flower's type of the first message; `specs` are the
@@ -88,13 +86,7 @@ class MaskedSums:
         return taken
 
     def ask(
-        self,
-        kind: str,
-        asked: wire.SumAsked,
-        about: str,
-        questions: Mapping[int, RecordDict],
-        specs: Specs,
-        taken: Taken,
+        self, kind: str, asked: wire.SumAsked, about: str, questions: Contents, specs: Specs, taken: Taken
     ) -> dict[int, Masked]:
         """Ask sites for masked integers; return the valid answers, whose masks fit each other."""
         for content in questions.values():
@@ -152,14 +144,7 @@ class MaskedSums:
                 LOG.warning("%s: no answer of %s: refused: %s", _about(asked), names[client], why)
         return there
 
-    def _ask(
-        self,
-        kind: str,
-        questions: Mapping[int, RecordDict],
-        read: Callable[[RecordDict, int], T],
-        asked: wire.SumAsked,
-        taken: Taken,
-    ) -> dict[int, T]:
+    def _ask(self, kind: str, questions: Contents, read: Read[T], asked: wire.SumAsked, taken: Taken) -> dict[int, T]:
         replies = self.members.ask(kind, questions, read, _about(asked))
         taken.replies.failed.update(replies.failed)
         taken.replies.refused.update(replies.refused)

@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from fedskew.deploy._arrays import FloatArray, IntArray
 from fedskew.engine import ServerState
 from fedskew.errors import RunError
 from fedskew.files import write_text
-
-IntArray = NDArray[np.int64]
 
 FILE = "operator.json"
 LONGEST_SKIP = 64
@@ -48,11 +46,11 @@ class Watch:
 
     good: IntArray
     undone: IntArray
-    best: NDArray[np.float64]
+    best: FloatArray
     left_out: IntArray
     since: IntArray
     counted: IntArray
-    lengths: NDArray[np.float64]
+    lengths: FloatArray
     misses: IntArray
     resumes: IntArray
 
@@ -116,7 +114,7 @@ class Watch:
 
 
 def ruined(
-    losses: Mapping[int, float], best: NDArray[np.float64], limit: float, chance: float, evaluated: bool = True
+    losses: Mapping[int, float], best: FloatArray, limit: float, chance: float, evaluated: bool = True
 ) -> str | None:
     """Say why a model is to be taken as ruined, by its losses at sites, infinite where not finite; None if it isn't.
     Each site's loss is compared with its own lowest so far (`best`, infinite if it has none), as sites hold other
@@ -138,7 +136,7 @@ def ruined(
     return None
 
 
-def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: NDArray[np.float64]) -> list[int]:
+def to_leave_out(suspects: Collection[int], active: Collection[int], lengths: FloatArray) -> list[int]:
     """Choose the sites to leave out after a round that was undone: all suspects if at least half of the `active` sites
     remain, else the one whose update is the longest, unless it is the only site."""
     suspects = sorted(set(suspects) & set(active))

@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import numpy as np
 import pydantic
 import tomli_w
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedskew import __version__
@@ -29,6 +27,7 @@ from fedskew.errors import ConfigError, RunError
 from fedskew.files import write_text
 from fedskew.labels import SENSITIVITY
 from fedskew.parameters import Count, Positive, first_mistake
+from fedskew.sheets import FloatArray
 from fedskew.sums import SumContext
 from fedskew.trees import read_tree
 
@@ -97,7 +96,7 @@ class CountsRequest(NamedTuple):
         """The budget of this release, and of no other."""
         return Budget(self.epsilon or 0.0, self.epsilon or 0.0, self.neighbours)
 
-    def plain(self, counts: NDArray[np.float64]) -> list[float]:
+    def plain(self, counts: FloatArray) -> list[float]:
         """Return exact counts, or the number of samples."""
         samples = counts[-1] if ALL in self.classes else counts.sum()
         return [float(samples)] if self.label_counts == "withheld" else counts.astype(float).tolist()
@@ -127,7 +126,7 @@ class Release(BaseModel):
     data: str = ""
 
     @classmethod
-    def of(cls, request: CountsRequest, counts: NDArray[np.float64], released: list[float], data: str = "") -> Release:
+    def of(cls, request: CountsRequest, counts: FloatArray, released: list[float], data: str = "") -> Release:
         """Make the release that answers a request with these numbers."""
         noisy = request.label_counts == "noisy"
         return cls(
@@ -148,7 +147,7 @@ class Release(BaseModel):
         released = dict(zip(self.classes, self.released, strict=True))
         return [released.get(name, 0.0) for name in classes]
 
-    def has(self, classes: Sequence[str], counts: NDArray[np.float64]) -> bool:
+    def has(self, classes: Sequence[str], counts: FloatArray) -> bool:
         """Return whether this release holds exactly these counts."""
         before = {name: count for name, count in zip(self.classes, self.exact, strict=True) if count}
         return before == {name: int(count) for name, count in zip(classes, counts, strict=True) if count}
@@ -172,7 +171,7 @@ class Releases(tuple[Release, ...]):
         noisy = (release for release in reversed(self) if release.label_counts == "noisy")
         return next((release for release in noisy if set(classes) <= set(release.classes)), None)
 
-    def answering(self, request: CountsRequest, counts: NDArray[np.float64], budget: Budget) -> Release | None:
+    def answering(self, request: CountsRequest, counts: FloatArray, budget: Budget) -> Release | None:
         """Return the release that a query is answered with; None if it takes another one."""
         if request.label_counts == "noisy":
             last = self.covering(request.classes)
@@ -181,7 +180,7 @@ class Releases(tuple[Release, ...]):
         last = next((one for one in reversed(self) if one.label_counts == request.label_counts), None)
         return None if last is None or not last.has(request.classes, counts) else last
 
-    def why_another(self, request: CountsRequest, counts: NDArray[np.float64]) -> str:
+    def why_another(self, request: CountsRequest, counts: FloatArray) -> str:
         """Say why the site should release noisy counts once more; empty if it need not, or has not released any."""
         last = self.covering(request.classes)
         epsilon = None if last is None else last.epsilon_for(request.neighbours)
@@ -224,7 +223,7 @@ def is_too_noisy(epsilon: float, agreed: float) -> bool:
     return epsilon * NOISIEST * ROUNDING < agreed
 
 
-def explain(place: Path, last: Release, request: CountsRequest, counts: NDArray[np.float64]) -> None:
+def explain(place: Path, last: Release, request: CountsRequest, counts: FloatArray) -> None:
     """Log why a query is answered with a release of other data or of another epsilon."""
     is_old, asked = not last.has(request.classes, counts), (request.epsilon, request.neighbours)
     if is_old or asked != (last.epsilon, last.neighbours):

@@ -73,8 +73,7 @@ class Assignment(NamedTuple):
     Attributes:
         epochs: Local epochs; of the last one, a fraction may be trained.
         state: The state that the client kept from its last participation (see `fedskew.hooks`).
-        quota: Number of samples of each class to train on, `(classes,)`; they are drawn anew in this round. None: all
-            samples.
+        quota: Number of samples of each class to train on, `(classes,)`; drawn anew in this round. None: all samples.
         steps: Upper limit on local steps; None: no limit.
         samples: Number of samples that the server expects the client to train on; backends balance their load by it.
     """

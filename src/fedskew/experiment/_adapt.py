@@ -127,8 +127,7 @@ class Adaptation:
         normalised: tuple[bool, bool] = (False, False),
     ) -> Adaptation:
         """Work out the move of a model to a target's label mix, from unlabelled samples of it, and labelled ones, of
-        two classes or more, that the model was not trained on. `normalised`: whether each are (see
-        `TrainedModel.predict`)."""
+        two classes or more, that the model was not trained on. `normalised`: as in `TrainedModel.predict`."""
         theirs = model.logits(target, normalised=normalised[0])
         ours, labels = model.logits(held_out[0], normalised=normalised[1]), np.asarray(held_out[1], dtype=np.int64)
         if not len(theirs):

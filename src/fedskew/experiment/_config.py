@@ -163,8 +163,7 @@ class Config(sections.Section):
         }
 
     def with_method(self, preset: str) -> Config:
-        """Return this config with another method, whose name is added to its own, and without `tune` for a key of the
-        method."""
+        """Return this config with another method, added to its name, and without `tune` for a key of the method."""
         tree = self.tree()
         if self.tune is not None and self.tune.key.startswith("method."):
             del tree["tune"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,7 +32,7 @@ from fedskew.experiment._progress import TRACKERS
 from fedskew.experiment._sections import TrainingSection
 from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
-from fedskew.experiment._task import FloatArray, Task, make_task, some_samples
+from fedskew.experiment._task import FloatArray, IntArray, Task, make_task, some_samples
 from fedskew.labels import ClassPairs, SkewReport, privatize
 from fedskew.methods import Method, key_of
 from fedskew.models import FlatModel, ModelState
@@ -314,7 +313,7 @@ def refuses_one(module: nn.Module, sample: Tensor) -> bool:
     return False
 
 
-def check_batches(config: Config, names: Sequence[str], sizes: NDArray[np.int64]) -> None:
+def check_batches(config: Config, names: Sequence[str], sizes: IntArray) -> None:
     """Raise ConfigError where a client has a batch of one sample, for a network that can't be trained on it."""
     training = config.training
     if components.has(methods.build(config.method, training.momentum).selection, "assigns_quotas"):

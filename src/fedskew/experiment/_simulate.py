@@ -87,8 +87,7 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
 
     Where they have the same data set and network, and local training differs in no more than samples, seed and learning
     rate, their clients train as one cohort. Results are those of `simulate` up to rounding; of a config that can't be
-    set up, it is the error that `simulate` raises, and the others train. RunError where training failed in one, which
-    ends all.
+    set up, it is the error that `simulate` raises, and the others train. RunError where training failed in one.
     """
     alike: dict[str, list[int]] = {}
     for at, config in enumerate(configs):

@@ -163,8 +163,7 @@ class FinalLook:
     target: NDArray[np.float64] | None
 
     def decided(self, info: ModelInfo, state: ModelState) -> ModelInfo:
-        """Return a model's notes, with the threshold that validation samples choose for two classes without a
-        target."""
+        """Return a model's notes, with the threshold by validation samples for two classes without a target."""
         if self.scores is None or self.target is not None or len(info.classes) != 2:
             return info
         validation = self.scores(state, True)

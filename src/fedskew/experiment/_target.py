@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import engine, labels, methods, torchrun
@@ -18,7 +17,7 @@ from fedskew.engine.target import EstimatedMix, Estimation, logits_of
 from fedskew.engine.workers import from_the_first
 from fedskew.errors import ArgumentError, ConfigError, placed
 from fedskew.experiment._config import Config
-from fedskew.experiment._task import FloatArray, Task, held_out_data, held_out_rows, some_samples
+from fedskew.experiment._task import FloatArray, IntArray, Task, held_out_data, held_out_rows, some_samples
 from fedskew.finish import Finish, Known, Source
 from fedskew.labels import outcome_table
 from fedskew.models import FlatModel, ModelState
@@ -83,7 +82,7 @@ class TargetWatch:
         try:
             ours = logits_of(self.model.network, data.inputs, rows)
             theirs = logits_of(self.model.network, self.unlabelled)
-            said: NDArray[np.float64] | NDArray[np.int64]
+            said: FloatArray | IntArray
             if estimation.estimator == "em":
                 said = labels.calibrate(ours, true).apply(theirs)
             else:
@@ -103,16 +102,11 @@ class TargetWatch:
         return sorted(order[(before < self._estimation.ask) & (sizes[order] > 0)].tolist())
 
 
-class _Tables(Mapping[int, NDArray[np.float64]]):
+class _Tables(Mapping[int, FloatArray]):
     """Each client's table of outcomes, made when it is asked for: all of them may not fit into memory."""
 
     def __init__(
-        self,
-        clients: list[int],
-        rows: list[NDArray[np.int64]],
-        true: NDArray[np.int64],
-        cells: NDArray[np.int64],
-        estimation: Estimation,
+        self, clients: list[int], rows: list[IntArray], true: IntArray, cells: IntArray, estimation: Estimation
     ) -> None:
         ends = np.cumsum([len(own) for own in rows]).tolist()
         self._places = {
@@ -120,7 +114,7 @@ class _Tables(Mapping[int, NDArray[np.float64]]):
         }
         self._true, self._cells, self._estimation = true, cells, estimation
 
-    def __getitem__(self, client: int) -> NDArray[np.float64]:
+    def __getitem__(self, client: int) -> FloatArray:
         place = self._places[client]
         return outcome_table(self._true[place], self._cells[place], self._estimation.classes, self._estimation.bins)
 
@@ -140,7 +134,7 @@ def make_finisher(config: Config, seed: int, task: Task, model: FlatModel) -> Lo
     if "held_out" in component.asks:
         _check_held_out_classes(task, config.method["finish"]["name"])
 
-    def held_by(some: Sequence[NDArray[np.int64]]) -> list[engine.ClientSamples]:
+    def held_by(some: Sequence[IntArray]) -> list[engine.ClientSamples]:
         unused = np.zeros(dataset.num_classes)  # counts, of which a finish has its own
         return [engine.ClientSamples(dataset.inputs, dataset.targets, own, unused) for own in some if len(own)]
 
@@ -182,14 +176,13 @@ def _check_held_out_classes(task: Task, name: str) -> None:
 @dataclass(frozen=True)
 class LocalFinisher:
     """Finishes models on this machine (see `Finisher`); ConfigError where the component can't do that here. `holders`
-    are samples by kind; the last layer is found by `samples`; `target` is the mix that the server knows, or
-    estimates."""
+    are samples by kind; the last layer is found by `samples`; `target` is the mix that is known or estimated."""
 
     component: Finish
     model: FlatModel
     holders: Mapping[Source, Sequence[engine.ClientSamples]]
     samples: Tensor
-    target: NDArray[np.float64] | None
+    target: FloatArray | None
     is_estimated: bool
     seed: int
 

@@ -235,11 +235,7 @@ def _oracle(
 
 
 def target_mix(
-    mix: str | list[float] | None,
-    classes: int,
-    known: Mapping[str, FloatArray],
-    unknown: Mapping[str, str],
-    key: str = "target.mix",
+    mix: str | list[float] | None, classes: int, known: Mapping[str, FloatArray], unknown: Mapping[str, str], key: str
 ) -> FloatArray | None:
     """Return the label mix, `(classes,)`, sum 1, that a key such as `target.mix` stands for; None where it is None.
     `known` are amounts for names that there is a mix for, `unknown` why there is none for others (ConfigError)."""

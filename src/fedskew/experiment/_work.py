@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedskew import components, data, engine, metrics, models, own_code
@@ -18,7 +17,7 @@ from fedskew.engine.contracts import adapting, checked_private, hooked
 from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, ConfigError, DataError, in_one_line, placed
 from fedskew.experiment._config import Config
-from fedskew.experiment._task import Task
+from fedskew.experiment._task import FloatArray, Task
 from fedskew.files import file_hash
 from fedskew.methods import Method
 from fedskew.models import FlatModel, ModelState
@@ -31,9 +30,11 @@ from fedskew.personal import Names, Personal
 from fedskew.privacy import Protection, UpdateNoise
 from fedskew.randomness import Purpose, stream_key
 
+Shape = tuple[int, ...]
+
 
 def make_network(
-    config: Config, seed: int, method: Method, num_classes: int, in_shape: tuple[int, ...], some: Tensor | None = None
+    config: Config, seed: int, method: Method, num_classes: int, in_shape: Shape, some: Tensor | None = None
 ) -> nn.Module:
     """Build the untrained network on the CPU; ConfigError where it can't be, or does not go with data or method. A
     network of the user's own is tried on `some` samples. PyTorch's global generator is left as it was."""
@@ -57,7 +58,7 @@ def make_work(
     mean: tuple[float, ...],
     std: tuple[float, ...],
     classes: int,
-    counts: NDArray[np.float64] | None = None,
+    counts: FloatArray | None = None,
     size: float | None = None,
 ) -> engine.LocalWork:
     """Build the local training of a config; ConfigError where the network lacks layers that clients are to keep.
@@ -84,9 +85,7 @@ def make_work(
     )
 
 
-def _class_weights(
-    config: Config, classes: int, counts: NDArray[np.float64] | None, size: float | None
-) -> tuple[float, ...]:
+def _class_weights(config: Config, classes: int, counts: FloatArray | None, size: float | None) -> tuple[float, ...]:
     """Return what a sample of each class counts for; balanced as scikit-learn has it, n / (classes held x n_c).
 
     Of several labels a sample, what having each label counts for; balanced (n - n_c) / n_c, and 1 where that is none.
@@ -148,9 +147,7 @@ def make_protection(config: Config, model: FlatModel, clients: int) -> Protectio
     return Protection(noise, section.epsilon, section.delta)
 
 
-def _network(
-    config: Config, seed: int, num_classes: int, in_shape: tuple[int, ...], samples: Tensor | None
-) -> nn.Module:
+def _network(config: Config, seed: int, num_classes: int, in_shape: Shape, samples: Tensor | None) -> nn.Module:
     source = config.model.name.partition(":")[0] in own_code.SOURCES
     make = None if source else components.find(models.INDEX, config.model.name, "model.name")
     options, key = config.model.parameters, stream_key(seed, Purpose.MODEL_INIT)
@@ -184,7 +181,7 @@ def _network(
     return module
 
 
-def _of_source(config: Config, num_classes: int, in_shape: tuple[int, ...], samples: Tensor | None) -> nn.Module:
+def _of_source(config: Config, num_classes: int, in_shape: Shape, samples: Tensor | None) -> nn.Module:
     """Make a network of another package; texts are for transformers alone."""
     section, options = config.model, config.model.parameters
     if section.architecture is not None:
@@ -196,9 +193,7 @@ def _of_source(config: Config, num_classes: int, in_shape: tuple[int, ...], samp
         return from_source(section.name, num_classes, in_shape, options)
 
 
-def _prepared(
-    config: Config, seed: int, module: nn.Module, in_shape: tuple[int, ...], samples: Tensor | None
-) -> nn.Module:
+def _prepared(config: Config, seed: int, module: nn.Module, in_shape: Shape, samples: Tensor | None) -> nn.Module:
     """Give a network the weights of a config's file, and freeze what the config names."""
     section, weights, drawn = config.model, config.model.weights, list[str]()
     try:
@@ -256,8 +251,8 @@ class LocalEvaluator:
     test: LabelledData
     validation: LabelledData | None
     classes: int
-    target: NDArray[np.float64] | None
-    chosen_by: NDArray[np.float64] | None
+    target: FloatArray | None
+    chosen_by: FloatArray | None
     backend: engine.Backend | None = None
     multi_label: bool = False
 
@@ -283,7 +278,7 @@ class LocalEvaluator:
         found = None if self.backend is None else self.backend.predict(state, *of_all)
         return engine.predict(self.model.network, *of_all) if found is None else found
 
-    def _evaluate(self, state: ModelState, data: LabelledData, target: NDArray[np.float64] | None) -> engine.Evaluation:
+    def _evaluate(self, state: ModelState, data: LabelledData, target: FloatArray | None) -> engine.Evaluation:
         if self.multi_label:
             return engine.predict_findings(self.model.network, data.inputs, data.targets)
         found = self._predicted(state, data)
@@ -297,7 +292,7 @@ class ClientEvaluations:
 
     config: Config
     test: LabelledData
-    counts: NDArray[np.float64]
+    counts: FloatArray
 
     def __call__(self, round: int, client: int, module: nn.Module) -> engine.ClientEvaluation | None:
         """Evaluate one client's model; None in a round without evaluation."""
@@ -312,7 +307,7 @@ class ClientEvaluations:
         return engine.ClientEvaluation(client, engine.plain(accuracy), confusion.tolist(), majority, minority, vacant)
 
 
-def _mean_known(values: NDArray[np.float64]) -> float | None:
+def _mean_known(values: FloatArray) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None
 

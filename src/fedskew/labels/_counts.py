@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, placed
-from fedskew.labels._csv import lists_samples, read_counts, read_own, read_shares, write_counts
+from fedskew.labels._csv import Form, Totals, lists_samples, read_counts, read_own, read_shares, write_counts
+from fedskew.sheets import Decimal
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -107,8 +108,8 @@ class LabelCounts:
         path: str | Path,
         *,
         client: str | None = None,
-        decimal: Literal[".", ","] | None = None,
-        totals: Literal["drop", "keep"] | None = None,
+        decimal: Decimal | None = None,
+        totals: Totals | None = None,
     ) -> LabelCounts:
         """Read a table of counts, wide (a column `client`, and one for each class) or long (client, class, count).
 
@@ -127,13 +128,12 @@ class LabelCounts:
 
     @staticmethod
     def read_own(
-        path: str | Path, classes: Sequence[str], *, client: str | None = None, decimal: Literal[".", ","] | None = None
+        path: str | Path, classes: Sequence[str], *, client: str | None = None, decimal: Decimal | None = None
     ) -> FloatArray:
         """Read one client's counts in the order of `classes`, `(classes,)`; 0 for a class that the file does not name.
 
         The file is a table as `read_csv` takes it, of which `client` names the row, or has the columns `class` and
-        `count`, or one row of counts under a header of class names; whole numbers stand for class ids where names are
-        words.
+        `count`, or one row of counts under a header of class names; whole numbers are class ids where names are words.
         """
         return np.array(read_own(Path(path), classes, client, decimal))
 
@@ -159,7 +159,7 @@ class LabelCounts:
         counts = [[np.count_nonzero(column == value) for value in values] for column in columns]
         return cls(counts, classes=[str(value) for value in seen] if known is None else list(known))
 
-    def to_csv(self, path: str | Path | TextIO, form: Literal["wide", "long"] = "wide") -> None:
+    def to_csv(self, path: str | Path | TextIO, form: Form = "wide") -> None:
         """Write a file, or to one open for text, from which `read_csv` restores all (with `totals="keep"` in any case).
 
         `form` is "wide", a row per client, or "long", a row per client and class.
@@ -217,7 +217,7 @@ def as_target(target: ArrayLike, classes: int, name: str = "target", written: bo
     return array / total
 
 
-def read_target(path: str | Path, classes: Sequence[str], decimal: Literal[".", ","] | None = None) -> FloatArray:
+def read_target(path: str | Path, classes: Sequence[str], decimal: Decimal | None = None) -> FloatArray:
     """Read a target label mix from a file, comma-separated or as spreadsheets write them (see `LabelCounts.read_csv`).
 
     The file has the columns `class` and `share`, one row per class, or one row of shares under a header of class names.

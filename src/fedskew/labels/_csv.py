@@ -21,6 +21,7 @@ from fedskew.names import CLASS_WORDS, CLIENT_WORDS, COUNT_WORDS, plain, warn_of
 from fedskew.sheets import Decimal, FloatArray, Sheet, decimals, written
 
 Totals: TypeAlias = Literal["drop", "keep"]
+Form: TypeAlias = Literal["wide", "long"]
 
 Table: TypeAlias = tuple[FloatArray, list[str], list[str]]
 """Label counts, client names and class names."""
@@ -65,11 +66,7 @@ def lists_samples(path: Path) -> bool:
 
 
 def write_counts(
-    path: Path | TextIO,
-    counts: FloatArray,
-    clients: Sequence[str],
-    classes: Sequence[str],
-    form: Literal["wide", "long"],
+    path: Path | TextIO, counts: FloatArray, clients: Sequence[str], classes: Sequence[str], form: Form
 ) -> None:
     """Write counts and names in wide or long form; see `LabelCounts.to_csv`."""
     if form not in ("wide", "long"):

@@ -31,8 +31,7 @@ _HALF = 0.5  # of a sample: correction for continuity, as the number of samples 
 @dataclass(frozen=True)
 class FewSamples:
     """What the intervals of a mix from few samples are made of, for classes with held-out samples: their `profiles` by
-    cell, `(classes, cells)`, none empty in all, how many they are of (None: they are known), the target's `shares` by
-    cell."""
+    cell, `(classes, cells)`, none empty in all, how many they are of (None: they are known), the target's `shares`."""
 
     profiles: FloatArray
     sizes: FloatArray | None

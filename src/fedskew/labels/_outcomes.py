@@ -5,9 +5,10 @@ import math
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
+from fedskew.findings import IntArray
 from fedskew.labels._counts import FloatArray, as_amounts
 
 MixMethod: TypeAlias = Literal["gls", "em-cells", "bbse", "em"]
@@ -21,22 +22,20 @@ NEVER = -1e30
 _LEAST_EXPECTED = 5.0
 
 
-def outcome_cells(outputs: FloatArray, edges: ArrayLike = EDGES, logits: bool = False) -> NDArray[np.int64]:
+def outcome_cells(outputs: FloatArray, edges: ArrayLike = EDGES, logits: bool = False) -> IntArray:
     """Return samples' outcome cells, by probabilities or logits, `(samples, classes)`; `edges` divide a class."""
     most = outputs.max(axis=1)
     sure = 1 / np.exp(outputs - most[:, None]).sum(axis=1) if logits else most
     return cells_of(outputs.argmax(axis=1), sure, edges)
 
 
-def cells_of(predicted: NDArray[np.int64], sure: FloatArray, edges: ArrayLike) -> NDArray[np.int64]:
+def cells_of(predicted: IntArray, sure: FloatArray, edges: ArrayLike) -> IntArray:
     """Return the outcome cell of each sample from its predicted class and the probability of that, `(samples,)`."""
     cuts = np.asarray(edges, dtype=np.float64)
     return predicted * (len(cuts) + 1) + np.digitize(sure, cuts)
 
 
-def outcome_table(
-    labels: NDArray[np.int64], cells: NDArray[np.int64], classes: int, bins: int = len(EDGES) + 1
-) -> FloatArray:
+def outcome_table(labels: IntArray, cells: IntArray, classes: int, bins: int = len(EDGES) + 1) -> FloatArray:
     """Count samples by true class and outcome cell, `(classes, classes * bins)`, as `estimate_mix` takes them."""
     number = classes * bins
     counts: FloatArray = np.bincount(labels * number + cells, minlength=classes * number).astype(float)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError
+from fedskew.findings import IntArray
 from fedskew.labels._calibration import calibrate
 from fedskew.labels._counts import FloatArray
 from fedskew.labels._outcomes import EDGES, MixMethod, cells_of, outcome_cells, outcome_table
@@ -152,9 +152,7 @@ def _from_probabilities(
     return _outcomes(classes, true, cells, len(cuts) + 1, (known, true.astype(float)), new)
 
 
-def _outcomes(
-    classes: list[str], true: NDArray[np.int64], cells: list[NDArray[np.int64]], bins: int, *probabilities: Any
-) -> Outcomes:
+def _outcomes(classes: list[str], true: IntArray, cells: list[IntArray], bins: int, *probabilities: Any) -> Outcomes:
     """Count the outcome cells of held-out samples by class, and those of the target."""
     tables = outcome_table(true, cells[0], len(classes), bins)
     totals = np.bincount(cells[1], minlength=len(classes) * bins).astype(float)

@@ -100,8 +100,7 @@ class ClientConsistency:
 
     Attributes:
         hellinger: Hellinger distance sqrt(1 - sum sqrt(p q)), from 0 to 1.
-        emd: Earth mover's distance in ranks, sum |P - Q| of the cumulated shares, from 0 to (classes - 1) / 2; always
-            exact.
+        emd: Earth mover's distance in ranks, sum |P - Q| of cumulated shares, from 0 to (classes - 1) / 2; exact.
         pairs: Number of pairs in the Hellinger mean.
         sampled: Whether they are a sample of all pairs.
     """

@@ -132,7 +132,10 @@ def _entries(table: Table, key: str) -> list[Any]:
 def _complete_term(entry: Any, where: str) -> Table:
     own = _as_table(entry, where, "objective")
     term, component = _with_defaults(_without(own, "weight"), "objective", where)
-    return {"weight": _weight(own.get("weight", default_weight(component)), where), **term}
+    weight = own.get("weight", default_weight(component))
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+        raise ConfigError(f"{where}.weight: expected a finite number, 0 or above, got {weight!r}")
+    return {"weight": float(weight), **term}
 
 
 def _check_dropped(preset: str, brought: Table, own: Table) -> None:
@@ -162,12 +165,6 @@ def _with_defaults(table: Table, slot: str, where: str) -> tuple[Table, Any]:
     component = make_component(PLACES[slot], table, where)
     values = {key: value for key, value in dataclasses.asdict(component).items() if value is not None}
     return {"name": table["name"], **values}, component
-
-
-def _weight(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{where}.weight: expected a finite number, 0 or above, got {value!r}")
-    return float(value)
 
 
 def _with_momentum(update: Any, momentum: float) -> Any:

@@ -52,9 +52,7 @@ class Method:
     def components(self) -> list[tuple[str, Any]]:
         """Return every component with its slot; the objective as its loss and its terms."""
         losses: list[Loss] = [self.objective.loss, *(term for _, term in self.objective.terms)]
-        others = [
-            (slot, getattr(self, slot)) for slot in PLACES if slot != "objective" and getattr(self, slot) is not None
-        ]
+        others = [(slot, part) for slot in PLACES if slot != "objective" and (part := getattr(self, slot)) is not None]
         return [*others, *(("objective", loss) for loss in losses)]
 
 

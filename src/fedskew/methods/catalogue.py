@@ -150,9 +150,7 @@ def _facts(key: Key) -> dict[str, Any]:
     text = text.strip()
     meanings = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", attributes, re.MULTILINE)
     fields: Any = dataclasses.fields(kind)
-    defaults = {
-        field.name: field.default if field.default_factory is MISSING else field.default_factory() for field in fields
-    }
+    defaults = {one.name: one.default if one.default_factory is MISSING else one.default_factory() for one in fields}
     role = getattr(kind, "role", None)
     weight = {"weight": components.default_weight(kind)} if role == "term" else {}
     return {

@@ -47,9 +47,7 @@ def added_to(module: nn.Module) -> str | None:
         return "PyTorch has a hook of all modules"
     if any(isinstance(layer, Draws) for layer in module.modules()):
         return "the network draws by calls such as functional.dropout"
-    own = (
-        f"layer {name!r} has a forward of its own" for name, layer in module.named_modules() if "forward" in vars(layer)
-    )
+    own = (f"layer {name!r} has a forward of its own" for name, one in module.named_modules() if "forward" in vars(one))
     return next((f"{what} has a hook" for what, _ in hooks_of(module)), next(own, None))
 
 

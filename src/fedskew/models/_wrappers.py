@@ -190,8 +190,7 @@ class Concatenated(Network):
         model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
 
     Args:
-        network: A network with a linear layer `head` that turns its features, `(batch, d)`, into its outputs; not
-            changed.
+        network: A network with a linear layer `head` that turns its features, `(batch, d)`, into outputs; kept as is.
         generator: Draws the new head's weights; a fresh generator seeded 0 by default.
 
     Raises:

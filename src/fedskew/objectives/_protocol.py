@@ -20,8 +20,7 @@ class Context(NamedTuple):
     Attributes:
         counts: The client's own label counts, shape `(classes,)`, in the logits' dtype; of a stack of clients
             `(clients, 1, classes)`.
-        teacher: Outputs of the model that the server sent, on the same rows, without gradient; None unless a loss reads
-            them.
+        teacher: Outputs of the model that the server sent, on the same rows, without gradient; None unless it is read.
         previous: The same of the model with which this client's last participation ended.
         broadcast: What the server sent beside the model.
         log: Notes a figure; for a `value` with a parameter `log`.

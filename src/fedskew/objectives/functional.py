@@ -7,7 +7,7 @@ component that each names.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from fedskew.objectives._fpl import CLASSES, FPL, VALUES
 from fedskew.objectives._moon import MOON
 from fedskew.objectives._protocol import Context, Loss
 
+Mask: TypeAlias = Tensor | None
+
 __all__ = [
     "cross_entropy",
     "decoupled_distillation",
@@ -46,54 +48,39 @@ __all__ = [
 ]
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, mask: Mask = None) -> Tensor:
     """Mean cross-entropy (`CrossEntropy`)."""
     return _value(CrossEntropy(), logits, targets, mask)
 
 
 def fedrs(
-    logits: Tensor,
-    targets: Tensor,
-    counts: Tensor,
-    alpha: float = 0.5,
-    graded: bool = False,
-    mask: Tensor | None = None,
+    logits: Tensor, targets: Tensor, counts: Tensor, alpha: float = 0.5, graded: bool = False, mask: Mask = None
 ) -> Tensor:
     """FedRS's restricted cross-entropy (`FedRS`)."""
     return _value(FedRS(alpha, graded), logits, targets, mask, counts)
 
 
 def fedlc(
-    logits: Tensor,
-    targets: Tensor,
-    counts: Tensor,
-    tau: float = 1.0,
-    exclude_target: bool = False,
-    mask: Tensor | None = None,
+    logits: Tensor, targets: Tensor, counts: Tensor, tau: float = 1.0, exclude_target: bool = False, mask: Mask = None
 ) -> Tensor:
     """FedLC's calibrated cross-entropy (`FedLC`); infinite for a target whose count is 0."""
     return _value(FedLC(tau, exclude_target), logits, targets, mask, counts)
 
 
 def fedvls_calibration(
-    logits: Tensor, targets: Tensor, counts: Tensor, prior_eps: float = 1e-9, mask: Tensor | None = None
+    logits: Tensor, targets: Tensor, counts: Tensor, prior_eps: float = 1e-9, mask: Mask = None
 ) -> Tensor:
     """FedVLS's L_cal (`FedVLSCalibration`); infinite for a target whose count is 0 if `prior_eps` is 0."""
     return _value(FedVLSCalibration(prior_eps), logits, targets, mask, counts)
 
 
-def fedvls_distillation(logits: Tensor, teacher_logits: Tensor, counts: Tensor, mask: Tensor | None = None) -> Tensor:
+def fedvls_distillation(logits: Tensor, teacher_logits: Tensor, counts: Tensor, mask: Mask = None) -> Tensor:
     """FedVLS's L_dis (`VacantDistillation`): exactly 0, with zero gradient, with fewer than two vacant classes."""
     return _value(VacantDistillation(), logits, None, mask, counts, teacher_logits=teacher_logits)
 
 
 def fedvls_suppression(
-    logits: Tensor,
-    targets: Tensor,
-    counts: Tensor,
-    form: Form = "official",
-    prior_eps: float = 1e-9,
-    mask: Tensor | None = None,
+    logits: Tensor, targets: Tensor, counts: Tensor, form: Form = "official", prior_eps: float = 1e-9, mask: Mask = None
 ) -> Tensor:
     """FedVLS's L_logit (`Suppression`), unscaled; it couples the rows of a batch."""
     return _value(Suppression(form, prior_eps), logits, targets, mask, counts)
@@ -108,7 +95,7 @@ def fedvls(
     suppression_weight: float = 0.005,
     form: Form = "official",
     prior_eps: float = 1e-9,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """FedVLS's whole loss: the weighted sum of calibration, vacant distillation and suppression."""
     calibration = fedvls_calibration(logits, targets, counts, prior_eps, mask)
@@ -118,30 +105,21 @@ def fedvls(
 
 
 def not_true_distillation(
-    logits: Tensor, targets: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mask: Tensor | None = None
+    logits: Tensor, targets: Tensor, teacher_logits: Tensor, temperature: float = 1.0, mask: Mask = None
 ) -> Tensor:
     """FedNTD's term (`FedNTD`), without cross-entropy."""
     return _value(FedNTD(temperature), logits, targets, mask, teacher_logits=teacher_logits)
 
 
 def label_masking_distillation(
-    logits: Tensor,
-    targets: Tensor,
-    teacher_logits: Tensor,
-    counts: Tensor,
-    temperature: float = 1.0,
-    mask: Tensor | None = None,
+    logits: Tensor, targets: Tensor, teacher_logits: Tensor, counts: Tensor, temperature: float = 1.0, mask: Mask = None
 ) -> Tensor:
     """FedLMD's term (`FedLMD`), without cross-entropy."""
     return _value(FedLMD(temperature), logits, targets, mask, counts, teacher_logits=teacher_logits)
 
 
 def distillation(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    temperature: float = 1.0,
-    classes: Tensor | None = None,
-    mask: Tensor | None = None,
+    logits: Tensor, teacher_logits: Tensor, temperature: float = 1.0, classes: Tensor | None = None, mask: Mask = None
 ) -> Tensor:
     """Divergence from the teacher (`FedKD`), or of some classes (`FedEKD`): ids, 1-D int64, or a mask, `(classes,)`."""
     if classes is None:
@@ -164,30 +142,24 @@ def decoupled_distillation(
     temperature: float = 1.0,
     target_weight: float = 1.0,
     rest_weight: float = 1.0,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """DKD's two terms, weighted (`FedDKD`), without cross-entropy."""
     return _value(FedDKD(temperature, target_weight, rest_weight), logits, targets, mask, teacher_logits=teacher_logits)
 
 
-def moon(
-    z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5, mask: Tensor | None = None
-) -> Tensor:
+def moon(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5, mask: Mask = None) -> Tensor:
     """MOON's term (`MOON`) of outputs of the projection head, `(batch, dim)`: the client's, the sent, the previous."""
     return _value(MOON(temperature), z, None, mask, name="z", z_global=z_global, z_previous=z_previous)
 
 
-def fedmr(features: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+def fedmr(features: Tensor, targets: Tensor, mask: Mask = None) -> Tensor:
     """FedMR's intra-class term (`FedMR`) of `(batch, dim)` features; it couples the rows of a batch."""
     return _value(FedMR(), features, targets, mask, name="features")
 
 
 def fpl(
-    features: Tensor,
-    targets: Tensor,
-    prototypes: Mapping[int, Tensor],
-    temperature: float = 0.02,
-    mask: Tensor | None = None,
+    features: Tensor, targets: Tensor, prototypes: Mapping[int, Tensor], temperature: float = 0.02, mask: Mask = None
 ) -> Tensor:
     """FPL's two terms (`FPL`) of `(batch, dim)` features; `prototypes` are `(count, dim)` by class id."""
     _check_outputs("features", features)
@@ -212,7 +184,7 @@ def _value(
     loss: Loss,
     outputs: Tensor,
     targets: Tensor | None,
-    mask: Tensor | None,
+    mask: Mask,
     counts: Tensor | None = None,
     *,
     name: str = "logits",

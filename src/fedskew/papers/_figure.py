@@ -20,8 +20,7 @@ _PANEL = (3.6, 2.7)  # inches
 
 
 def draw(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]], folder: Path) -> list[Path]:
-    """Write `figure.png` and `figure.svg`, or `figure-a.png` and so on for several parts, but those that were not
-    run."""
+    """Write `figure.png` and `.svg`, or `figure-a.png` and so on for several parts, but those that were not run."""
     files = []
     for letter, part in zip("abcdefgh", recipe.parts, strict=False):
         shown = [(row, seeds) for row, seeds in runs if seeds and part.shows(row.labels)]
@@ -176,11 +175,7 @@ def _numbers(values: Sequence[float | None]) -> FloatArray:
 
 
 def _name(value: str) -> str:
-    names = {
-        "entropy": "cohort label entropy, bits",
-        "drift": "drift diversity",
-        "projection_distance": "projection distance",
-    }
+    names = {"entropy": "cohort label entropy, bits", "drift": "drift diversity"}
     figure = value.rpartition(".")[2]
     text = names.get(figure, figure.replace("_", " "))
     return f"{text}, %" if unit_of(value) else text

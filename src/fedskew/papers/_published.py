@@ -37,8 +37,7 @@ class PublishedTable:
     rows: tuple[Printed, ...]
 
     def find(self, labels: Mapping[str, str]) -> Printed | None:
-        """Return what is printed for a row with these labels, whatever other axes they name; the row with the most
-        counts."""
+        """Return what is printed for a row with these labels, whatever else they name; the row with the most counts."""
         found = [row for row in self.rows if row.labels.items() <= labels.items()]
         return max(found, key=lambda row: len(row.labels), default=None)
 

@@ -1,6 +1,7 @@
 """Rules that divide by Dirichlet draws: every class among clients, or within domains; or a mix for each client."""
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError, placed
@@ -37,7 +38,7 @@ class DirichletByClass(Rule):
     balance: Switch = True
     max_tries: Count = 10_000
 
-    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+    def _counts(self, class_sizes: IntArray, clients: int, rng: Generator) -> IntArray:
         samples = int(class_sizes.sum())
         if samples < clients * self.min_size:
             raise PartitionError(
@@ -56,7 +57,7 @@ class DirichletByClass(Rule):
             "max_tries"
         )
 
-    def _draw_counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+    def _draw_counts(self, class_sizes: IntArray, clients: int, rng: Generator) -> IntArray:
         """Return one try: the number of samples of each client and class."""
         fair = class_sizes.sum() / clients
         held = np.zeros(clients, dtype=np.int64)
@@ -72,7 +73,7 @@ class DirichletByClass(Rule):
             held += counts[:, label]
         return counts
 
-    def _open_shares(self, share: FloatArray, below_fair: NDArray[np.bool_], rng: np.random.Generator) -> FloatArray:
+    def _open_shares(self, share: FloatArray, below_fair: NDArray[np.bool_], rng: Generator) -> FloatArray:
         """Return the shares after the balance rule, sum 1; drawn again where all of them are 0."""
         # Some client is below its fair part as long as a sample is left, but the shares of all such clients may
         # underflow to 0.
@@ -96,19 +97,12 @@ class DirichletWithinDomains(DirichletByClass):
     domain d goes to clients d K/D to (d + 1) K/D - 1, by `DirichletByClass`, whose parameters it takes.
     """
 
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
+    def split(self, labels: ArrayLike, clients: int, rng: Generator, num_classes: int | None = None) -> list[IntArray]:
         """Raise PartitionError: labels alone do not give the domain of a sample."""
         raise PartitionError("the data set has no domains: choose another partition rule")
 
     def split_domains(
-        self,
-        labels: ArrayLike,
-        domains: ArrayLike,
-        clients: int,
-        rng: np.random.Generator,
-        num_classes: int | None = None,
+        self, labels: ArrayLike, domains: ArrayLike, clients: int, rng: Generator, num_classes: int | None = None
     ) -> list[IntArray]:
         """Divide all samples, of these domain ids, as `Rule.split` does."""
         labels, domains = np.asarray(labels), np.asarray(domains)
@@ -154,7 +148,7 @@ class DirichletByClient(Rule):
     target_client: Switch = False
     sizes: tuple[Size, ...] | None = None
 
-    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+    def _counts(self, class_sizes: IntArray, clients: int, rng: Generator) -> IntArray:
         sizes = self._client_sizes(int(class_sizes.sum()), clients)
         return _fill(sizes, rng.dirichlet(np.full(len(class_sizes), self.beta), size=clients), class_sizes)
 

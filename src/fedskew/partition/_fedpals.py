@@ -4,6 +4,7 @@ import math
 from typing import Annotated
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike
 from pydantic import Field
 
@@ -29,7 +30,7 @@ class OneLabelMissing(Rule):
 
     kept: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.1
 
-    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+    def _counts(self, class_sizes: IntArray, clients: int, rng: Generator) -> IntArray:
         classes = len(class_sizes)
         if not 2 <= clients <= classes:
             raise PartitionError(
@@ -48,9 +49,7 @@ class OneLabelMissing(Rule):
         return counts
 
 
-def oracle(
-    sizes: ArrayLike, rows: IntArray, labels: ArrayLike, target: ArrayLike, rng: np.random.Generator
-) -> list[IntArray]:
+def oracle(sizes: ArrayLike, rows: IntArray, labels: ArrayLike, target: ArrayLike, rng: Generator) -> list[IntArray]:
     """Deal samples so that every client has the target's label mix: the upper reference of the FedPALS paper.
 
     Listo Zec et al., "Overcoming label shift with target-aware federated learning": Oracle is FedAvg on such clients.

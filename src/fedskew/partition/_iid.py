@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from fedskew.errors import PartitionError
@@ -18,9 +19,7 @@ class IID(Rule):
     This is what the papers call IID: the yardstick for what label skew costs. Sizes differ by one at most.
     """
 
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
+    def split(self, labels: ArrayLike, clients: int, rng: Generator, num_classes: int | None = None) -> list[IntArray]:
         """Divide all samples; see `Rule.split`."""
         labels, _ = check_samples(labels, clients, rng, num_classes)
         if len(labels) < clients:
@@ -47,7 +46,7 @@ class IIDAndExclusive(Rule):
     labels_per_client: Count
     samples_per_client: Count
 
-    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+    def _counts(self, class_sizes: IntArray, clients: int, rng: Generator) -> IntArray:
         classes = len(class_sizes)
         exclusive = math.floor(self.exclusive_share * clients + 1e-9)
         taken = exclusive * self.labels_per_client

@@ -4,6 +4,7 @@ from numbers import Integral
 from typing import TypeAlias
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError
@@ -17,9 +18,7 @@ class Rule:
 
     target_client = False  # whether the last client is the target: the others train for its label mix
 
-    def split(
-        self, labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None = None
-    ) -> list[IntArray]:
+    def split(self, labels: ArrayLike, clients: int, rng: Generator, num_classes: int | None = None) -> list[IntArray]:
         """Divide samples among clients; the result depends on the arguments and the state of `rng` only.
 
         Args:
@@ -37,13 +36,13 @@ class Rule:
         labels, class_sizes = check_samples(labels, clients, rng, num_classes)
         return deal(labels, self._counts(class_sizes, clients, rng), rng)
 
-    def _counts(self, class_sizes: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
+    def _counts(self, class_sizes: IntArray, clients: int, rng: Generator) -> IntArray:
         """Return the samples of each client and class, `(clients, classes)`, of so many samples of each class."""
         raise NotImplementedError
 
 
 def check_samples(
-    labels: ArrayLike, clients: int, rng: np.random.Generator, num_classes: int | None
+    labels: ArrayLike, clients: int, rng: Generator, num_classes: int | None
 ) -> tuple[IntArray, IntArray]:
     """Check the arguments of `Rule.split`; returns the labels as int64 and the samples of each class, `(classes,)`."""
     array = np.asarray(labels)
@@ -61,7 +60,7 @@ def check_samples(
         if array.max() >= num_classes:
             raise ArgumentError(f"labels: class id {array.max()} occurs, but num_classes is {num_classes}")
     _check_count("clients", clients)
-    if not isinstance(rng, np.random.Generator):
+    if not isinstance(rng, Generator):
         raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
     return array, np.bincount(array, minlength=num_classes or 0)
 
@@ -77,7 +76,7 @@ def check_labels_per_client(labels: int, classes: int) -> None:
         raise PartitionError(f"a client can't hold {labels} of {classes} classes: lower labels_per_client")
 
 
-def deal(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
+def deal(labels: IntArray, counts: IntArray, rng: Generator) -> list[IntArray]:
     """Draw `counts`, `(clients, classes)`, samples of each class of `labels` for each client, uniformly and without
     replacement; return an ascending index array a client."""
     clients, classes = counts.shape
@@ -110,7 +109,7 @@ def holding(held: IntArray, classes: int) -> IntArray:
     return holds
 
 
-def stratified(labels: ArrayLike, size: int, rng: np.random.Generator) -> IntArray:
+def stratified(labels: ArrayLike, size: int, rng: Generator) -> IntArray:
     """Draw some of the samples, each class by its share of all.
 
     Returns an ascending array of indices into `labels`; no class has more than its share rounded up, nor less than
@@ -123,7 +122,7 @@ def stratified(labels: ArrayLike, size: int, rng: np.random.Generator) -> IntArr
 
 
 def hold_out(
-    rows: IntArray, labels: ArrayLike, share: float, rng: np.random.Generator, every_class: bool = False
+    rows: IntArray, labels: ArrayLike, share: float, rng: Generator, every_class: bool = False
 ) -> tuple[IntArray, IntArray]:
     """Divide a client's samples into those that it trains on and those that are held out, both ascending.
 

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import NonNegative, Positive, component
@@ -41,7 +40,7 @@ class FedCBSState:
     """The number of cohorts chosen so far, and how often each client was chosen, `(clients,)`."""
 
     round: int
-    chosen: NDArray[np.int64]
+    chosen: IntArray
 
 
 @component

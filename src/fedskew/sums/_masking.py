@@ -1,7 +1,6 @@
 """Masks that cancel: what a site sends, what it tells afterwards, and how the server opens the sum.
 
-With members i, s_ij the seed that i and j share, b_i a fresh seed of i's own and PRG a ChaCha20 stream read as
-integers,
+With members i, s_ij the seed that i and j share, b_i a fresh seed of i's own and PRG a ChaCha20 stream as integers,
 
     y_i = x_i + PRG(b_i) + sum over j > i of PRG(s_ij) - sum over j < i of PRG(s_ij)        modulo 2**32 or 2**64
 

@@ -18,7 +18,7 @@ same programme with sizes 1 / (lambda / n_i + mu) in place of n_i; the smallest 
 import dataclasses
 import math
 from numbers import Real
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,13 +34,11 @@ from fedskew.weighting._protocol import Answered, AskAll, Facts, FloatArray
 SMALLEST, LARGEST, SPREAD, MET = 1e-15, 1e18, 1e-9, 1e-13
 """The multipliers mu that are tried, the relative accuracy of the one that is found, and that of the constraint."""
 
+Sizes: TypeAlias = ArrayLike | None
+
 
 def fedpals(
-    counts: CountsLike,
-    target: ArrayLike,
-    strength: float = 0.0,
-    sizes: ArrayLike | None = None,
-    limit: float | None = None,
+    counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: Sizes = None, limit: float | None = None
 ) -> FloatArray:
     """FedPALS's weights.
 
@@ -59,11 +57,7 @@ def fedpals(
 
 
 def fedpals_solve(
-    counts: CountsLike,
-    target: ArrayLike,
-    strength: float = 0.0,
-    sizes: ArrayLike | None = None,
-    limit: float | None = None,
+    counts: CountsLike, target: ArrayLike, strength: float = 0.0, sizes: Sizes = None, limit: float | None = None
 ) -> Solution:
     """FedPALS's weights with certificates of their optimality; arguments as in `fedpals`."""
     programme = _programme(counts, target, sizes, limit)
@@ -72,9 +66,7 @@ def fedpals_solve(
     return programme.solve(strength / programme.samples)
 
 
-def fedpals_strength(
-    counts: CountsLike, target: ArrayLike, ess_fraction: float, sizes: ArrayLike | None = None
-) -> float:
+def fedpals_strength(counts: CountsLike, target: ArrayLike, ess_fraction: float, sizes: Sizes = None) -> float:
     """Return the smallest strength whose effective sample size reaches a share of all samples, `ess_fraction`.
 
     It is right to 1e-9 and never below the share; 0 if the limit reaches it, and infinite where only FedAvg's weights
@@ -86,7 +78,7 @@ def fedpals_strength(
     return programme.kappa(ess_fraction) * programme.samples
 
 
-def _programme(counts: CountsLike, target: ArrayLike, sizes: ArrayLike | None, limit: float | None = None) -> Programme:
+def _programme(counts: CountsLike, target: ArrayLike, sizes: Sizes, limit: float | None = None) -> Programme:
     held = as_counts(counts)
     if limit is not None and not (_is_number(limit) and 0 < limit <= 1):
         raise ArgumentError(f"limit: must be above 0 and at most 1, not {limit!r}")
