@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedskew.hooks import Hooks
-from fedskew.local_steps import INDEX, SGD, Adam, StepSettings, rate_of
+from fedskew.local_steps import INDEX, SGD, Adam, StepSettings
 from fedskew.personal._partial import Alternating
 
 START = torch.randn(37, generator=torch.Generator().manual_seed(0))  # longer than a vector of the processor, and odd
@@ -155,8 +155,8 @@ def gradient_of(mask, part):
 
 
 def test_only_plain_sgd_moves_against_the_gradient_and_does_nothing_else():
-    assert rate_of(SGD(), StepSettings(START, 0.25)) == 0.25
+    assert SGD().rate(StepSettings(START, 0.25)) == 0.25
     ones = torch.ones(37)
     for more in ({"momentum": 0.9}, {"weight_decay": 0.1}, {"adam": ADAM}, {"clip_norm": 0.0}, {"rates": ones}):
-        assert rate_of(SGD(), StepSettings(START, 0.25, **more)) is None
-    assert rate_of(INDEX["fedprox"](mu=0.1), StepSettings(START, 0.25)) is None
+        assert SGD().rate(StepSettings(START, 0.25, **more)) is None
+    assert INDEX["fedprox"](mu=0.1).rate(StepSettings(START, 0.25)) is None

@@ -29,7 +29,7 @@ from fedskew.engine.contracts import calling, checked_carried, checked_figure, c
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
-from fedskew.local_steps import SGD, StepSettings, rate_of, steps_in_place
+from fedskew.local_steps import SGD, StepSettings, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.models.frozen import hold_still
 from fedskew.objectives import Batch, Context, Objective
@@ -237,7 +237,7 @@ class SequentialBackend(Backend):
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
         total, trained, steps = torch.zeros((), device=settings.start.device), 0, 0
-        rate = rate_of(step, settings)
+        rate = step.rate(settings) if isinstance(step, SGD) else None
         schedule = work.schedule(task, len(samples.rows))
         outputs = _FrozenOutputs(self._frozen(setup), samples if work.repeats(samples, schedule) else None)
         for rows in islice(self._batches(round, task, samples, schedule), schedule.steps):

@@ -5,7 +5,7 @@ from fedskew.local_steps._feddyn import FedDyn
 from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx
 from fedskew.local_steps._fedsam import FedSAM
-from fedskew.local_steps._optimizers import SGD, rate_of
+from fedskew.local_steps._optimizers import SGD
 from fedskew.local_steps._protocol import Adam, Gradient, LocalStep, StepSettings, steps_in_place
 from fedskew.local_steps._scaffold import Scaffold
 
@@ -19,4 +19,4 @@ INDEX: dict[str, type] = {
     "fedbabu": FedBABU,
 }
 
-__all__ = ["INDEX", "SGD", "Adam", "Gradient", "LocalStep", "StepSettings", "rate_of", "steps_in_place"]
+__all__ = ["INDEX", "SGD", "Adam", "Gradient", "LocalStep", "StepSettings", "steps_in_place"]

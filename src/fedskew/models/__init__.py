@@ -4,7 +4,7 @@ from fedskew.models._added import added_to, copied, hooks_of
 from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._dropout import Dropout
 from fedskew.models._faster import Faster
-from fedskew.models._flat import FlatModel, Layout, ModelState, add_rows
+from fedskew.models._flat import FlatModel, Layout, ModelState
 from fedskew.models._network import Network, Outputs, unit_rows
 from fedskew.models._wrappers import (
     Concatenated,
@@ -30,7 +30,6 @@ __all__ = [
     "OnSimplex",
     "Outputs",
     "Projected",
-    "add_rows",
     "added_to",
     "build",
     "check_outputs",

@@ -280,6 +280,17 @@ class FlatModel:
             torch._foreach_add_(*map(list, zip(*others, strict=True)), alpha=-rate)
         return found
 
+    @staticmethod
+    def add_rows(total: Tensor, rows: Tensor, weights: NDArray[np.float64]) -> bool:
+        """Add rows, each times its weight, to a vector of float64, one after another; return whether there is a kernel
+        that does so faster than PyTorch's operations, with their bits."""
+        if rows.dtype != torch.float32 or not rows.is_cpu or rows.shape[1] < _MANY_NUMBERS or not has_kernels():
+            return False
+        from fedskew.models import _kernels
+
+        _kernels.add_rows(total.numpy(), rows.numpy(), weights.astype(np.float64))
+        return True
+
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Split a vector of parameters into views, one for each, in the order of `names`."""
         return [part.of(vector) for part in self._slices]
@@ -371,14 +382,3 @@ def _place(module: nn.Module, name: str) -> _Place:
 def _check_shape(argument: str, given: Tensor, expected: Tensor) -> None:
     if given.shape != expected.shape:
         raise ArgumentError(f"{argument}: expected shape {tuple(expected.shape)}, got {tuple(given.shape)}")
-
-
-def add_rows(total: Tensor, rows: Tensor, weights: NDArray[np.float64]) -> bool:
-    """Add rows, each times its weight, to a vector of float64, one after another; return whether there is a kernel that
-    does so faster than PyTorch's operations, with their bits."""
-    if rows.dtype != torch.float32 or not rows.is_cpu or rows.shape[1] < _MANY_NUMBERS or not has_kernels():
-        return False
-    from fedskew.models import _kernels
-
-    _kernels.add_rows(total.numpy(), rows.numpy(), weights.astype(np.float64))
-    return True

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
-from fedskew.models import add_rows
+from fedskew.models import FlatModel
 
 FloatArray = NDArray[np.float64]
 Named = Mapping[str, Tensor]
@@ -66,7 +66,7 @@ def weighted_sum(updates: Tensor, weights: FloatArray, total: Tensor | None = No
         raise ArgumentError(f"weights: expected shape ({updates.shape[0]},), one for each update, got {weights.shape}")
     if total is None:
         total = torch.zeros(updates.shape[1], dtype=torch.float64, device=updates.device)
-    if add_rows(total, updates, weights):
+    if FlatModel.add_rows(total, updates, weights):
         return total
     factors = torch.tensor(weights, dtype=torch.float64, device=updates.device).unsqueeze(1)
     # Parts that stay in the cache, or that a GPU has room for; the same bits.
