@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedskew.randomness import Purpose, at_least, fold, generator, hashed, mix, stream_key, uniform
+from fedskew.randomness import Purpose, fold, generator, hashed, mix, stream_key, uniform
 
 
 def test_a_generator_depends_on_every_one_of_its_four_numbers():
@@ -38,16 +38,6 @@ def test_no_global_generator_is_read_or_set():
     uniform(torch.arange(10), 3)
     assert torch.equal(before_torch, torch.get_rng_state())
     np.testing.assert_array_equal(before_numpy, np.random.get_state()[1])  # noqa: NPY002
-
-
-@pytest.mark.parametrize("p", [0.0, 2.0**-24, 0.1, 0.25, 0.3, 0.5, 1 - 2.0**-24, 1.0])
-def test_at_least_is_the_comparison_with_the_uniform_draw_also_under_vmap(p):
-    key, places = torch.tensor(11), torch.arange(20_000)
-    ours = at_least(p, 3, key, places)
-    assert ours.dtype == torch.float32
-    assert torch.equal(ours, (uniform(3, key, places) >= p).float())
-    mapped = torch.func.vmap(lambda one: at_least(p, 3, one, places))(torch.tensor([11, 12]))
-    assert torch.equal(mapped[0], ours)
 
 
 @pytest.mark.parametrize("words", [(0,), (5, 0, 2**31 - 1), (2**40 + 3, 7)])

@@ -6,7 +6,6 @@ device, and for one client or a whole cohort at once. No global generator is rea
 """
 
 import enum
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,15 +137,3 @@ def uniform(*words: Tensor | int) -> Tensor:
     if is_on_cpu(words):
         return torch.from_numpy((_mix_on_cpu(words) >> np.uint32(8)).astype(np.float32)) * (1.0 / (1 << 24))
     return (mix(*words) >> 8).to(torch.float32) * (1.0 / (1 << 24))
-
-
-def at_least(p: float, *words: Tensor | int) -> Tensor:
-    """Return 1.0 where `uniform` is at least `p`, in [0, 1], and 0.0 elsewhere; float32."""
-    if is_on_cpu(words):
-        return torch.from_numpy(((_mix_on_cpu(words) >> np.uint32(8)) >= np.uint32(threshold(p))).astype(np.float32))
-    return (uniform(*words) >= p).to(torch.float32)
-
-
-def threshold(p: float) -> int:
-    """Return the least of the 24 upper bits of `mix` for which `uniform` is at least `p`."""
-    return math.ceil(float(np.float32(p)) * (1 << 24))

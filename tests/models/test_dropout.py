@@ -29,7 +29,7 @@ def test_the_mask_is_the_hash_of_layer_use_key_and_place(p):
         assert (out == 0).float().mean() == pytest.approx(p, abs=0.05)
 
 
-@pytest.mark.parametrize("p", [0.1, 1 / 3, 0.999])
+@pytest.mark.parametrize("p", [2.0**-24, 0.1, 1 / 3, 0.5, 1 - 2.0**-24])
 def test_a_mask_is_the_same_where_there_is_no_kernel(monkeypatch, p):
     layer, x = Dropout(p), torch.ones(70, 333)
     ours = [keyed(layer, key).mask(x) for key in (5, 2**31 - 1)]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedskew.errors import ArgumentError
 from fedskew.models._winograd import has_kernels
-from fedskew.randomness import at_least, hashed, is_on_cpu, threshold
+from fedskew.randomness import hashed, is_on_cpu, uniform
 
 
 class Dropout(nn.Module):
@@ -50,19 +50,18 @@ class Dropout(nn.Module):
 
     def mask(self, x: Tensor) -> Tensor:
         """Return what each element of `x`, or each channel, is multiplied by in training."""
-        shape = self._mask_shape(x)
-        if self.p == 1.0:
-            return x.new_zeros(shape)
-        layer, use, factor = self.layer, self.uses, 1.0 / (1.0 - self.p)
+        shape, layer, use = self._mask_shape(x), self.layer, self.uses
+        factor = 1.0 / (1.0 - self.p) if self.p < 1 else 0.0
         self.uses += 1
         if x.dtype == torch.float32 and is_on_cpu((x, self.key)) and has_kernels():
             from fedskew.models._kernels import draw_mask
 
             mask, value = torch.empty(shape), hashed(layer, use, int(self.key))
-            draw_mask(mask.view(-1).numpy(), np.uint32(value), np.uint32(threshold(self.p)), factor)
+            draw_mask(mask.view(-1).numpy(), np.uint32(value), np.float32(self.p), np.float32(factor))
             return mask
         places = torch.arange(shape.numel(), device=x.device).view(shape)
-        return (at_least(self.p, layer, use, self.key, places) * factor).to(x.dtype)
+        kept = (uniform(layer, use, self.key, places) >= self.p).to(torch.float32)
+        return (kept * factor).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Return the layer's description for the printed model."""

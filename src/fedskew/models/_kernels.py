@@ -260,16 +260,16 @@ def unmask(
 
 
 @njit(cache=KEPT)
-def draw_mask(mask: Numbers, value: np.uint32, least: np.uint32, factor: float) -> None:
-    """Write `factor` where `mix` of what `value` is a hash of, and of the number's place, is large enough, else 0."""
+def draw_mask(mask: Numbers, value: np.uint32, p: np.float32, factor: np.float32) -> None:
+    """Write `factor` where `uniform` of what `value` is a hash of, and of the place, is `p` or more, else 0."""
     u = np.uint32  # of two of these Numba makes 64 bits
-    start, kept = u(u(value * u(0x01000193)) + u(0x1E3779B9)), np.float32(factor)
+    start = u(u(value * u(0x01000193)) + u(0x1E3779B9))
     for place in range(np.uintp(len(mask))):
         hashed = u(start + u(place))
         hashed = u(u(hashed ^ u(hashed >> u(16))) * u(0x21F0AAAD))
         hashed = u(u(hashed ^ u(hashed >> u(15))) * u(0x735A2D97))
         hashed = u(hashed ^ u(hashed >> u(15)))
-        mask[place] = kept if u(hashed >> u(8)) >= least else np.float32(0)
+        mask[place] = factor if np.float32(u(hashed >> u(8))) * np.float32(2**-24) >= p else np.float32(0)
 
 
 @njit(cache=KEPT)
