@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,9 +23,10 @@ import pytest
 
 from fedskew import simulate
 from fedskew.arena import Arena, ArenaState, Scores, run_arena, write_comparison
+from fedskew.arena._run import train
 from fedskew.errors import RunError
 from fedskew.executors import executor
-from fedskew.experiment import Sweep, run_sweep
+from fedskew.experiment import Sweep, _simulate, make_training_loop, resolve, run_sweep, simulate_together
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -109,6 +111,20 @@ def test_clients_that_train_alone_are_one_row_of_their_mean(tmp_path) -> None:
     score = fmean(one.rounds[-1].evaluation.accuracy for one in each.runs)
     assert (row["method"], row["seed"], float(row["score"])) == ("alone", "1", pytest.approx(score, abs=2e-5))
     assert int(row["steps"]) == sum(sum(record["steps"]) for record in each.rounds)
+
+
+def test_scores_that_nobody_reads_are_not_computed_and_change_no_row(monkeypatch) -> None:
+    task = setting(rows=300, validation=0.3) | {"training": {"rounds": 12, "lr": 10.0}, "seeds": [1]}
+    task |= {"engine": {"backend": "cohort", "seeds_together": True}}
+    trees = [task | {"evaluation": {"patience": 1, "measure": measure}} for measure in ("accuracy", "auroc")]
+    results = simulate_together([resolve(tree) for tree in trees])
+    assert [result.runs[0].rounds[-1].evaluation.auroc is None for result in results] == [True, False]
+    rows = [own.rows for (own,) in train([(tree, [tree]) for tree in trees], last=2)]
+    scored = partial(make_training_loop, ranks=True)
+    monkeypatch.setattr(_simulate, "make_training_loop", lambda config, seed, ranks: scored(config, seed))
+    with_scores = [own.rows for (own,) in train([(tree, [tree]) for tree in trees], last=2)]
+    assert [own[1] | {"seconds": ""} for own in rows] == [own[1] | {"seconds": ""} for own in with_scores]
+    assert rows[0][1]["curve"].count(" ") < 11  # it stopped early
 
 
 @pytest.mark.slow

@@ -227,18 +227,13 @@ class Scores:
                 blocks.setdefault(of[training], []).append(gain)
             means = [fmean(own) for own in blocks.values()]
             return fmean(means), *_by_blocks([np.array(own) for own in blocks.values()])
-        from scipy import stats
-
-        p = float(stats.wilcoxon(units).pvalue) if len(units) >= _FEWEST and units.any() else math.nan
-        return float(units.mean()), *_interval(units), p
+        return float(units.mean()), *_interval(units)
 
     def ranks(self) -> Ranks:
         """Rank the methods in every training, and average the ranks.
 
         A method that lacks over a tenth of the situations is left out, and a training that a remaining method lacks.
         """
-        from scipy import stats
-
         means = {method: _by_training(self.pairs(method)[1]) for method in self.values}
         trainings = list(dict.fromkeys(training for own in means.values() for training in own))
         situations = {method: {situation for situation, _, _ in own} for method, own in self.values.items()}
@@ -249,10 +244,13 @@ class Scores:
         if len(methods) < 2 or not blocks:
             return Ranks((), (), 0, math.nan, math.nan, left_out)
         table = np.array([[means[method][training] for method in methods] for training in blocks])
-        average = stats.rankdata(-table, axis=1).mean(axis=0)
+        above, equal = (np.sign(table[:, None] - table[:, :, None]) == sign for sign in (1, 0))
+        average = (above.sum(axis=2) + (equal.sum(axis=2) + 1) / 2).mean(axis=0)
         number, size = len(blocks), len(methods)
         p = critical = math.nan
         if number > 1:
+            from scipy import stats
+
             # Nemenyi's: the quantile of the range of `size` standard normal values, over the spread of an average rank
             quantile = float(stats.studentized_range.ppf(LEVEL, size, math.inf))
             critical = quantile / math.sqrt(2) * math.sqrt(size * (size + 1) / (6 * number))
@@ -323,14 +321,15 @@ def _by_blocks(blocks: Sequence[FloatArray]) -> tuple[float, float, float]:
     return low, high, float((flipped >= abs(centres.sum()) * (1 - 1e-9)).mean())
 
 
-def _interval(units: FloatArray) -> tuple[float, float]:
-    """Interval of the mean by bootstrap over trainings, bias-corrected and accelerated."""
-    from scipy import stats
-
+def _interval(units: FloatArray) -> tuple[float, float, float]:
+    """Interval of the mean by bootstrap over trainings, bias-corrected and accelerated, and Wilcoxon's p-value."""
     if len(units) < _FEWEST:
-        return math.nan, math.nan
+        return math.nan, math.nan, math.nan
+    from scipy import stats  # here, as where nothing is tested its import would take as long as all else
+
+    p = float(stats.wilcoxon(units).pvalue) if units.any() else math.nan
     if np.ptp(units) == 0:
-        return float(units[0]), float(units[0])
+        return float(units[0]), float(units[0]), p
     rng = np.random.default_rng(0)
     found = stats.bootstrap((units,), np.mean, confidence_level=LEVEL, n_resamples=_RESAMPLES, random_state=rng)  # BCa
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return float(found.confidence_interval.low), float(found.confidence_interval.high), p

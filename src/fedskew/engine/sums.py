@@ -100,7 +100,7 @@ class Floats:
             total = total_of(federation, state, members, updates, weights.values)
             weights = weights._replace(values=total.weights)
         collected = Collected.of(members, arrived, weights, total, updates)
-        up = sum(federation.model_bytes(state.model) + tensor_bytes(update.reply) for update in replies)
+        up = federation.model_bytes(state.model) * len(replies) + sum(tensor_bytes(update.reply) for update in replies)
         states = {update.client: update.state for update in updates}
         return collected._replace(unmoved=unmoved, bytes_up=up, states=states)
 

@@ -289,10 +289,11 @@ def total_of(
     changes, where = as_matrix([update.change for update in updates]), f"round {state.round}: "
     steps = [update.steps for update in updates]
     rows, shares = _combined(method.aggregation, "combine", changes, weights, sight, kept)
-    sent, buffers = state.model.buffers, torch.stack([update.buffers for update in updates])
-    if type(method.aggregation) is Mean or not sent.numel():
+    mean = sent = state.model.buffers
+    buffers = torch.stack([update.buffers for update in updates])
+    if type(method.aggregation) is Mean and sent.numel():
         mean = weighted_sum(buffers, weights).to(sent.dtype)
-    else:
+    elif sent.numel():
         moved = _combined(method.aggregation, "combine_buffers", buffers - sent, weights, sight, kept)
         mean = sent + weighted_sum(*moved).to(sent.dtype)
     if len(rows) == len(changes):
@@ -317,6 +318,8 @@ def summed(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Add up updates as a server update reads them."""
     factors, extras = [], dict[str, Any]()
+    if getattr(update, "share", None) is None:
+        return weighted_sum(changes, weights), extras
     for change, taken, weight in zip(changes, steps, weights.tolist(), strict=True):
         factor, own = shared(update, change, taken, weight, where)
         factors.append(factor)

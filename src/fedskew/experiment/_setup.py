@@ -52,11 +52,13 @@ _WORTH_IT = 15.0
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-def make_training_loop(config: Config, seed: int, folder: Path | None = None, task: Task | None = None) -> TrainingLoop:
+def make_training_loop(
+    config: Config, seed: int, folder: Path | None = None, task: Task | None = None, ranks: bool = True
+) -> TrainingLoop:
     """Make the training loop of a simulation: one seed of one config on this machine.
 
-    `folder` is where the run is written (None: it stays in memory), `task` the data, if made already. DataError,
-    PartitionError or ConfigError where the data can't be loaded or divided, or the parts don't fit together.
+    `folder` is where the run is written (None: in memory), `task` the data, if made already; without `ranks` no AUROC
+    and the like are computed but to choose models. DataError, PartitionError, ConfigError: parts don't fit together.
     """
     config = config.for_seed(seed)
     device = choose_device(config.engine.device)
@@ -90,8 +92,9 @@ def make_training_loop(config: Config, seed: int, folder: Path | None = None, ta
         kept = model.frozen() if config.model.freezes and method.pipeline is None else {}
         files = RunFolder(folder, task.partition, Identity.of(config, whole_task.loaded.content(config)), kept)
     targets, backend = (task.target, task.server_target), getattr(runner, "backend", None)
+    ranks = ranks or config.evaluation.measure in ("auroc", "pr_auc", "ece")
     evaluator = _work.LocalEvaluator(
-        model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label
+        model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label, ranks
     )
     return TrainingLoop(
         config=config,

@@ -86,8 +86,8 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
     """Train several federations at a time, a round of all after a round of all; nothing is written.
 
     Where they have the same data set and network, and local training differs in no more than samples, seed and learning
-    rate, their clients train as one cohort. Results are those of `simulate` up to rounding; of a config that can't be
-    set up, it is the error that `simulate` raises, and the others train. RunError where training failed in one.
+    rate, their clients train as one cohort. Results are those of `simulate` up to rounding, without AUROC and the like;
+    a config that can't be set up has the error that `simulate` raises. RunError where training failed in one.
     """
     alike: dict[str, list[int]] = {}
     for at, config in enumerate(configs):
@@ -102,7 +102,7 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
             loops: dict[int, list[TrainingLoop]] = {}
             for at in sorted(places, key=lambda at: str(configs[at].partition.seed)):  # one data set is kept
                 try:
-                    loops[at] = [make_training_loop(configs[at], seed, None) for seed in configs[at].seeds]
+                    loops[at] = [make_training_loop(configs[at], seed, ranks=False) for seed in configs[at].seeds]
                 except FedskewError as error:
                     results[at] = error
             every = [loop for _, own in sorted(loops.items()) for loop in own]

@@ -245,7 +245,7 @@ class LabelledData:
 class LocalEvaluator:
     """Evaluates models on a test set, and on a validation set where some is held out, on this machine; an `Evaluator`.
     `target` is the target's label mix, `chosen_by` the one that the server is told, by which validation chooses models.
-    The `backend` trains the same network, and may help. With `multi_label` a sample may have several labels."""
+    Its `backend` may help. With `multi_label` samples may have several labels; with `ranks` AUROC is known."""
 
     model: FlatModel
     test: LabelledData
@@ -255,6 +255,7 @@ class LocalEvaluator:
     chosen_by: FloatArray | None
     backend: engine.Backend | None = None
     multi_label: bool = False
+    ranks: bool = True
 
     def __call__(self, round: int, state: ModelState) -> tuple[engine.Evaluation | None, engine.Evaluation | None]:
         """Evaluate a model on the test and the validation set."""
@@ -282,7 +283,7 @@ class LocalEvaluator:
         if self.multi_label:
             return engine.predict_findings(self.model.network, data.inputs, data.targets)
         found = self._predicted(state, data)
-        scores = metrics.Scores.of(found.logits, data.targets) if len(data.targets) else None
+        scores = metrics.Scores.of(found.logits, data.targets) if self.ranks and len(data.targets) else None
         return engine.Evaluation.of(found.confusion, found.loss, target, scores)
 
 

@@ -247,14 +247,13 @@ def _train_mapped(requests: Sequence[CohortRequest]) -> list[list[Update]]:
             stack = Stack(first.networks, first.work, stacked)
             held = None if first.graphs is None else first.graphs.hold(stack)
             results |= dict(zip(stacked, stack.train(held), strict=True))
-    remaining = iter(clients)
-    return [
-        [
-            request.backend.sequential.finish(client.setup, results.pop(client))
-            for client in islice(remaining, len(request.cohort))
-        ]
-        for request in requests
-    ]
+    remaining, trained = iter(clients), list[list[Update]]()
+    for request in requests:
+        model, own = request.sent.model.parameters, islice(remaining, len(request.cohort))
+        rows = model.new_empty(len(request.cohort), model.numel()).unbind()  # one matrix, to be added up as it is
+        finish = request.backend.sequential.finish
+        trained.append([finish(one.setup, results.pop(one), row) for one, row in zip(own, rows, strict=True)])
+    return trained
 
 
 def stack_size(model: FlatModel, work: LocalWork) -> int:

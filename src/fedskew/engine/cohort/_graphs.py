@@ -103,7 +103,7 @@ class HeldStack:
     def _take(self, width: int) -> None:
         """Take a step of the first `width` clients on the held tensors."""
         moment, state = tree_map(partial(of_first, width), (self._moment, self.start))
-        objective, *after = self._stack.step(moment, *state)
+        objective, *after = self._stack.step(moment, self._stack.reads(width), *state)
         if self._stack.log:
             raise RuntimeError("figures are logged")
         for held, value in zip(tree_leaves(state), tree_leaves(after), strict=True):

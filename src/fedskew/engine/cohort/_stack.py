@@ -18,7 +18,7 @@ from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import checked_figure, checked_step
 from fedskew.hooks import Hooks, Named
-from fedskew.local_steps import steps_in_place
+from fedskew.local_steps import StepSettings, steps_in_place
 from fedskew.models import ModelState, Outputs
 from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, mix, stream_key
@@ -61,9 +61,9 @@ class StackedClient:
     def lengths(self) -> NDArray[np.int64]:
         """Return the number of real rows in each step's batch, `(steps,)`."""
         size, of_epoch = self.work.training.batch_size, self.schedule.of_epoch
-        epoch = np.full(of_epoch, size, dtype=np.int64)
-        epoch[-1:] = self.size - size * (of_epoch - 1)
-        return np.resize(epoch, self.steps)
+        lengths = np.full(self.steps, size, dtype=np.int64)
+        lengths[of_epoch - 1 :: max(of_epoch, 1)] = self.size - size * (of_epoch - 1)
+        return lengths
 
     def key(self, purpose: Purpose) -> int:
         """Return the key of the client's random draws inside steps."""
@@ -148,6 +148,8 @@ class Stack:
             table[: client.steps, index] = client.batches(own_rows)
             self.sizes[: client.steps, index] = client.lengths()
         self.active: list[int] = (self.sizes > 0).sum(1).tolist()
+        self._widths = self.sizes.max(1, initial=0).tolist()
+        self._smallest = self.sizes.min(1, initial=work.training.batch_size, where=self.sizes > 0).tolist()
         self._rows = torch.from_numpy(table).to(self._device)
         self._lengths = torch.from_numpy(self.sizes).to(self._device)
         self._dropout = self._augmentation = None
@@ -164,15 +166,17 @@ class Stack:
         clients, work = self.clients, self.work
         gathering = {name: hooks for name, hooks in work.hooks.items() if type(hooks).gather is not Hooks.gather}
         totals, self.log = torch.zeros(len(clients), device=self._device), StackLog(len(clients))
-        model, carried = self.start() if held is None else held.start
+        (model, carried), reads = self.start() if held is None else held.start, self.reads(len(clients))
+        lengths = self._lengths.to(totals.dtype)
         finished = _split(model, carried, slice(self.active[0] if self.active else 0, len(clients)), held is not None)
         gathered: list[dict[str, Named]] = [{name: {} for name in work.hooks} for _ in clients]
         for number, active in enumerate(self.active):
             if held is None and active < len(model.parameters):
                 model, carried = tree_map(partial(of_first, active), (model, carried))
+                reads = self.reads(active)
             try:
                 if held is None:
-                    objective, model, carried = self.step(self.moment(number, active), model, carried)
+                    objective, model, carried = self.step(self.moment(number, active), reads, model, carried)
                     values = objective.values
                 else:
                     values = held.step(self, number, active)
@@ -180,7 +184,7 @@ class Stack:
                 names = ", ".join(str(client.setup.task.client) for client in clients[:active])
                 where = f"round {clients[0].setup.round}, clients {names}, step {number}"
                 raise training_failed(where, error) from error
-            totals[:active] += values[:active] * self._lengths[number, :active]
+            totals[:active].add_(values * lengths[number, :active])
             for name, hooks in gathering.items():
                 for index, client in enumerate(clients[:active]):
                     batch = Batch(*(part[index, : int(self.sizes[number, index])] for part in objective.batch[:3]))
@@ -208,22 +212,28 @@ class Stack:
 
     def moment(self, number: int, active: int, padded: bool = False) -> Moment:
         """Return what a step of the `active` first clients differs in; `padded`: batches have their whole width."""
-        sizes = self.sizes[number, :active]
-        smallest, width = int(sizes.min()), self._rows.shape[2] if padded else int(sizes.max())
+        smallest, width = self._smallest[number], self._rows.shape[2] if padded else self._widths[number]
         lengths = self._lengths[number, :active] if padded or smallest < width else None
         key = None if self._dropout is None else self._dropout[number, :active]
         return Moment(number, self._rows[number, :active, :width], lengths, smallest, key)
 
-    @torch.no_grad()
-    def step(self, moment: Moment, model: ModelState, carried: Named) -> "tuple[_StackObjective, ModelState, Named]":
-        """Take one step of the active clients. Operations depend on shapes only: it never waits for the device."""
-        own, dims = self._batches(moment, model)
-        settings = self.clients[0].setup.settings._replace(
+    def reads(self, active: int) -> tuple[Own, StepSettings]:
+        """Return what the `active` first clients read in every step, without batches, and the settings of the step."""
+        parts: Any = zip(self.own[:5], self.dims[:5], strict=True)
+        own = Own(*(part if dim is None else tree_map(partial(of_first, active), part) for part, dim in parts))
+        return own, self.clients[0].setup.settings._replace(
             start=own.sent.parameters,
             lr=own.lr.unsqueeze(1) if isinstance(own.lr, Tensor) and own.lr.dim() else own.lr,
-            broadcast=own.broadcast if dims.broadcast is None else _beside_vectors(own.broadcast),
+            broadcast=own.broadcast if self.dims.broadcast is None else _beside_vectors(own.broadcast),
             client=_beside_vectors(own.client),
         )
+
+    @torch.no_grad()
+    def step(
+        self, moment: Moment, reads: tuple[Own, StepSettings], model: ModelState, carried: Named
+    ) -> "tuple[_StackObjective, ModelState, Named]":
+        """Take one step of the active clients. Operations depend on shapes only: it never waits for the device."""
+        (own, dims), settings = self._batches(moment, reads[0], model), reads[1]
         self.log.active, step = len(moment.rows), self.work.local_step
         objective = _StackObjective(self, own, dims, moment.smallest, model)
 
@@ -245,8 +255,8 @@ class Stack:
             parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
         return objective, ModelState(parameters, objective.buffers, objective.integers), carried
 
-    def _batches(self, moment: Moment, model: ModelState) -> tuple[Own, Any]:
-        """Return what the active clients read in a step, and what of it is stacked."""
+    def _batches(self, moment: Moment, own: Own, model: ModelState) -> tuple[Own, Any]:
+        """Add the batches to what the active clients read, and return also what of it is stacked."""
         (active, width), rows = moment.rows.shape, moment.rows.reshape(-1)
         x, mask = self.inputs.index_select(0, rows), None
         if self.work.augment is not None and self._augmentation is not None:
@@ -254,8 +264,6 @@ class Stack:
             x = self.work.augment(x, keys.reshape(-1))
         if moment.lengths is not None:
             mask = torch.arange(width, device=self._device) < moment.lengths.unsqueeze(1)
-        parts: Any = zip(self.own[:5], self.dims[:5], strict=True)
-        own = Own(*(part if dim is None else tree_map(partial(of_first, active), part) for part, dim in parts))
         own = own._replace(
             x=x.view(active, width, *x.shape[1:]),
             y=self._targets.index_select(0, rows).view(active, width),
@@ -276,12 +284,12 @@ class Stack:
         chain = network.chain(own.x[0])
         if dim is None and (chain or not network.batch_statistics):  # one pass over the rows of all clients
             if chain is not None:
-                outputs = chain.outputs(network.views(parameters[None]), own.x.flatten(2).flatten(0, 1)[None])
+                outputs = chain.outputs(chain.views(parameters[None]), own.x.flatten(2).flatten(0, 1)[None])
             else:
                 outputs, _, _ = network(network.views(parameters), buffers, integers, own.x.flatten(0, 1))
             return Outputs(*(part.view(*own.x.shape[:2], -1) for part in outputs))
         if chain is not None:
-            return chain.outputs(network.views(parameters), own.x.flatten(2))
+            return chain.outputs(chain.views(parameters), own.x.flatten(2))
 
         def infer(parameters: Named, buffers: Tensor, integers: Tensor, x: Tensor, mask: Tensor | None) -> Outputs:
             return network(parameters, buffers, integers, x, mask=mask, smallest=smallest)[0]
@@ -351,20 +359,19 @@ class _StackObjective:
         return Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
 
     def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor, objective: Objective) -> Tensor:
-        own, views = self._own, self._network.views(parameters)
+        own, views, by_features = self._own, chain.views(parameters), None
         outputs = chain.outputs(views, own.x.flatten(2))
-        leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
-        by_features = None
         if objective.is_sloped:
             values, by_logits = objective.slope(Batch(*outputs, own.y, own.mask), self._context(self._together))
         else:
             with torch.enable_grad():
+                leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
                 values = self._values(objective, leaves)
                 by_features, by_logits = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
         gradients = torch.empty_like(parameters)
-        by_logits = torch.zeros_like(leaves.logits) if by_logits is None else by_logits
-        chain.backward(views, self._network.views(gradients), by_features, by_logits)
-        self._note(values, Outputs(*(leaf.detach() for leaf in leaves)), objective)
+        by_logits = torch.zeros_like(outputs.logits) if by_logits is None else by_logits
+        chain.backward(views, chain.views(gradients), by_features, by_logits)
+        self._note(values, outputs, objective)
         return gradients
 
     def _outputs(self, parameters: Named, buffers: Tensor, integers: Tensor, own: Own) -> Any:
@@ -415,11 +422,9 @@ def _samples(setups: Sequence[ClientSetup]) -> tuple[Inputs, Tensor, list[NDArra
 def _split(model: ModelState, carried: Named, which: slice, copied: bool) -> list[tuple[ModelState, Named]]:
     """Split stacked clients into models and carried tensors of single clients; `copied`: the stack is written to."""
     copied = copied or which.stop - which.start < len(model.parameters)
-    model, carried = tree_map(lambda part: part[which].clone() if copied else part[which], (model, carried))
-    return [
-        (ModelState(*(part[at] for part in model)), {name: part[at] for name, part in carried.items()})
-        for at in range(which.stop - which.start)
-    ]
+    parts = [part[which].clone() if copied else part[which] for part in (*model, *carried.values())]
+    rows = zip(*(part.unbind() for part in parts), strict=True)
+    return [(ModelState(*row[:3]), dict(zip(carried, row[3:], strict=True))) for row in rows]
 
 
 def of_first(clients: int, part: Any) -> Any:
