@@ -139,7 +139,7 @@ def convolve_and_pool(
 
 def _convolved(maps: str, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
     grid = _grid_of(_shape_of(x, padding))
-    images, by = _Images(_fitted(x, padding, grid, 2), grid), _transformed(weight).transpose(1, 2).contiguous()
+    images, by = _Images(_fitted(x, padding, grid, 2), grid), _transformed(weight).transpose(1, 2)
     across = _ACROSS // 2 if maps == "largest" else _ACROSS
     to = _Images(x.new_empty(len(x), grid[0] * _DOWN, grid[1] * across, len(weight)), grid, bias)
     for first, number in images.parts():
