@@ -42,7 +42,7 @@ class Mixed(HalfStepBeside, HalfStep):
 
 @dataclass(frozen=True)
 class Renamed(SGD):
-    pass
+    rate: float = 1.0
 
 
 @dataclass(frozen=True)

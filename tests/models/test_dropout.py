@@ -37,6 +37,14 @@ def test_a_mask_is_the_same_where_there_is_no_kernel(monkeypatch, p):
     assert all(torch.equal(keyed(layer, key).mask(x), own) for key, own in zip((5, 2**31 - 1), ours, strict=True))
 
 
+def test_a_mask_has_the_type_of_what_it_is_for():
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert keyed(Dropout(0.5), 5)(torch.ones(3, dtype=torch.float32)).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_whole_channels_are_dropped():
     out = keyed(Dropout.swap(nn.Dropout2d(0.5)), 11)(torch.ones(50, 8, 3, 4))
     flat = out.flatten(2)

@@ -254,3 +254,10 @@ def test_a_step_of_a_model_with_a_large_layer_is_that_along_its_gradient():
         stepped.descend(0.01, x, lambda outputs: 1 / 0)
     stepped.differentiate(x, loss)  # moves nothing
     assert torch.equal(stepped.vector, before)
+
+
+def test_a_large_layer_alone_takes_a_step_too():
+    stepped = FlatModel(nn.Linear(1024, 1024, bias=False))
+    before, x = stepped.read(), torch.eye(1024)[:2]
+    assert stepped.descend(0.5, x, lambda outputs: outputs.logits.sum()) is not None
+    torch.testing.assert_close(stepped.vector.view(1024, -1) - before.view(1024, -1), -0.5 * x.sum(0).expand(1024, -1))

@@ -200,3 +200,9 @@ def test_a_large_sum_has_the_bits_of_pytorchs_operations(monkeypatch, turned):
     ours = sums()
     monkeypatch.setattr("fedskew.models.FlatModel.add_rows", lambda *_: False)
     assert all(map(torch.equal, ours, sums()))
+
+
+@pytest.mark.parametrize("total", [torch.zeros(2**18 - 1).double(), torch.zeros(2**18, dtype=torch.int64)], ids=str)
+def test_a_total_that_rows_do_not_fit_is_refused(total):
+    with pytest.raises(RuntimeError):
+        weighted_sum(torch.ones(2, 2**18), np.ones(2), total)

@@ -237,7 +237,7 @@ class SequentialBackend(Backend):
         augmentation_key = stream_key(work.seed, Purpose.AUGMENTATION, round, client)
         gathered: dict[str, Mapping[str, Tensor]] = {name: {} for name in work.hooks}
         total, trained, steps = torch.zeros((), device=settings.start.device), 0, 0
-        rate = step.rate(settings) if isinstance(step, SGD) else None
+        rate = settings.plain_rate() if type(step) is SGD else None
         schedule = work.schedule(task, len(samples.rows))
         outputs = _FrozenOutputs(self._frozen(setup), samples if work.repeats(samples, schedule) else None)
         for rows in islice(self._batches(round, task, samples, schedule), schedule.steps):

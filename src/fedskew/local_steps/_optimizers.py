@@ -147,12 +147,6 @@ class SGD:
         """Take the same step in one pass over the parameters; see `InPlace`."""
         descend_in_place(parameters, self._direction(parameters, gradient, settings), carried, settings)
 
-    def rate(self, settings: StepSettings) -> float | None:
-        """Return by how much a step moves against the gradient; None if that is not all that it does."""
-        more = settings.momentum or settings.weight_decay or settings.clip_norm is not None
-        is_plain = type(self) is SGD and not more and settings.adam is None and settings.rates is None
-        return float(settings.lr) if is_plain else None
-
     def _direction(self, parameters: Tensor, gradient: Gradient, settings: StepSettings) -> Tensor:
         found: Any = self.direction(gradient(parameters), parameters, settings)
         if isinstance(found, Tensor) and (found.shape, found.dtype) == (parameters.shape, parameters.dtype):

@@ -59,6 +59,12 @@ class StepSettings(NamedTuple):
     decays: Tensor | None = None
     spans: tuple[tuple[int, int], ...] = ()
 
+    def plain_rate(self) -> float | None:
+        """Return by how much a step of SGD moves against the gradient; None if that is not all that it does."""
+        others = self.adam, self.clip_norm, self.rates
+        is_plain = not (self.momentum or self.weight_decay) and all(one is None for one in others)
+        return float(self.lr) if is_plain else None
+
 
 class LocalStep(Protocol):
     """One component of the local-step slot: a frozen dataclass of hyper-parameters."""

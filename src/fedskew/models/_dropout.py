@@ -56,9 +56,9 @@ class Dropout(nn.Module):
         if x.dtype == torch.float32 and is_on_cpu((x, self.key)) and has_kernels():
             from fedskew.models._kernels import draw_mask
 
-            mask, value = torch.empty(shape), hashed(layer, use, int(self.key))
-            draw_mask(mask.view(-1).numpy(), np.uint32(value), np.float32(self.p), np.float32(factor))
-            return mask
+            mask, value = np.empty(shape, np.float32), hashed(layer, use, int(self.key))
+            draw_mask(mask.reshape(-1), np.uint32(value), np.float32(self.p), np.float32(factor))
+            return torch.from_numpy(mask)
         places = torch.arange(shape.numel(), device=x.device).view(shape)
         kept = (uniform(layer, use, self.key, places) >= self.p).to(torch.float32)
         return (kept * factor).to(x.dtype)

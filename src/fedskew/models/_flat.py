@@ -260,6 +260,7 @@ class FlatModel:
             chain.backward(by_features, by_logits, outputs)
         return value.detach(), outputs
 
+    @torch.no_grad()
     def descend(self, rate: float, x: Tensor, *of: Any) -> tuple[Tensor, Outputs] | None:
         """Move the parameters by `rate` against the gradient that `differentiate` sets; return what that returns. None
         where this is not faster: large layers of a chain spare a pass over as many gradients."""
@@ -274,17 +275,17 @@ class FlatModel:
         finally:
             for stage in chain.large:
                 stage.rate = None
-        pairs = zip(self._parameters, self._gradients, strict=True)
-        others = [pair for pair in pairs if id(pair[0]) not in moved]
-        with torch.no_grad():
-            torch._foreach_add_(*map(list, zip(*others, strict=True)), alpha=-rate)
+        for own, gradient in zip(self._parameters, self._gradients, strict=True):
+            if id(own) not in moved:
+                own.add_(gradient, alpha=-rate)
         return found
 
     @staticmethod
     def add_rows(total: Tensor, rows: Tensor, weights: NDArray[np.float64]) -> bool:
         """Add rows, each times its weight, to a vector of float64, one after another; return whether there is a kernel
         that does so faster than PyTorch's operations, with their bits."""
-        if rows.dtype != torch.float32 or not rows.is_cpu or rows.shape[1] < _MANY_NUMBERS or not has_kernels():
+        fits = (total.shape, total.dtype, rows.dtype) == (rows.shape[1:], torch.float64, torch.float32)
+        if not fits or not rows.is_cpu or rows.shape[1] < _MANY_NUMBERS or not has_kernels():
             return False
         from fedskew.models import _kernels
 

@@ -23,6 +23,7 @@ _FEWEST_OUTS, _FEWEST = 64, 32  # channels of outputs and of inputs below which 
 _FEWEST_TILES = 64  # of a batch: the weights' numbers are as many for one image as for a hundred
 _FEWEST_PRODUCTS = 2**20  # of tiles and pairs of channels: for fewer, the calls take longer than what they save
 _TILES_AT_ONCE = 96  # of a matrix product: what it reads and writes then fits into a processor's second cache
+Pair = tuple[int, int]
 Maps = tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]
 
 
@@ -90,7 +91,7 @@ def map_{name}(tiles, images, bias, tile, first, number, strides, grid):
 
 def around_of(
     x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> tuple[int, int] | None:
+) -> Pair | None:
     """Return the rows and columns of zeros around; None: PyTorch's is taken (few full tiles, more threads than one)."""
     steps, around = [*_pair(stride), *_pair(dilation), groups], _pair(padding)
     if not takes(weight) or steps != [1] * 5 or isinstance(padding, str) or len(around) != 2 or min(around) < 0:
@@ -121,23 +122,21 @@ def is_plain(*tensors: Tensor | None) -> bool:
     return all(type(one) in (Tensor, nn.Parameter) and one.is_cpu and torch._C._has_storage(one) for one in own)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
     """Return a convolution's values, `(batch, channels, rows, columns)`, channels innermost in memory."""
     rows, columns = _shape_of(x, padding)
     whole = _convolved("values", x, weight, bias, padding)
     return whole[:, :rows, :columns].contiguous().permute(0, 3, 1, 2)
 
 
-def convolve_and_pool(
-    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
+def convolve_and_pool(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> tuple[Tensor, Tensor]:
     """Return the largest of each 2 x 2 values, as `convolve` has them, and what their gradients are computed from."""
     rows, columns = _shape_of(x, padding)
     whole = _convolved("largest", x, weight, bias, padding)
     return whole[:, ::2][:, : rows // 2, : columns // 2].contiguous().permute(0, 3, 1, 2), whole
 
 
-def _convolved(maps: str, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+def _convolved(maps: str, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
     grid = _grid_of(_shape_of(x, padding))
     images, by = _Images(_fitted(x, padding, grid, 2), grid), _transformed(weight).transpose(1, 2)
     across = _ACROSS // 2 if maps == "largest" else _ACROSS
@@ -148,12 +147,7 @@ def _convolved(maps: str, x: Tensor, weight: Tensor, bias: Tensor | None, paddin
 
 
 def gradients(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    padding: tuple[int, int],
-    wanted: Sequence[bool],
-    pooled: Tensor | None = None,
+    gradient: Tensor, x: Tensor, weight: Tensor, padding: Pair, wanted: Sequence[bool], pooled: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of a convolution's inputs, weights and bias, as wanted, from that of its values, or of the
     largest of each 2 x 2 where `pooled` is what `convolve_and_pool` returned, which is written to."""
@@ -187,7 +181,7 @@ def gradients(
 class _Images:
     """A batch of images, `(batch, rows, columns, channels)`, that tiles are read from or written to, plus a bias."""
 
-    def __init__(self, values: Tensor, grid: tuple[int, int], bias: Tensor | None = None) -> None:
+    def __init__(self, values: Tensor, grid: Pair, bias: Tensor | None = None) -> None:
         self.values, self.channels = values, values.shape[3]
         self._tiles, self._places = math.prod(grid), (values.stride()[:2], grid)
         self._at_once = max(1, _TILES_AT_ONCE // self._tiles)
@@ -198,7 +192,7 @@ class _Images:
         self._flat, self._flat_numbers = _flat(values), _flat(self._numbers)
         self._views = dict[tuple[int, ...], Tensor]()  # to make one anew for each part takes as long as a map
 
-    def parts(self) -> list[tuple[int, int]]:
+    def parts(self) -> list[Pair]:
         """Return the first image, and the number of images, of each matrix product."""
         batch, number = len(self.values), self._at_once
         return [(first, min(number, batch - first)) for first in range(0, batch, number)]
@@ -224,17 +218,17 @@ def _flat(values: Tensor) -> Any:
     return values.detach().view(-1).numpy()
 
 
-def _shape_of(x: Tensor, padding: tuple[int, int]) -> tuple[int, int]:
+def _shape_of(x: Tensor, padding: Pair) -> Pair:
     """Return rows and columns of a convolution's values."""
     return x.shape[2] + 2 * padding[0] - 2, x.shape[3] + 2 * padding[1] - 2
 
 
-def _grid_of(shape: Sequence[int]) -> tuple[int, int]:
+def _grid_of(shape: Sequence[int]) -> Pair:
     """Return how many tiles cover an image's values, down and across."""
     return -(-shape[0] // _DOWN), -(-shape[1] // _ACROSS)
 
 
-def _fitted(x: Tensor, before: tuple[int, int], grid: tuple[int, int], more: int) -> Tensor:
+def _fitted(x: Tensor, before: Pair, grid: Pair, more: int) -> Tensor:
     """Return images with channels innermost and zeros around, of the grid's rows and columns and some more."""
     images, (above, beside), (_, _, height, width) = x.permute(0, 2, 3, 1), before, x.shape
     below, behind = grid[0] * _DOWN + more - height - above, grid[1] * _ACROSS + more - width - beside
