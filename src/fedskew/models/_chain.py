@@ -17,7 +17,7 @@ from torch.nn.modules.utils import _pair
 from fedskew.models._dropout import ChannelDropout, Dropout
 from fedskew.models._network import Outputs
 from fedskew.models._wide import images_of, product_of, rows_of, windows_of
-from fedskew.models._winograd import around_of, convolve, convolve_and_pool, gradients, is_intel
+from fedskew.models._winograd import around_of, convolve, gradients, is_intel
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
@@ -134,11 +134,11 @@ class Convolution(Stage):
         layer = self.layer
         own = x, self.weight, layer.stride, layer.padding, layer.dilation, layer.groups
         self.x, self.windows, self.around = x, None, around_of(*own)
-        if self.around is not None and self.pool is not None:
-            y, self.pooled = convolve_and_pool(x, self.weight, self.bias, self.around)
-            return y
         if self.around is not None:
-            return convolve(x, self.weight, self.bias, self.around)
+            pools = self.pool is not None
+            y, whole = convolve(x, self.weight, self.bias, self.around, pools)
+            self.pooled = whole if pools else None
+            return y
         if (found := windows_of(*own)) is not None:
             self.windows, _ = found
             y = product_of(*found, self.weight, self.bias)

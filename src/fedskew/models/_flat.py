@@ -111,7 +111,8 @@ class FlatModel:
     Attributes:
         network: `module`, computed without autograd where it is a chain of known layers.
         vector: The parameters, `(parameters,)`, float32.
-        gradient: Likewise; every parameter's `.grad` is a view of it, so that `loss.backward()` adds to it.
+        gradient: Likewise; every parameter's `.grad` is a view of it, so that `loss.backward()` adds to it. `descend`
+            leaves that of large layers as it was.
         names: The parameters' names, in the order of the vector. A tied parameter counts once.
         buffers: The floating-point buffers of the state dict, `(buffers,)`, float32, of which the module's are views.
         channels_last: Whether convolution weights are stored so.
@@ -289,7 +290,7 @@ class FlatModel:
             return False
         from fedskew.models import _kernels
 
-        _kernels.add_rows(total.numpy(), rows.numpy(), weights.astype(np.float64))
+        _kernels.add_rows(total.numpy(), rows.detach().numpy(), weights.astype(np.float64))
         return True
 
     def parts(self, vector: Tensor) -> list[Tensor]:

@@ -77,7 +77,7 @@ class _InTiles(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.padding = padding
-        return convolve(x, weight, bias, padding)
+        return convolve(x, weight, bias, padding)[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -122,35 +122,26 @@ def is_plain(*tensors: Tensor | None) -> bool:
     return all(type(one) in (Tensor, nn.Parameter) and one.is_cpu and torch._C._has_storage(one) for one in own)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
-    """Return a convolution's values, `(batch, channels, rows, columns)`, channels innermost in memory."""
-    rows, columns = _shape_of(x, padding)
-    whole = _convolved("values", x, weight, bias, padding)
-    return whole[:, :rows, :columns].contiguous().permute(0, 3, 1, 2)
-
-
-def convolve_and_pool(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> tuple[Tensor, Tensor]:
-    """Return the largest of each 2 x 2 values, as `convolve` has them, and what their gradients are computed from."""
-    rows, columns = _shape_of(x, padding)
-    whole = _convolved("largest", x, weight, bias, padding)
-    return whole[:, ::2][:, : rows // 2, : columns // 2].contiguous().permute(0, 3, 1, 2), whole
-
-
-def _convolved(maps: str, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
-    grid = _grid_of(_shape_of(x, padding))
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, pools: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return a convolution's values, `(batch, channels, rows, columns)`, channels innermost in memory; with `pools` the
+    largest of each 2 x 2 of them, and what `gradients` reads of it."""
+    shape = _shape_of(x, padding)
+    grid, maps, across = _grid_of(shape), "largest" if pools else "values", _ACROSS // 2 if pools else _ACROSS
     images, by = _Images(_fitted(x, padding, grid, 2), grid), _transformed(weight).transpose(1, 2)
-    across = _ACROSS // 2 if maps == "largest" else _ACROSS
     to = _Images(x.new_empty(len(x), grid[0] * _DOWN, grid[1] * across, len(weight)), grid, bias)
     for first, number in images.parts():
         to.gather(maps, images.spread("inputs", first, number), by, first, number)
-    return to.values
+    values = to.values[:, ::2][:, : shape[0] // 2, : shape[1] // 2] if pools else to.values[:, : shape[0], : shape[1]]
+    return values.contiguous().permute(0, 3, 1, 2), to.values
 
 
 def gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, padding: Pair, wanted: Sequence[bool], pooled: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of a convolution's inputs, weights and bias, as wanted, from that of its values, or of the
-    largest of each 2 x 2 where `pooled` is what `convolve_and_pool` returned, which is written to."""
+    largest of each 2 x 2 where `pooled` is what `convolve` returned beside them, which is written to."""
     of_inputs, of_weights, of_bias = wanted
     grid, (outs, channels) = _grid_of(_shape_of(x, padding)), weight.shape[:2]
     images = _Images(_fitted(x, padding, grid, 2), grid)
