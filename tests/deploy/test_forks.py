@@ -105,6 +105,13 @@ def test_transformers_is_imported_before_it_forks_where_an_app_s_network_is_of_i
     assert found == ["transformers.models.auto.modeling_auto"] * imported
 
 
+def test_numba_is_loaded_before_it_forks_and_starts_no_thread() -> None:
+    seen = "print('numba' in sys.modules, len(os.listdir('/proc/self/task')))"
+    code = f"import os, sys; from fedskew.deploy import _forks as f; f.flower_superexec = lambda: {seen}; f.main()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "1"]
+
+
 @pytest.mark.faults
 def test_it_ends_with_the_supernode_that_holds_its_input() -> None:
     command = [sys.executable, "-P", "-c", "from fedskew.deploy._forks import main; main()"]

@@ -25,6 +25,7 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 import fedskew.deploy._client  # noqa: F401, for what it imports
 from fedskew.deploy.supernode import TRANSFORMERS
+from fedskew.models import has_kernels
 
 PR_SET_PDEATHSIG = 1
 LONGEST_WAIT = 30.0
@@ -82,6 +83,7 @@ def _answer(spec: ExecutionSpec) -> int:
 def main() -> None:
     """Run Flower's SuperExec, whose options it takes, with this executor."""
     os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.01"  # as the executor waits
+    has_kernels()  # loads Numba, which takes a fork half a second
     superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
     superexec.get_executor = lambda *_, **__: Forks()
     # The kernel ends this process with its parent; Flower would start a thread for that, beside which no fork is safe.

@@ -6,6 +6,7 @@ from fedskew.models._dropout import Dropout
 from fedskew.models._faster import Faster
 from fedskew.models._flat import FlatModel, Layout, ModelState
 from fedskew.models._network import Network, Outputs, unit_rows
+from fedskew.models._winograd import has_kernels
 from fedskew.models._wrappers import (
     Concatenated,
     OnPrototypes,
@@ -34,6 +35,7 @@ __all__ = [
     "build",
     "check_outputs",
     "copied",
+    "has_kernels",
     "hooks_of",
     "last_layer",
     "note",
