@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_717, "docstrings": 9_541, "files": 316, "names": 334},
+    "src": {"code": 38_716, "docstrings": 9_541, "files": 316, "names": 334},
     "tests": {"code": 33_566},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

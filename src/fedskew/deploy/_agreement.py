@@ -370,8 +370,7 @@ class Agreement(BaseModel):
         special = {
             "target.unlabelled": isinstance(config.target.unlabelled, str),
             "method.pipeline": "pipeline" in config.method,
-            "evaluation.measure": config.evaluation.measure in ("auroc", "pr_auc", "ece")
-            and self.evaluation != "scores",
+            "evaluation.measure": config.evaluation.reads_scores and self.evaluation != "scores",
             "training.class_weights": config.training.balances and self.label_counts == "withheld",
         }
         for key, reason in SIMULATED.items():

@@ -386,16 +386,18 @@ class _BatchObjective:
         if not self.is_evaluated:
             if part is not None:
                 value = self._value(outputs)
-            self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
+            self._note(value, outputs)
         return model.gradient
 
     def descend(self, rate: float) -> bool:
         """Move the model against the gradient by `rate`, where it can do that at once; return whether it did."""
         found = self._backend.model.descend(rate, *self._whole)
         if found is not None:
-            value, outputs = found
-            self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
+            self._note(*found)
         return found is not None
+
+    def _note(self, value: Tensor, outputs: Outputs) -> None:
+        self.first, self.batch, self.is_evaluated = value, Batch(*outputs, self._y), True
 
     @torch.no_grad()
     def value(self) -> Tensor:

@@ -337,6 +337,11 @@ class EvaluationSection(Section):
     lowest is best). "auto": `target_accuracy` where there is a target; else `balanced_accuracy` where one class has
     more than 60 % of the samples, or than 1.5 times an even share, and `accuracy` where none has."""
 
+    @property
+    def reads_scores(self) -> bool:
+        """Whether the measure is of all classes' scores, not of the predicted ones alone."""
+        return self.measure in ("auroc", "pr_auc", "ece")
+
 
 class TuneSection(Section):
     """A key whose value is chosen on validation samples, by `evaluation.measure`."""

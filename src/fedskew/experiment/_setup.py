@@ -92,7 +92,7 @@ def make_training_loop(
         kept = model.frozen() if config.model.freezes and method.pipeline is None else {}
         files = RunFolder(folder, task.partition, Identity.of(config, whole_task.loaded.content(config)), kept)
     targets, backend = (task.target, task.server_target), getattr(runner, "backend", None)
-    ranks = ranks or config.evaluation.measure in ("auroc", "pr_auc", "ece")
+    ranks = ranks or config.evaluation.reads_scores
     evaluator = _work.LocalEvaluator(
         model, test, validation, dataset.num_classes, *targets, backend, dataset.multi_label, ranks
     )

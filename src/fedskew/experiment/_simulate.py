@@ -87,7 +87,7 @@ def simulate_together(configs: Sequence[Config]) -> list[Result | FedskewError]:
 
     Where they have the same data set and network, and local training differs in no more than samples, seed and learning
     rate, their clients train as one cohort. Results are those of `simulate` up to rounding, without AUROC and the like;
-    a config that can't be set up has the error that `simulate` raises. RunError where training failed in one.
+    a config that can't be set up has the error that `simulate` raises. RunError, of all, where training fails in one.
     """
     alike: dict[str, list[int]] = {}
     for at, config in enumerate(configs):

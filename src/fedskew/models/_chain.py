@@ -7,6 +7,7 @@ The function is the network's own. Sums are added up in another order, so gradie
 trajectories part where a ReLU or a maximum is nearly tied, as they do between two builds of PyTorch.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.nn.modules.utils import _pair
 from fedskew.models._dropout import ChannelDropout, Dropout
 from fedskew.models._network import Outputs
 from fedskew.models._wide import images_of, product_of, rows_of, windows_of
-from fedskew.models._winograd import around_of, convolve, gradients, is_intel
+from fedskew.models._winograd import around_of, convolve, gradients, has_kernels
 from fedskew.models._wrappers import CosineHead
 
 _RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
@@ -73,7 +74,7 @@ class Linear(Stage):
     def forward(self, x: Tensor) -> Tensor:
         """See `Stage`."""
         self.x = x
-        if self.weight.numel() >= MANY_WEIGHTS and 8 <= len(x) <= 32 and is_intel():
+        if self.weight.numel() >= MANY_WEIGHTS and 8 <= len(x) <= 32 and _is_intel():
             y = torch.mm(self.weight, x.t()).t().contiguous()
             return y if self.bias is None else y.add_(self.bias)
         return torch.mm(x, self.turned) if self.bias is None else torch.addmm(self.bias, x, self.turned)
@@ -89,6 +90,16 @@ class Linear(Stage):
         elif self.rate is not None:
             torch.addmm(self.weight, gradient.t(), self.x, alpha=-self.rate, out=self.weight)
         return dx
+
+
+@functools.cache
+def _is_intel() -> bool:
+    """Return whether matrix products are those of Intel's library on a processor of its own."""
+    if not torch.backends.mkl.is_available() or not has_kernels():
+        return False
+    from llvmlite.binding import get_host_cpu_name  # type: ignore[import-untyped]
+
+    return not str(get_host_cpu_name()).startswith("znver")
 
 
 class Cosines(Stage):

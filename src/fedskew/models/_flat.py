@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -36,11 +36,14 @@ class _Slice:
 
     def of(self, vector: Tensor) -> Tensor:
         """Return the named tensor as a view of `vector`, or of a stack of them, `(clients, parameters)`."""
-        part, stacked = vector.narrow(-1, self.start, self.shape.numel()), vector.shape[:-1]
+        return self.shaped(vector.narrow(-1, self.start, self.shape.numel()))
+
+    def shaped(self, part: Tensor) -> Tensor:
+        """View the tensor's numbers, of a vector or a stack, in its shape."""
         if self.channels_last:
             outs, ins, height, width = self.shape
-            return part.view(*stacked, outs, height, width, ins).movedim(-1, -3)
-        return part.view(stacked + self.shape)
+            return part.view(*part.shape[:-1], outs, height, width, ins).movedim(-1, -3)
+        return part.view(part.shape[:-1] + self.shape)
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ class Layout:
         return layers
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Split a vector, `(parameters,)`, into views of the parameters' shapes by name."""
-        return {part.name: part.of(vector) for part in self.parts}
+        """Split a vector, `(parameters,)`, or a stack of them, into views of the parameters' shapes by name."""
+        split = vector.split([part.shape.numel() for part in self.parts], -1)
+        return {part.name: part.shaped(own) for part, own in zip(self.parts, split, strict=True)}
 
 
 class _Place(NamedTuple):
@@ -111,8 +115,8 @@ class FlatModel:
     Attributes:
         network: `module`, computed without autograd where it is a chain of known layers.
         vector: The parameters, `(parameters,)`, float32.
-        gradient: Likewise; every parameter's `.grad` is a view of it, so that `loss.backward()` adds to it. `descend`
-            leaves that of large layers as it was.
+        gradient: Likewise; each `.grad` is a view of it, to which `loss.backward()` adds; `descend` skips large layers.
+        layout: Where the parameters stand in the vector.
         names: The parameters' names, in the order of the vector. A tied parameter counts once.
         buffers: The floating-point buffers of the state dict, `(buffers,)`, float32, of which the module's are views.
         channels_last: Whether convolution weights are stored so.
@@ -151,10 +155,10 @@ class FlatModel:
         self._options: dict[str, Any] = {"channels_last": channels_last, "constant": constant}
         self.integer_buffers = {name: b for name, b in held.items() if name not in floating}
         self.buffer_names = tuple(held)
-        self._slices = _lay_out(parameters, channels_last)
+        self.layout = Layout(tuple(_lay_out(parameters, channels_last)))
         self.names = tuple(parameters)
         device = next(iter(parameters.values())).device
-        self.vector = _gather(parameters, self._slices, device)
+        self.vector = _gather(parameters, self.layout.parts, device)
         self.gradient = torch.zeros_like(self.vector)
         self._buffer_slices = _lay_out(floating, False)
         self.buffers = _gather(floating, self._buffer_slices, device)
@@ -295,16 +299,11 @@ class FlatModel:
 
     def parts(self, vector: Tensor) -> list[Tensor]:
         """Split a vector of parameters into views, one for each, in the order of `names`."""
-        return [part.of(vector) for part in self._slices]
-
-    @property
-    def layout(self) -> Layout:
-        """Where the parameters stand in the vector."""
-        return Layout(tuple(self._slices))
+        return [part.of(vector) for part in self.layout.parts]
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Split a vector of parameters, or a stack, into views by name, as `torch.func.functional_call` takes them."""
-        return {part.name: part.of(vector) for part in self._slices}
+        return self.layout.views(vector)
 
     def buffer_views(self, buffers: Tensor, integers: Tensor) -> dict[str, Tensor]:
         """Split vectors of buffers into views by buffer name, as `torch.func.functional_call` takes them."""
@@ -364,7 +363,7 @@ def _lay_out(tensors: Mapping[str, Tensor], channels_last: bool) -> list[_Slice]
 
 
 @torch.no_grad()
-def _gather(tensors: Mapping[str, Tensor], slices: list[_Slice], device: torch.device) -> Tensor:
+def _gather(tensors: Mapping[str, Tensor], slices: Sequence[_Slice], device: torch.device) -> Tensor:
     """Move tensors into one new vector, and make the tensors views of it."""
     vector = torch.empty(sum(tensor.numel() for tensor in tensors.values()), device=device)
     for part in slices:

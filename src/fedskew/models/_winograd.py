@@ -245,16 +245,6 @@ def has_kernels() -> bool:
 
 
 @functools.cache
-def is_intel() -> bool:
-    """Return whether matrix products are those of Intel's library on a processor of its own."""
-    if not torch.backends.mkl.is_available() or not has_kernels():
-        return False
-    from llvmlite.binding import get_host_cpu_name  # type: ignore[import-untyped]
-
-    return not str(get_host_cpu_name()).startswith("znver")
-
-
-@functools.cache
 def _kernel(maps: str, channels: int) -> Callable[..., None]:
     """Return the kernel that computes tiles from images, or images from tiles."""
     from fedskew.models._kernels import compiled, filled

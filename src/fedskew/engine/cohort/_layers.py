@@ -358,8 +358,7 @@ class LinearChain:
     def __init__(self, model: FlatModel, layers: Sequence[tuple[nn.Linear, bool]], head: Any) -> None:
         names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._layers = [(names[id(one.weight)], names.get(id(one.bias)), relu) for one, relu in layers]
-        self._parts, self._head = model.layout.parts, head
-        self._sizes = [part.shape.numel() for part in self._parts]
+        self._head = head
         of_head = {} if head is None else {names[id(one)]: one.detach() for one in (head.weight, head.scale)}
         self._of_head = of_head  # directions and scale, the same for all clients where they are not trained
         self._inputs: list[Tensor] = []
@@ -369,11 +368,6 @@ class LinearChain:
         """Return whether the chain has layers, and all parameters of the model are theirs."""
         own = {name for weight, bias, _ in self._layers for name in (weight, bias)} | self._of_head.keys()
         return bool(self._layers) and own >= {*model.names}
-
-    def views(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Split a stack of parameter vectors into named views, `(clients, ...)`, at once, as a step does it twice."""
-        split = zip(self._parts, vectors.split(self._sizes, 1), strict=True)
-        return {part.name: own.view(-1, *part.shape) for part, own in split}
 
     def outputs(self, views: Mapping[str, Tensor], x: Tensor) -> Outputs:
         """Compute features and logits, `(clients, batch, ...)`, of batches `(clients, batch, values)`."""

@@ -284,12 +284,12 @@ class Stack:
         chain = network.chain(own.x[0])
         if dim is None and (chain or not network.batch_statistics):  # one pass over the rows of all clients
             if chain is not None:
-                outputs = chain.outputs(chain.views(parameters[None]), own.x.flatten(2).flatten(0, 1)[None])
+                outputs = chain.outputs(network.views(parameters[None]), own.x.flatten(2).flatten(0, 1)[None])
             else:
                 outputs, _, _ = network(network.views(parameters), buffers, integers, own.x.flatten(0, 1))
             return Outputs(*(part.view(*own.x.shape[:2], -1) for part in outputs))
         if chain is not None:
-            return chain.outputs(chain.views(parameters), own.x.flatten(2))
+            return chain.outputs(network.views(parameters), own.x.flatten(2))
 
         def infer(parameters: Named, buffers: Tensor, integers: Tensor, x: Tensor, mask: Tensor | None) -> Outputs:
             return network(parameters, buffers, integers, x, mask=mask, smallest=smallest)[0]
@@ -359,7 +359,7 @@ class _StackObjective:
         return Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
 
     def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor, objective: Objective) -> Tensor:
-        own, views, by_features = self._own, chain.views(parameters), None
+        own, views, by_features = self._own, self._network.views(parameters), None
         outputs = chain.outputs(views, own.x.flatten(2))
         if objective.is_sloped:
             values, by_logits = objective.slope(Batch(*outputs, own.y, own.mask), self._context(self._together))
@@ -370,7 +370,7 @@ class _StackObjective:
                 by_features, by_logits = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
         gradients = torch.empty_like(parameters)
         by_logits = torch.zeros_like(outputs.logits) if by_logits is None else by_logits
-        chain.backward(views, chain.views(gradients), by_features, by_logits)
+        chain.backward(views, self._network.views(gradients), by_features, by_logits)
         self._note(values, outputs, objective)
         return gradients
 
