@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_716, "docstrings": 9_541, "files": 316, "names": 334},
-    "tests": {"code": 33_566},
+    "src": {"code": 38_762, "docstrings": 9_550, "files": 316, "names": 337},
+    "tests": {"code": 33_592},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

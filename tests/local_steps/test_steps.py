@@ -8,7 +8,7 @@ import torch
 
 from fedskew.errors import ComponentError
 from fedskew.hooks import Hooks
-from fedskew.local_steps import INDEX, SGD, StepSettings, steps_in_place
+from fedskew.local_steps import INDEX, SGD, Adam, Correction, StepSettings, corrected, steps_in_place
 
 G = torch.Generator().manual_seed(0)
 START = torch.randn(6, generator=G, dtype=torch.float64)
@@ -147,6 +147,38 @@ def test_in_place_it_is_the_same_up_to_rounding(name, momentum, weight_decay):
         step.step_in_place(ours, lambda _, slope=slope: slope, own_carried, given)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
         torch.testing.assert_close(own_carried, dict(carried), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "feddyn"])
+@pytest.mark.parametrize("more", [{}, {"adam": Adam()}, {"clip_norm": 0.5}], ids=["sgd", "adam", "clipped"])
+def test_with_its_correction_computed_once_a_step_is_the_same_up_to_rounding(name, more):
+    start, parameters, client, server, slope = torch.randn(5, 77, generator=torch.Generator().manual_seed(1))
+    states = {"scaffold.server": server}, {"scaffold.client": client, "feddyn.drift": client}
+    step, given = INDEX[name](), StepSettings(start, 0.3, 0.9, 0.1, *states, **more)
+    once, carried = corrected(step, given), step.init(given)
+    theirs, _ = step.step(parameters, lambda _: slope, carried, given)
+    ours, _ = step.step(parameters, lambda _: slope, carried, once)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    step.step_in_place(parameters, lambda _: slope, carried, once)
+    torch.testing.assert_close(parameters, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_pull_is_decay_only_where_both_are_added_to_the_same_gradient():
+    step, given = INDEX["fedprox"](0.5), StepSettings(START, 0.1, weight_decay=0.25)
+    assert corrected(step, given)[3] == 0.75
+    assert corrected(step, given).correction.pull == 0
+    for own in ({"adam": Adam()}, {"clip_norm": 1.0}, {"rates": START}):
+        assert corrected(step, given._replace(**own))[3] == 0.25
+        assert corrected(step, given._replace(**own)).correction.pull == 0.5
+
+
+@pytest.mark.parametrize("overridden", ["step", "step_in_place", "direction"])
+def test_who_overrides_what_adds_a_correction_gets_none(overridden):
+    kind = type("Own", (INDEX["fedprox"],), {overridden: lambda self, *of: START})
+    given = StepSettings(START, 0.1)
+    assert corrected(kind(), given) is given
+    beside = type("Own", (kind,), {"correction": lambda self, settings: Correction(START)})
+    assert corrected(beside(), given).correction == Correction(START)
 
 
 @pytest.mark.parametrize("wrong", [lambda slope: None, torch.sum, lambda slope: slope[:3], lambda slope: slope.half()])

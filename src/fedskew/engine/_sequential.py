@@ -29,7 +29,7 @@ from fedskew.engine.contracts import calling, checked_carried, checked_figure, c
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
-from fedskew.local_steps import SGD, StepSettings, steps_in_place
+from fedskew.local_steps import SGD, StepSettings, corrected, steps_in_place
 from fedskew.models import Dropout, FlatModel, ModelState, Outputs
 from fedskew.models.frozen import hold_still
 from fedskew.objectives import Batch, Context, Objective
@@ -222,13 +222,15 @@ class SequentialBackend(Backend):
 
     @flush_denormals()
     def _train(self, setup: ClientSetup) -> ClientResult:
-        work, settings = self.work, setup.settings
+        work = self.work
         round, task, samples, client = setup.round, setup.task, setup.samples, setup.task.client
         if self._teacher is not None and work.private is not None:
             self._teacher.load(setup.sent.model)
         self.model.write_state(setup.sent.model)
         self.model.network.train()
         step = work.local_step
+        with calling("local_step", step, "correction", f"round {round}, client {client}: "):
+            settings = corrected(step, setup.settings)
         carried, in_place, log = carried_first(work, setup), steps_in_place(step), ClientLog()
         seen, context = seen_by(step.step, {"layout": self.model.layout, "log": log}), setup.context._replace(log=log)
         # A copy, as a step may write to it, and what was sent is the next client's, too.

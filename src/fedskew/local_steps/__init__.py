@@ -6,7 +6,16 @@ from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx
 from fedskew.local_steps._fedsam import FedSAM
 from fedskew.local_steps._optimizers import SGD
-from fedskew.local_steps._protocol import Adam, Gradient, LocalStep, StepSettings, steps_in_place
+from fedskew.local_steps._protocol import (
+    Adam,
+    Correction,
+    Gradient,
+    LocalStep,
+    StepSettings,
+    corrected,
+    steps_in_place,
+    takes_rows,
+)
 from fedskew.local_steps._scaffold import Scaffold
 
 INDEX: dict[str, type] = {
@@ -19,4 +28,15 @@ INDEX: dict[str, type] = {
     "fedbabu": FedBABU,
 }
 
-__all__ = ["INDEX", "SGD", "Adam", "Gradient", "LocalStep", "StepSettings", "steps_in_place"]
+__all__ = [
+    "INDEX",
+    "SGD",
+    "Adam",
+    "Correction",
+    "Gradient",
+    "LocalStep",
+    "StepSettings",
+    "corrected",
+    "steps_in_place",
+    "takes_rows",
+]

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd
 from fedskew.local_steps._optimizers import SGD
-from fedskew.local_steps._protocol import StepSettings
+from fedskew.local_steps._protocol import Correction, StepSettings
 from fedskew.parameters import Positive, component
 
 DRIFT = "feddyn.drift"
@@ -55,10 +55,9 @@ class FedDyn(SGD, Hooks):
 
     alpha: Positive = 0.01
 
-    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
-        """Return the gradient plus FedDyn's two terms."""
-        away = (parameters - settings.start).add_(settings.client[DRIFT])
-        return torch.add(gradient, away, alpha=self.alpha)
+    def correction(self, settings: StepSettings) -> Correction:
+        """Return the gradient of FedDyn's two terms."""
+        return Correction((settings.client[DRIFT] - settings.start).mul_(self.alpha), self.alpha)
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return the sum of the client's changes, zeros, `(parameters,)`."""

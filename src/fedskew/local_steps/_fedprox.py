@@ -10,11 +10,8 @@ size, undefined at the start); the paper and this implementation do.
 
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from fedskew.local_steps._optimizers import SGD
-from fedskew.local_steps._protocol import StepSettings
+from fedskew.local_steps._protocol import Correction, StepSettings
 from fedskew.parameters import NonNegative, component
 
 
@@ -31,6 +28,6 @@ class FedProx(SGD):
 
     mu: NonNegative = 0.01
 
-    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
-        """Return the gradient plus the proximal pull."""
-        return torch.add(gradient, parameters - settings.start, alpha=self.mu)
+    def correction(self, settings: StepSettings) -> Correction:
+        """Return the gradient of the proximal term."""
+        return Correction(settings.start * -self.mu, self.mu)

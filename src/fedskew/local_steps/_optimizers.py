@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import ComponentError
-from fedskew.local_steps._protocol import Adam, Gradient, Named, Stepped, StepSettings
+from fedskew.local_steps._protocol import Adam, Correction, Gradient, Named, Stepped, StepSettings
 from fedskew.parameters import component
 
 MEAN, SQUARE, STEPS = "adam.mean", "adam.square", "adam.steps"
@@ -134,10 +134,19 @@ class SGD:
         """Return what the optimiser carries, zeros; nothing for SGD without momentum."""
         return fresh(settings)
 
+    def correction(self, settings: StepSettings) -> Correction | None:
+        """Return what is added to every gradient. With `takes_rows = True` beside it, tensors that the client keeps
+        have a row for each client of a cohort."""
+        return None
+
     def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
         """Return what a step goes along, `(..., parameters)`, from the gradient at `parameters`; neither is written to.
         With `takes_rows = True` beside it, it is given a row for each client of a cohort."""
-        return gradient
+        added = settings.correction or self.correction(settings)
+        if added is None:
+            return gradient
+        found = gradient + added.shift
+        return found.add_(parameters, alpha=added.pull) if added.pull else found
 
     def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along `direction`; no argument is written to."""
@@ -145,7 +154,12 @@ class SGD:
 
     def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
         """Take the same step in one pass over the parameters; see `InPlace`."""
-        descend_in_place(parameters, self._direction(parameters, gradient, settings), carried, settings)
+        added = settings.correction
+        if added is not None and not added.pull and type(self).direction is SGD.direction:  # no vector is made
+            found = gradient(parameters).contiguous().add_(added.shift)
+        else:
+            found = self._direction(parameters, gradient, settings)
+        descend_in_place(parameters, found, carried, settings)
 
     def _direction(self, parameters: Tensor, gradient: Gradient, settings: StepSettings) -> Tensor:
         found: Any = self.direction(gradient(parameters), parameters, settings)

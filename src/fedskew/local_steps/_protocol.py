@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
-from fedskew.components import SEEN, covers, takes
+from fedskew.components import SEEN, covers, has, takes
 
 Named = Mapping[str, Tensor]
 Gradient = Callable[..., Tensor]
@@ -30,6 +30,14 @@ class Adam(NamedTuple):
     decoupled: bool = False
 
 
+class Correction(NamedTuple):
+    """What a local step adds to every gradient of a client: `shift`, `(parameters,)`, and `pull` times the parameters.
+    The gradient of a quadratic function of the parameters is of this form."""
+
+    shift: Tensor
+    pull: float = 0.0
+
+
 class StepSettings(NamedTuple):
     """Settings that all local steps of a client share.
 
@@ -45,6 +53,7 @@ class StepSettings(NamedTuple):
         rates: Factors of the learning rate, where parameters have their own, `(parameters,)`; None: all are alike.
         decays: In place of `weight_decay`, where there are `rates`, `(parameters,)`.
         spans: Where parameters of one rate and decay begin and end.
+        correction: The step's own, computed once for all steps; None: it has none, or computes it in each.
     """
 
     start: Tensor
@@ -58,12 +67,16 @@ class StepSettings(NamedTuple):
     rates: Tensor | None = None
     decays: Tensor | None = None
     spans: tuple[tuple[int, int], ...] = ()
+    correction: Correction | None = None
+
+    @property
+    def is_sgd(self) -> bool:
+        """Whether the optimiser is SGD, whole gradients move by one rate, and decay is added to them."""
+        return all(one is None for one in (self.adam, self.clip_norm, self.rates))
 
     def plain_rate(self) -> float | None:
         """Return by how much a step of SGD moves against the gradient; None if that is not all that it does."""
-        others = self.adam, self.clip_norm, self.rates
-        is_plain = not (self.momentum or self.weight_decay) and all(one is None for one in others)
-        return float(self.lr) if is_plain else None
+        return float(self.lr) if self.is_sgd and not (self.momentum or self.weight_decay) else None
 
 
 class LocalStep(Protocol):
@@ -93,15 +106,33 @@ class InPlace(Protocol):
 
         Args:
             parameters: The model's own vector; where clients train together, one for each, `(clients, parameters)`.
-            gradient: The gradient of this batch's objective at these parameters.
+            gradient: The gradient of this batch's objective at these parameters, which may be written to.
             carried: What `init` returned.
         """
 
 
 def steps_in_place(step: Any, rows: bool = False) -> InPlace | None:
     """Return a local step as one that updates the model in place, with `rows` those of clients that train together;
-    None if it can't, overrides `step` alone, or, of rows, `direction` without `takes_rows` beside it."""
+    None if it can't, overrides `step` alone, or, of rows, has a `direction` and does not take them."""
     fits = covers(step, "step_in_place", "step") and not any(takes(step, "step", name) for name in SEEN["step"])
     if rows and hasattr(step, "direction"):
-        fits = fits and covers(step, "takes_rows", "direction")
+        fits = fits and takes_rows(step)
     return cast(InPlace, step) if fits else None
+
+
+def takes_rows(step: Any) -> bool:
+    """Return whether a local step takes a row for each client: it says so where it defines its functions, or below."""
+    return has(step, "takes_rows") and all(
+        covers(step, "takes_rows", one) for one in ("step", "direction", "correction")
+    )
+
+
+def corrected(step: Any, settings: StepSettings) -> StepSettings:
+    """Return a client's settings, or those of a row for each, with the step's correction, unless the step overrides
+    what adds it. A pull is a part of the decay where both are added to the same gradient."""
+    if not all(covers(step, "correction", one) for one in ("step", "step_in_place", "direction")):
+        return settings
+    added: Correction | None = step.correction(settings)
+    if added is not None and settings.is_sgd:
+        return settings._replace(correction=Correction(added.shift), weight_decay=settings.weight_decay + added.pull)
+    return settings._replace(correction=added)

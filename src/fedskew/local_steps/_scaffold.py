@@ -28,7 +28,7 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.hooks import Hooks, LocalEnd, Returned, RoundEnd, fednova_normaliser
 from fedskew.local_steps._optimizers import SGD
-from fedskew.local_steps._protocol import Named, StepSettings
+from fedskew.local_steps._protocol import Correction, Named, StepSettings
 from fedskew.parameters import component
 
 SERVER, CLIENT, CHANGE = "scaffold.server", "scaffold.client", "scaffold.change"
@@ -69,9 +69,9 @@ class Scaffold(SGD, Hooks):
 
     option: Literal["one", "two"] = "two"
 
-    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
-        """Return the corrected gradient."""
-        return (gradient - settings.client[CLIENT]).add_(settings.broadcast[SERVER])
+    def correction(self, settings: StepSettings) -> Correction:
+        """Return the server's control variate minus the client's."""
+        return Correction(settings.broadcast[SERVER] - settings.client[CLIENT])
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
         """Return the server's control variate, zeros, `(parameters,)`."""

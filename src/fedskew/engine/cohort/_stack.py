@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from fedskew.components import covers, has, seen_by
+from fedskew.components import seen_by
 from fedskew.data import Inputs
 from fedskew.engine._backend import LocalWork, flush_denormals, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import checked_figure, checked_step
 from fedskew.hooks import Hooks, Named
-from fedskew.local_steps import StepSettings, steps_in_place
+from fedskew.local_steps import StepSettings, corrected, steps_in_place, takes_rows
 from fedskew.models import ModelState, Outputs
 from fedskew.objectives import Batch, Context, Objective
 from fedskew.randomness import Purpose, mix, stream_key
@@ -135,8 +135,7 @@ class Stack:
     def __init__(self, networks: Networks, work: LocalWork, clients: Sequence[StackedClient]) -> None:
         self.networks, self.work, self.clients, step = networks, work, clients, work.local_step
         self._in_place = steps_in_place(step, rows=True)
-        covered = all(covers(step, "takes_rows", plain) for plain in ("step", "direction"))
-        self._takes_rows = covered and has(step, "takes_rows")
+        self._takes_rows = takes_rows(step)
         setups = [client.setup for client in clients]
         self._device = setups[0].settings.start.device
         self.own, self.dims = _own(setups)
@@ -221,12 +220,13 @@ class Stack:
         """Return what the `active` first clients read in every step, without batches, and the settings of the step."""
         parts: Any = zip(self.own[:5], self.dims[:5], strict=True)
         own = Own(*(part if dim is None else tree_map(partial(of_first, active), part) for part, dim in parts))
-        return own, self.clients[0].setup.settings._replace(
+        settings = self.clients[0].setup.settings._replace(
             start=own.sent.parameters,
             lr=own.lr.unsqueeze(1) if isinstance(own.lr, Tensor) and own.lr.dim() else own.lr,
             broadcast=own.broadcast if self.dims.broadcast is None else _beside_vectors(own.broadcast),
             client=_beside_vectors(own.client),
         )
+        return own, corrected(self.work.local_step, settings) if self._takes_rows else settings
 
     @torch.no_grad()
     def step(
