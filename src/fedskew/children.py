@@ -37,14 +37,16 @@ class Died(str):
 class Child:
     """A process that runs `target(connection, *arguments)`, which are pickled; `connection` leads to the parent. It
     ignores Ctrl-C until it calls `hear_interrupts`, and ends when its parent has ended; a daemon also when the parent
-    exits normally, but it can start no processes itself."""
+    exits normally, but it can start no processes itself. `loads` names the module that is loaded once for all children,
+    if it is not the target's."""
 
-    def __init__(self, target: Callable[..., None], *arguments: Any, daemon: bool = False) -> None:
+    def __init__(self, target: Callable[..., None], *arguments: Any, daemon: bool = False, loads: str = "") -> None:
         self.connection, theirs = _CONTEXT.Pipe()
         here = (dict(os.environ), os.getcwd(), list(sys.path))
         self.process = _CONTEXT.Process(target=_live, args=(target, theirs, arguments, here), daemon=daemon)
         if sys.platform == "linux":
-            _CONTEXT.set_forkserver_preload([target.__module__])  # heeded by the first child only: it starts the server
+            # Heeded by the first child only, which starts the server.
+            _CONTEXT.set_forkserver_preload([loads or target.__module__])
         with _interrupts_blocked():
             self.process.start()
         theirs.close()

@@ -55,7 +55,7 @@ class Processes(Executor):
         try:
             child = self._idle.get_nowait()
         except Empty:
-            child = Child(_serve)
+            child = Child(_serve, loads=fn.__module__)
             self._children.add(child)
         try:
             if self._ended:

@@ -228,6 +228,18 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path):
     assert 'exit status 1; put what trains below `if __name__ == "__main__":`' in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each process loads what it needs")
+def test_what_an_executor_calls_is_loaded_once_for_all_its_processes(tmp_path):
+    (tmp_path / "loads.py").write_text("import os\n\nby = os.getpid()\n\n\ndef found():\n    return by, os.getppid()\n")
+    said = "from fedskew.executors import executor\nfrom loads import found\nwith executor(1) as (pool, _):\n"
+    said += "    by, parent = pool.submit(found).result()\n    assert by == parent, (by, parent)"
+    done = subprocess.run(
+        [sys.executable, "-c", said], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_senseless_numbers_of_processes_are_refused():
     with pytest.raises(ArgumentError, match="processes: must be at least 1, not 0"):
         backend(processes=0)
