@@ -176,7 +176,7 @@ def print_estimate(console: Console, configs: Sequence[Config], only: bool, time
     from fedskew.experiment import shared_data
     from fedskew.papers import estimate
 
-    with console.status("measuring a few steps"), shared_data():
+    with console.status("measuring a few steps; the first ones of a network on a computer take longer"), shared_data():
         found = [estimate(config) for config in configs]
     counts = times or [1] * len(found)
     seconds = sum(one * count for one, count in zip(found, counts, strict=True) if not isinstance(one, str))
