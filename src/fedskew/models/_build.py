@@ -56,10 +56,13 @@ def build(
         raise ArgumentError(f"in_shape: must be positive sizes without the batch, got {tuple(in_shape)}")
     network = INDEX[name]
     own = checked_options(network.__init__, options, f"model {name!r}", ("num_classes", "in_shape"))
-    with torch.device("meta"):  # allocates nothing and draws nothing: weights are drawn once, below
-        model = network(num_classes, tuple(in_shape), **own)
-    # The same as `to_empty`, which however imports sympy; that takes half a second.
-    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
+    try:
+        with torch.device("meta"):  # allocates nothing and draws nothing: weights are drawn once, below
+            model = network(num_classes, tuple(in_shape), **own)
+        # The same as `to_empty`, which however imports sympy; that takes half a second.
+        model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise ArgumentError(f"{name} of this size has no room in memory; make it smaller: {in_one_line(error)}") from None
     model.draw(generator or torch.Generator().manual_seed(0))
     Dropout.swap(model)
     return model
