@@ -39,7 +39,7 @@ class Decorrelation(Term):
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, None, Tensor]:
         """See `Sloped.slope`."""
         value, number, sums, size, others, root, scaled, by_scaled, each = self._parts(batch)
-        gradient = torch.addcmul(by_scaled, scaled, sums(each) / others, value=-1) * (root * (4 / number))
+        gradient = torch.addcmul(by_scaled, scaled, sums(each) / others, value=-1) * (root / (number / 4))
         # Its sum over a group is 0, as that of X is, but for rounding, which a small variance makes large.
         return value, None, gradient - sums(gradient) / size
 
@@ -55,7 +55,7 @@ class Decorrelation(Term):
             # batch. A row that is alone is 0 when it is centred.
             of_group = same.to(features.dtype)
             sums, size = partial(torch.matmul, of_group), of_group.sum(-1, keepdim=True).clamp(min=1)
-            used = (size >= 2).sum((-2, -1), keepdim=True).to(size.dtype)
+            used = (size >= 2).sum((-2, -1), keepdim=True, dtype=size.dtype)
         others, number = at_least_1(size - 1), at_least_1(used) * max(dim * (dim - 1), 1)
         centred = features - sums(features) / size
         root = (sums(centred.square()) / others + 1e-8).rsqrt()
@@ -66,7 +66,7 @@ class Decorrelation(Term):
         by_all = (products if of_group is None else products * of_group) @ scaled
         by_scaled = torch.addcmul(by_all, scaled, sums(scaled.square()), value=-1)
         each = by_scaled * scaled
-        value = (each.sum((-2, -1), keepdim=True) / number)[..., 0, 0]
+        value = (each.sum((-2, -1), keepdim=True) / number).squeeze((-2, -1))
         return value, number, sums, size, others, root, scaled, by_scaled, each
 
 

@@ -79,13 +79,13 @@ class Uniformity(Term):
         pulls.flatten(-2).scatter_add_(-1, at, (closeness * exponents).sum((-2, -1)).unsqueeze(-1))  # by the median
         pulls = pulls + pulls.mT
         gradient = torch.addcmul(pulls @ centred, centred, pulls.sum(-1, keepdim=True), value=-1)
-        return value, None, gradient * (2 / number / median)
+        return value, None, gradient / (median * (number / 2))
 
     def _parts(self, batch: Batch) -> tuple[Tensor, *tuple[Any, ...]]:
         features, mask, kind = real_rows(batch.features, batch.mask), batch.mask, torch.finfo(batch.features.dtype)
         rows = number_of_rows(features, mask)
         # Distances don't see the origin; near it, they keep the most digits.
-        centred = real_rows(features - features.detach().sum(-2, keepdim=True) / at_least_1(rows), mask)
+        centred = real_rows(features - features.sum(-2, keepdim=True) / at_least_1(rows), mask)
         products = centred @ centred.mT
         squares = products.diagonal(dim1=-2, dim2=-1)
         lengths = squares.unsqueeze(-2) + squares.unsqueeze(-1)
@@ -97,4 +97,4 @@ class Uniformity(Term):
         closeness = real_rows(real_rows(exponents.exp(), mask).mT, mask)
         number = at_least_1(rows * (rows - 1))
         value = (closeness.sum((-2, -1), keepdim=True) - rows) / number  # without those of a row with itself, each 1
-        return value[..., 0, 0], number, centred, apart, at, median, exponents, closeness
+        return value.squeeze((-2, -1)), number, centred, apart, at, median, exponents, closeness

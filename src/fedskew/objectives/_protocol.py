@@ -166,7 +166,7 @@ class Objective:
         total, *gradients = cast(Sloped, self.loss).slope(self.weighed(batch), context)
         for weight, term in self.terms:
             value, *own = cast(Sloped, term).slope(batch, context)
-            total = total + weight * value
+            total = torch.add(total, value, alpha=weight)
             gradients = [_plus(*pair, weight) for pair in zip_longest(gradients, own)]
         by_logits, by_features = (*gradients, None)[:2]
         return total, by_logits, by_features
