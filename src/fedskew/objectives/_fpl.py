@@ -68,7 +68,7 @@ class FPL(Term, Hooks):
         # Along features that have no direction: too small to be seen.
         by_cosines = torch.addcmul(shares @ directions, own, along, value=-1) / length
         gradient = by_cosines.add_(gap, alpha=2 / gap.shape[-1])
-        return value, None, by_rows(torch.where(known, gradient, 0), batch.mask)
+        return value, None, gradient.mul_(by_rows(known.to(gradient.dtype), batch.mask))
 
     def _parts(self, batch: Batch, sent: Named) -> tuple[Tensor, ...]:
         values, classes = sent[VALUES].detach(), sent[CLASSES].unsqueeze(-2)
@@ -77,8 +77,8 @@ class FPL(Term, Hooks):
         held = of_class.sum(-1, keepdim=True)
         known = held > 0
         own, directions = features / (length := lengths(features)), unit_rows(values) / self.temperature
-        closeness, least = own @ directions.mT, torch.finfo(features.dtype).min
-        log_all, log_own = (torch.where(among, closeness, least).log_softmax(-1) for among in (classes >= 0, of_class))
+        closeness, out = own @ directions.mT, -1e30  # of a softmax, and yet finite
+        log_all, log_own = (torch.where(among, closeness, out).log_softmax(-1) for among in (classes >= 0, of_class))
         share = log_own.exp()
         contrast = (share * (log_own - log_all)).sum(-1)  # the same for all prototypes of the class
         gap = features - (of_class.to(values.dtype) / held.clamp(min=1)) @ values
