@@ -51,6 +51,14 @@ def value_of(loss: Any, of: Client) -> Tensor:
     return loss.value(*read_of(of))
 
 
+def slope_of(loss: Any, batch: Batch, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    """Its value and gradients by features and by logits, as it gives them itself."""
+    with torch.no_grad():
+        value, by_logits, by_features = (*loss.slope(batch, context), None)[:3]
+    pairs = (by_features, batch.features), (by_logits, batch.logits)
+    return value, *(torch.zeros_like(like) if by is None else by for by, like in pairs)
+
+
 def value_by_name(
     name: str, outputs: Tensor, targets: Any = None, counts: Any = None, mask: Any = None, teacher: Any = None, **given
 ) -> Tensor:

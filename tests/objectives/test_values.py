@@ -1,6 +1,7 @@
 """Losses by their formulas, by hand and at their edges, what relates them to one another, and what they refuse."""
 
 import math
+from dataclasses import replace
 from math import e, log, sqrt
 from typing import Any
 
@@ -8,14 +9,14 @@ import formulas
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedskew.components import covers
 from fedskew.errors import ArgumentError
-from fedskew.models import Outputs
+from fedskew.models import FlatModel, Outputs
 from fedskew.objectives import INDEX, Batch, Context, Objective
 from fedskew.objectives import functional as fn
-from losses import OF_CLASSES, PROTOTYPES, VACANT, client, value_of
+from losses import OF_CLASSES, PROTOTYPES, VACANT, client, slope_of, value_of
 from losses import value_by_name as loss
 
 TEMPERATURES = [{"temperature": temperature} for temperature in (1.0, 3.0, 0.5)]
@@ -401,6 +402,7 @@ def test_the_gradient_that_cross_entropy_knows_has_the_bits_of_autograds():
     "loss",
     [
         *(kind() for kind in INDEX.values() if getattr(kind, "takes_stacks", False)),
+        INDEX["fpl"](),
         *(INDEX["fedlc"](**own) for own in ({"exclude_target": True}, {"floor": 0.5})),
         INDEX["fedrs"](graded=True),
         INDEX["suppression"](form="printed"),
@@ -419,13 +421,12 @@ def test_a_loss_of_several_clients_at_once_is_that_of_each(loss, masked):
         features, logits = (part[number].requires_grad_() for part in own[0])
         sent, previous = (Outputs(*(part[number] for part in other)) for other in own[1:])
         batch = Batch(features, logits, targets[number], None if mask is None else mask[number])
-        context = Context(counts, sent, previous)
+        prototypes = {"fpl.prototypes": tensor(PROTOTYPES), "fpl.classes": tensor(OF_CLASSES)}
+        context = Context(counts, sent, previous, prototypes)
         total = loss.value(batch, context)
         gradients = torch.autograd.grad(total.sum(), (features, logits), materialize_grads=True)
         if covers(loss, "slope", "value"):
-            with torch.no_grad():
-                torch.testing.assert_close(loss.slope(batch, context), (total, gradients[1]))
-            assert not gradients[0].any()
+            torch.testing.assert_close(slope_of(loss, batch, context), (total, *gradients), rtol=1e-12, atol=1e-12)
         return total, gradients
 
     values, gradients = value(outputs, slice(None), counts.unsqueeze(1))
@@ -435,7 +436,7 @@ def test_a_loss_of_several_clients_at_once_is_that_of_each(loss, masked):
         torch.testing.assert_close(tuple(part[number] for part in gradients), expected)
 
 
-def test_an_objective_with_terms_or_a_loss_of_ones_own_takes_autograds_gradient():
+def test_a_loss_of_ones_own_takes_autograds_gradient_unless_it_says_its_own():
     class Own(INDEX["cross_entropy"]):
         def value(self, batch, context):
             return 2 * super().value(batch, context)
@@ -446,9 +447,48 @@ def test_an_objective_with_terms_or_a_loss_of_ones_own_takes_autograds_gradient(
         def value(self, batch, context, log):
             return super().value(batch, context)
 
-    plain = Objective(INDEX["cross_entropy"]())
+    plain = Objective(INDEX["cross_entropy"](), ((1.0, INDEX["feddecorr"]()),))
     assert plain.is_sloped
     assert not Objective(Own()).is_sloped
     taken = [one.takes_stacks for one in (plain, Objective(Own()), Objective(Logged()))]  # a figure is one client's
     assert taken == [True, False, False]
-    assert not Objective(INDEX["cross_entropy"](), ((1.0, INDEX["feddecorr"]()),)).is_sloped
+    assert not replace(plain, terms=((1.0, Own()),)).is_sloped
+
+
+class Squares:
+    """A loss of one's own, of logits alone."""
+
+    role, reads = "classification", frozenset[str]()
+
+    def value(self, batch, context):
+        return batch.logits.square().sum()
+
+    def slope(self, batch, context):
+        return self.value(batch, context), 2 * batch.logits
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 5)),
+        (nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 5)),
+        (nn.Linear(8, 6).requires_grad_(False), nn.Tanh(), nn.Linear(6, 5)),
+        (nn.Linear(8, 10), nn.Tanh(), nn.AvgPool1d(2)),
+    ],
+    ids=["a chain", "no chain", "a frozen body", "no head: features are logits"],
+)
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_network_s_gradient_by_the_slopes_of_losses_is_autograds(layers, knows):
+    model, x = FlatModel(nn.Sequential(*layers)), torch.randn(7, 8, generator=torch.Generator().manual_seed(1))
+    seen = [Outputs(*(part.detach().flip(0) ** number for part in model.outputs(x))) for number in (2, 3)]
+    context = Context(torch.ones(5), *(seen if knows else seen[:1]))
+    terms = {"feddecorr": 0.1, "moon": 5.0, "fpl": 1.0, "fedmr": 0.3, "uniformity": 0.5, "classifier_variance": 2.5}
+    objective = Objective(Squares(), tuple((weight, INDEX[name]()) for name, weight in terms.items()))
+
+    def of(compute):
+        return lambda outputs: compute(Batch(*outputs, torch.arange(7) % 3), context)
+
+    value, _ = model.differentiate(x, of(objective.value))
+    expected = model.gradient.clone()
+    found, _ = model.differentiate(x, of(objective.value), of(objective.slope))
+    torch.testing.assert_close((found, model.gradient), (value, expected), rtol=1e-4, atol=1e-5)

@@ -406,7 +406,7 @@ class _BatchObjective:
         """Compute the objective, 0-d, at the model's current parameters."""
         return self._value(self._backend.model.outputs(self._x))
 
-    def _slope(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    def _slope(self, outputs: Outputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return self._backend.work.objective.slope(Batch(*outputs, self._y), self._context)
 
     def _value(self, outputs: Outputs, objective: Objective | None = None) -> Tensor:

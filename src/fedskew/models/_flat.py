@@ -233,28 +233,33 @@ class FlatModel:
         self,
         x: Tensor,
         loss: Callable[[Outputs], Tensor],
-        slope: Callable[[Outputs], tuple[Tensor, Tensor]] | None = None,
+        slope: Callable[[Outputs], tuple[Tensor, Tensor | None, Tensor | None]] | None = None,
     ) -> tuple[Tensor, Outputs]:
         """Set `gradient` to that of a loss, 0-d, of the network's outputs for a batch; return the loss and the outputs.
 
         Where the network is a chain, autograd sees the loss alone, on features and logits as leaves. If there is one,
-        `slope` gives the loss and its gradient by the logits.
+        `slope` gives the loss and its gradients by the logits and by the features; None: it is 0.
         """
         chain = self.network.chain(x)
         if chain is None:
             outputs = self.network.outputs(x)
             detached = Outputs(*(tensor.detach() for tensor in outputs))
-            value, by_logits = (loss(outputs), None) if slope is None else slope(detached)
-            of = value if slope is None else outputs.logits
-            gradients = torch.autograd.grad(of, self._parameters, by_logits, allow_unused=True)
+            if slope is None:
+                value = loss(outputs)
+                gradients = torch.autograd.grad(value, self._parameters, allow_unused=True)
+            else:
+                value, by_logits, by_features = slope(detached)
+                known = [(outputs.logits, by_logits), (outputs.features, by_features)]
+                known = [pair for pair in known if pair[1] is not None and pair[0].requires_grad]
+                of, by = zip(*known, strict=True)
+                gradients = torch.autograd.grad(of, self._parameters, by, allow_unused=True)
             for held, gradient in zip(self._gradients, gradients, strict=True):
                 held.zero_() if gradient is None else held.copy_(gradient)
             return value.detach(), detached
-        by_features: Tensor | None = None
         with torch.no_grad():
             outputs = chain.outputs(x)
             if slope is not None:
-                value, by_logits = slope(outputs)
+                value, by_logits, by_features = slope(outputs)
             else:
                 with torch.enable_grad():
                     leaves = Outputs(*(tensor.detach().requires_grad_() for tensor in outputs))

@@ -62,8 +62,13 @@ def linear_head(network: nn.Module) -> nn.Linear:
 
 def unit_rows(vectors: Tensor) -> Tensor:
     """Divide each row by its length; one below 1e-6 has no direction and stays: gradients grow by 1e6 at most."""
+    return vectors / lengths(vectors)
+
+
+def lengths(vectors: Tensor) -> Tensor:
+    """Return what `unit_rows` divides by, `(..., batch, 1)`."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / torch.where(length > SHORTEST, length, 1)
+    return torch.where(length > SHORTEST, length, 1)
 
 
 def image_size(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

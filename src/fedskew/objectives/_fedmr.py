@@ -14,23 +14,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedskew.hooks import Batch
-from fedskew.objectives._protocol import Context, Term
-from fedskew.objectives._tensors import is_real, real_rows, squared_correlations
+from fedskew.objectives._feddecorr import Decorrelation
+from fedskew.objectives._tensors import real_pairs
 from fedskew.parameters import component
 
 
 @component
-class FedMR(Term):
+class FedMR(Decorrelation):
     """FedMR's intra-class term. It grows with the batch size: choose a small weight, 0.0001 to start with."""
 
-    shapes_features: ClassVar[bool] = True
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Fan et al., TMLR 2023"
     default_weight: ClassVar[float] = 1e-4
 
-    def value(self, batch: Batch, context: Context) -> Tensor:
-        """See `Loss.value`; 0 where no class has two samples."""
-        real = is_real(batch.features, batch.mask)
-        same = batch.targets.unsqueeze(-2) == batch.targets.unsqueeze(-1)
-        same = same & real.unsqueeze(-2) & real.unsqueeze(-1)
-        return squared_correlations(real_rows(batch.features, batch.mask), same)
+    def groups(self, batch: Batch) -> Tensor:
+        """See `Decorrelation.groups`."""
+        return real_pairs(batch.targets.unsqueeze(-2) == batch.targets.unsqueeze(-1), batch.mask)

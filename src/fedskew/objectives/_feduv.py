@@ -10,19 +10,19 @@ batch with one sample of each of C classes. z are the features. Of an even numbe
 middle one, and gradients pass through it, so L_U sees no scale of the features: both as in the authors' code. The
 weights are the code's, 2.5 and 0.5.
 
-So that it can be mapped over a cohort, the median is taken from all N^2 distances in order, those that don't count
-last: it lies at a place that is computed, not counted in Python.
+So that it can be mapped over a cohort, the median is taken of all N^2 distances, where those that don't count are NaN.
+Each pair is there twice, which changes neither median nor mean.
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Term
-from fedskew.objectives._tensors import is_real, real_rows
+from fedskew.objectives._tensors import at_least_1, number_of_rows, real_pairs, real_rows
 from fedskew.parameters import component
 
 _ROUNDING = 64
@@ -39,16 +39,23 @@ class ClassifierVariance(Term):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`; 0 where there are fewer than two rows."""
+        return self._parts(batch)[0]
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """See `Sloped.slope`."""
+        value, shares, centred, others, root, lacking = self._parts(batch)
+        by_shares = centred * ((lacking > 0) / (root * (-others * shares.shape[-1])))
+        return value, torch._softmax_backward_data(by_shares, shares, -1, shares.dtype)
+
+    def _parts(self, batch: Batch) -> tuple[Tensor, *tuple[Any, ...]]:
         logits, mask = batch.logits, batch.mask
-        shares = real_rows(real_rows(logits, mask).softmax(-1), mask)
-        size = is_real(logits, mask).sum(-1)
-        rows = size[..., None, None]
-        centred = real_rows(shares - shares.sum(-2, keepdim=True) / rows.clamp(min=1), mask)
-        variance = centred.square().sum(-2) / (rows[..., 0] - 1).clamp(min=1)
-        varies = variance > 0  # a root has no gradient at 0
-        spread = torch.where(varies, torch.where(varies, variance, 1).sqrt(), 0)
-        lacking = (1 / math.sqrt(logits.shape[-1]) - spread).relu().mean(-1)
-        return torch.where(size >= 2, lacking, 0)
+        shares, rows = real_rows(real_rows(logits, mask).softmax(-1), mask), number_of_rows(logits, mask)
+        others = at_least_1(rows - 1)
+        centred = real_rows(shares - shares.sum(-2, keepdim=True) / at_least_1(rows), mask)
+        variance = centred.square().sum(-2, keepdim=True) / others
+        root = variance.clamp(min=torch.finfo(logits.dtype).tiny).sqrt()  # which has no gradient at 0
+        lacking = (1 / math.sqrt(logits.shape[-1]) - root).relu()
+        return (lacking * (rows >= 2)).mean((-2, -1)), shares, centred, others, root, lacking
 
 
 @component
@@ -63,20 +70,31 @@ class Uniformity(Term):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`; 0 where there is no pair, and a pair of equal features has closeness 1."""
-        features, real = real_rows(batch.features, batch.mask), is_real(batch.features, batch.mask)
+        return self._parts(batch)[0]
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, None, Tensor]:
+        """See `Sloped.slope`."""
+        value, number, centred, apart, at, median, exponents, closeness = self._parts(batch)
+        pulls = torch.where(apart, closeness, 0)
+        pulls.flatten(-2).scatter_add_(-1, at, (closeness * exponents).sum((-2, -1)).unsqueeze(-1))  # by the median
+        pulls = pulls + pulls.mT
+        gradient = torch.addcmul(pulls @ centred, centred, pulls.sum(-1, keepdim=True), value=-1)
+        return value, None, gradient / (median * (number / 2))
+
+    def _parts(self, batch: Batch) -> tuple[Tensor, *tuple[Any, ...]]:
+        features, mask, kind = real_rows(batch.features, batch.mask), batch.mask, torch.finfo(batch.features.dtype)
+        rows = number_of_rows(features, mask)
         # Distances don't see the origin; near it, they keep the most digits.
-        rows = real.sum(-1).clamp(min=1)[..., None, None]
-        centred = real_rows(features - features.detach().sum(-2, keepdim=True) / rows, batch.mask)
+        centred = real_rows(features - features.sum(-2, keepdim=True) / at_least_1(rows), mask)
         products = centred @ centred.mT
         squares = products.diagonal(dim1=-2, dim2=-1)
         lengths = squares.unsqueeze(-2) + squares.unsqueeze(-1)
-        distances = lengths - 2 * products
-        pairs = (real.unsqueeze(-2) & real.unsqueeze(-1)).triu(diagonal=1)
-        number = torch.finfo(features.dtype)
-        apart = pairs & (distances > _ROUNDING * number.eps * lengths + number.tiny / number.eps)
-        ordered = torch.where(apart, distances, math.inf).flatten(-2).sort().values
-        count = apart.sum((-2, -1)).unsqueeze(-1)
-        median = ordered.gather(-1, (count - 1).clamp(min=0) // 2)
-        median = torch.where(count > 0, median, 1).unsqueeze(-1)
-        closeness = (-torch.where(apart, distances, 0) / median).exp()
-        return torch.where(pairs, closeness, 0).sum((-2, -1)) / pairs.sum((-2, -1)).clamp(min=1)
+        distances = lengths.sub(products, alpha=2)
+        apart = real_pairs(distances.sub(lengths, alpha=_ROUNDING * kind.eps) > kind.tiny / kind.eps, mask)
+        median, at = torch.where(apart, distances, math.nan).flatten(-2).nanmedian(-1, keepdim=True)
+        median = median.nan_to_num(1).unsqueeze(-1)
+        exponents = torch.where(apart, distances, 0) / -median
+        closeness = real_rows(real_rows(exponents.exp(), mask).mT, mask)
+        number = at_least_1(rows * (rows - 1))
+        value = (closeness.sum((-2, -1), keepdim=True) - rows) / number  # without those of a row with itself, each 1
+        return value.squeeze((-2, -1)), number, centred, apart, at, median, exponents, closeness

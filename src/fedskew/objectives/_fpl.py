@@ -24,9 +24,9 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.errors import optional
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
-from fedskew.models import unit_rows
+from fedskew.models import lengths, unit_rows
 from fedskew.objectives._protocol import Context, Term
-from fedskew.objectives._tensors import ClassMeans, logsumexp_over, real_rows, row_mean
+from fedskew.objectives._tensors import ClassMeans, by_rows, real_rows, row_mean
 from fedskew.parameters import Positive, component
 
 VALUES, CLASSES = "fpl.prototypes", "fpl.classes"
@@ -56,16 +56,35 @@ class FPL(Term, Hooks):
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`; 0 without prototypes. A class id of -1 marks a row of padding among the prototypes."""
         if VALUES not in context.broadcast:
-            return batch.features[:0].sum()
-        values, classes = context.broadcast[VALUES].detach(), context.broadcast[CLASSES]
+            return batch.features[..., :0].sum((-2, -1))
+        return self._parts(batch, context.broadcast)[0]
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, None, Tensor | None]:
+        """See `Sloped.slope`."""
+        if VALUES not in context.broadcast:
+            return self.value(batch, context), None, None
+        value, own, length, directions, closeness, shares, gap, known = self._parts(batch, context.broadcast)
+        along = (shares * closeness).sum(-1, keepdim=True)
+        # Along features that have no direction: too small to be seen.
+        by_cosines = torch.addcmul(shares @ directions, own, along, value=-1) / length
+        gradient = by_cosines.add_(gap, alpha=2 / gap.shape[-1])
+        return value, None, gradient.mul_(by_rows(known.to(gradient.dtype), batch.mask))
+
+    def _parts(self, batch: Batch, sent: Named) -> tuple[Tensor, ...]:
+        values, classes = sent[VALUES].detach(), sent[CLASSES].unsqueeze(-2)
         features, targets = real_rows(batch.features, batch.mask), real_rows(batch.targets, batch.mask)
-        own = targets.unsqueeze(1) == classes
-        closeness = unit_rows(features) @ unit_rows(values).T / self.temperature
-        everyone = (classes >= 0).expand_as(own)
-        contrast = logsumexp_over(closeness, everyone, dim=1) - logsumexp_over(closeness, own, dim=1)
-        mean = own.to(values.dtype) @ values / own.sum(dim=1, keepdim=True).clamp(min=1)
-        distance = (features - mean).square().mean(dim=1)
-        return row_mean(torch.where(own.any(dim=1), contrast + distance, 0), batch.mask)
+        of_class = targets.unsqueeze(-1) == classes
+        held = of_class.sum(-1, keepdim=True)
+        known = held > 0
+        own, directions = features / (length := lengths(features)), unit_rows(values) / self.temperature
+        closeness, out = own @ directions.mT, -1e30  # of a softmax, and yet finite
+        log_all, log_own = (torch.where(among, closeness, out).log_softmax(-1) for among in (classes >= 0, of_class))
+        share = log_own.exp()
+        contrast = (share * (log_own - log_all)).sum(-1)  # the same for all prototypes of the class
+        gap = features - (of_class.to(values.dtype) / held.clamp(min=1)) @ values
+        each = torch.where(known.squeeze(-1), contrast + gap.square().mean(-1), 0)
+        shares = log_all.exp() - share
+        return row_mean(each, batch.mask), own, length, directions, closeness, shares, gap, known
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
         """Return no prototypes. Raises MissingPackageError where the extra isn't installed."""

@@ -13,13 +13,14 @@ previous model: the term is 0, as in the authors' code (FedVLS's takes the clien
 
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Batch, Hooks, LocalEnd
-from fedskew.models import Projected, unit_rows
+from fedskew.models import Outputs, Projected, lengths, unit_rows
 from fedskew.objectives._protocol import Context, Term
-from fedskew.objectives._tensors import real_rows, row_mean
+from fedskew.objectives._tensors import by_rows, real_rows, row_mean
 from fedskew.parameters import Positive, component
 
 
@@ -46,11 +47,24 @@ class MOON(Term, Hooks):
         """See `Loss.value`; 0 where the client has no previous model. A zero vector has cosine 0 with everything."""
         if context.previous is None:
             return batch.features[..., :0].sum((-2, -1))
-        own, sent, previous = (
-            unit_rows(real_rows(rows, batch.mask))
-            for rows in (batch.features, context.sent.features.detach(), context.previous.features.detach())
-        )
-        return row_mean(F.softplus(((previous - sent) * own).sum(-1) / self.temperature), batch.mask)
+        return self._parts(batch, context.sent, context.previous)[0]
+
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, None, Tensor | None]:
+        """See `Sloped.slope`."""
+        if context.previous is None:
+            return self.value(batch, context), None, None
+        value, own, length, away, gap = self._parts(batch, context.sent, context.previous)
+        by_gap = by_rows(gap.sigmoid(), batch.mask)
+        # Along features that have no direction: too small to be seen.
+        return value, None, torch.addcmul(away, gap, own, value=-1) * (by_gap / length)
+
+    def _parts(self, batch: Batch, sent: Outputs, previous: Outputs) -> tuple[Tensor, ...]:
+        mine, *others = (real_rows(rows, batch.mask) for rows in (batch.features, sent.features, previous.features))
+        own = mine / (length := lengths(mine))
+        near, far = (unit_rows(rows.detach()) for rows in others)
+        away = (far - near) / self.temperature
+        gap = (away * own).sum(-1, keepdim=True)
+        return row_mean(F.softplus(gap.squeeze(-1)), batch.mask), own, length, away, gap
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a projection before its head; ArgumentError where it has no features and head."""

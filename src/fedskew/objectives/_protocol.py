@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
@@ -69,11 +70,11 @@ class Loss(Protocol):
 
 
 class Sloped(Protocol):
-    """A loss of logits alone that also knows its gradient: autograd would take as long as a small network's step."""
+    """A loss that also knows its gradient: autograd would take as long as a small network's step."""
 
-    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """Compute a batch's value and its gradient by the logits; of a stack of batches, one for each. Neither is
-        written to, and autograd does not look on."""
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, *tuple[Tensor | None, ...]]:
+        """Compute a batch's value, its gradient by the logits and, if it reads them, that by the features; None: it is
+        0. Of a stack of batches, one for each. Batch and context are not written to, and autograd does not look on."""
 
 
 class Classification:
@@ -160,13 +161,15 @@ class Objective:
             total = total + weight * self.valued(term, batch, context)
         return total
 
-    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """Return the same and its gradient by the logits, of losses that know theirs."""
-        total, gradient = cast(Sloped, self.loss).slope(self.weighed(batch), context)
+    def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the same and its gradients by logits and by features, of losses that know theirs; None: it is 0."""
+        total, *gradients = cast(Sloped, self.loss).slope(self.weighed(batch), context)
         for weight, term in self.terms:
-            value, by_logits = cast(Sloped, term).slope(batch, context)
-            total, gradient = total + weight * value, gradient.add_(by_logits, alpha=weight)
-        return total, gradient
+            value, *own = cast(Sloped, term).slope(batch, context)
+            total = torch.add(total, value, alpha=weight)
+            gradients = [_plus(*pair, weight) for pair in zip_longest(gradients, own)]
+        by_logits, by_features = (*gradients, None)[:2]
+        return total, by_logits, by_features
 
     def part(self, which: str | int | None) -> "Objective":
         """Return a part as an objective: "loss" alone, or a term by its number, without its weight; None: the whole."""
@@ -199,3 +202,10 @@ class Objective:
             return batch
         weights = torch.tensor(self.class_weights, dtype=batch.logits.dtype, device=batch.logits.device)
         return batch._replace(class_weights=weights)
+
+
+def _plus(total: Tensor | None, own: Tensor | None, weight: float) -> Tensor | None:
+    """Return a sum of gradients, in which the first is overwritten; None is 0."""
+    if own is None:
+        return total
+    return own * weight if total is None else total.add_(own, alpha=weight)

@@ -1,4 +1,4 @@
-"""What the losses share: reductions over part of a tensor, divergences, correlations, and sums by class.
+"""What the losses share: reductions over part of a tensor, divergences, and sums by class.
 
 Reductions are finite in value and in gradient where the part is empty. The part is a bool tensor, never an index, so
 that every client of a mapped cohort runs the same operations. What is left out is replaced before the operation as well
@@ -7,7 +7,7 @@ back through the gradient as 0 * inf.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,21 @@ def real_rows(values: Tensor, mask: Tensor | None) -> Tensor:
 def is_real(outputs: Tensor, mask: Tensor | None) -> Tensor:
     """Return the mask of real rows, `(..., batch)`; True everywhere if `mask` is None."""
     return torch.ones_like(outputs[..., 0], dtype=torch.bool) if mask is None else mask
+
+
+def number_of_rows(outputs: Tensor, mask: Tensor | None) -> Any:
+    """Return the number of real rows: `(..., 1, 1)` in the outputs' dtype, or Python's own where all are."""
+    return outputs.shape[-2] if mask is None else mask.sum(-1).to(outputs.dtype)[..., None, None]
+
+
+def at_least_1(number: Any) -> Any:
+    """Return a number, or those of a tensor, or 1 if that is more."""
+    return number.clamp(min=1) if isinstance(number, Tensor) else max(number, 1)
+
+
+def real_pairs(pairs: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a bool `(..., batch, batch)`, with those of padded rows set to False."""
+    return pairs if mask is None else pairs & mask.unsqueeze(-2) & mask.unsqueeze(-1)
 
 
 def row_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -143,25 +158,6 @@ def shares_of(counts: Tensor) -> Tensor:
 def not_true(batch: Batch) -> Tensor:
     """Return a `(..., batch, classes)` mask of every class but each row's own."""
     return ~is_target(real_rows(batch.targets, batch.mask), batch.logits.shape[-1])
-
-
-def squared_correlations(features: Tensor, same: Tensor) -> Tensor:
-    """Return the mean square of the off-diagonal entries of X^T X, summed over groups, by the number of rows used. X
-    holds a group's features, centred and divided by sqrt(unbiased variance + 1e-8); a group of one row is not used.
-    `features` are `(..., batch, dim)` with zeros in rows of padding; `same`, `(..., batch, batch)`: two rows are of one
-    group, and no padding."""
-    dim = features.shape[-1]
-    # Sums over a row's group are products with this matrix: no list of groups, which would differ from batch to batch.
-    of_group = same.to(features.dtype)
-    size = of_group.sum(-1, keepdim=True)
-    used = size >= 2
-    centred = torch.where(used, features - of_group @ features / size.clamp(min=1), 0)
-    variance = of_group @ centred.square() / (size - 1).clamp(min=1)
-    scaled = centred / (variance + 1e-8).sqrt()
-    # The squares of all entries of X^T X sum to those of X X^T; each group's diagonal is seen once by each of its rows.
-    squares = ((scaled @ scaled.mT) * of_group).square().sum((-2, -1))
-    diagonals = ((of_group @ scaled.square()).square() / size.clamp(min=1)).sum((-2, -1))
-    return (squares - diagonals) / max(dim * (dim - 1), 1) / used.sum((-2, -1)).clamp(min=1)
 
 
 class ClassMeans(NamedTuple):

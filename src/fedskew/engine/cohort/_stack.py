@@ -359,10 +359,11 @@ class _StackObjective:
         return Context(own.counts, own.teacher, own.previous, own.broadcast, self._log)
 
     def _gradients_of_chain(self, chain: LinearChain, parameters: Tensor, objective: Objective) -> Tensor:
-        own, views, by_features = self._own, self._network.views(parameters), None
+        own, views = self._own, self._network.views(parameters)
         outputs = chain.outputs(views, own.x.flatten(2))
         if objective.is_sloped:
-            values, by_logits = objective.slope(Batch(*outputs, own.y, own.mask), self._context(self._together))
+            batch = Batch(*outputs, own.y, own.mask)
+            values, by_logits, by_features = objective.slope(batch, self._context(self._together))
         else:
             with torch.enable_grad():
                 leaves = Outputs(*(part.detach().requires_grad_() for part in outputs))
