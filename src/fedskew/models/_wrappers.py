@@ -257,11 +257,11 @@ class CosineHead(nn.Linear):
 
     @staticmethod
     def slopes(gradient: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Return the gradients by the features and by the scale, from that by the outputs."""
+        """Return the gradients by the features and, of each row, by the scale, from that by the outputs."""
         units, length, directions, cosines, scale = kept
         by_scale = (gradient * cosines).sum(-1, keepdim=True)
         across = (gradient @ directions).addcmul_(by_scale, units, value=-1)  # all, where a row has no direction
-        return across.mul_(scale / length), by_scale.sum((-2, -1))
+        return across.mul_(scale / length), by_scale
 
 
 class OnSimplex(Network):

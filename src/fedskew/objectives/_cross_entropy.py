@@ -46,7 +46,6 @@ class CrossEntropyOf(Classification):
         return value, gradient if factor is None else gradient.mul_(factor)
 
     def _changed(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor | None]:
-        """Return the logits that the softmax sees, and their factor."""
         factor, added, out = context.of_counts(self.change)
         logits = batch.logits if factor is None else batch.logits * factor
         logits = logits if added is None else logits + added

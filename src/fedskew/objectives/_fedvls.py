@@ -105,7 +105,7 @@ class Suppression(Term):
         return value, slopes.scatter(-1, at, 0)
 
     def _parts(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the value, its slope by each exponent, and where each row's class is, of which the slope is 0."""
+        """Return the value, its slopes by all exponents, and each row's class, which has none."""
         prior, shift = context.of_counts(self._of_counts)
         at = real_rows(batch.targets, batch.mask).unsqueeze(-1)
         exponents = (batch.logits + shift).scatter(-1, at, 0.0 if self.form == "official" else LEAST)
@@ -113,13 +113,12 @@ class Suppression(Term):
         if batch.mask is not None:
             exponents = torch.where(batch.mask.unsqueeze(-1), exponents, LEAST)
             log_rows = batch.mask.sum(-1).clamp(min=1).to(exponents.dtype).log()[..., None, None]
-        largest = exponents.amax(-2, keepdim=True)
-        if batch.mask is not None or self.form == "printed":
-            prior = torch.where(largest > LEAST, prior, 0)  # of a class that no row reaches
-        powers = (exponents - largest).exp()
-        total = powers.sum(-2, keepdim=True)
-        value = (prior * (largest + total.log() - log_rows)).sum((-2, -1))
-        return value, powers * (prior / total), at
+        if batch.mask is not None or self.form == "printed":  # without classes that no row reaches
+            prior = torch.where((exponents > LEAST).any(-2, keepdim=True), prior, 0)
+        log_shares = exponents.log_softmax(-2)
+        slopes = log_shares.detach().exp() * prior
+        # What is left of an exponent is the log of the sum, for each row: a class's slopes add up to its prior.
+        return (slopes * (exponents - log_shares - log_rows)).sum((-2, -1)), slopes, at
 
     def _of_counts(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         """Return the classes' shares, and what is added to the logits."""

@@ -18,8 +18,7 @@ from fedskew.hooks import Batch, Named, Returned
 Change: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor | None]"
 """What logits are multiplied by, what is added to them, and which of them are out, `(..., classes)`; None: nothing."""
 Out: TypeAlias = "tuple[Tensor | None, Tensor | None]"
-"""Which classes the student leaves out, `(..., classes)` or `(..., batch, classes)`, and which the teacher; None: no
-class."""
+"""Which classes the student leaves out, and which the teacher, masks of `(..., batch, classes)` or less; None: none."""
 LEAST = -1e30
 """A logit of a share of 0, where its logarithm is multiplied by 0, or subtracted from itself."""
 _NLL, _NLL_BACKWARD = torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss_backward.default
