@@ -24,6 +24,7 @@ from fedskew.engine.contracts import hooked
 from fedskew.errors import RunError
 from fedskew.local_steps import SGD
 from fedskew.models import Network, build
+from fedskew.objectives import INDEX, Batch, Context, Objective
 
 TARGET = np.array([0.1, 0.2, 0.3, 0.4])
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
@@ -58,6 +59,26 @@ class Straightened(SGD):
 
 def test_a_direction_of_ones_own_is_given_one_client_at_a_time() -> None:
     both = backends(replace(built(), local_step=Straightened()))
+    assert_alike(both, tasks(2, 0, 1, 2))
+
+
+class Noting(INDEX["fedrod"]):
+    """With a value of its own, which is mapped over a stack; notes of which counts it makes something."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def change(self, counts: Tensor) -> Any:
+        self.seen.append(counts)
+        return super().change(counts)
+
+    def value(self, batch: Batch, context: Context) -> Tensor:
+        return super().value(batch, context)
+
+
+def test_what_counts_alone_decide_is_computed_once_a_client_and_is_no_other_clients() -> None:
+    both = backends(replace(built(), objective=Objective(Noting())))
+    both.alone.train(1, tasks(2, 0, 1, 0), both.sent)
+    assert [counts.tolist() for counts in Noting.seen] == both.alone.work.data.counts[[0, 1, 0]].tolist()
     assert_alike(both, tasks(2, 0, 1, 2))
 
 

@@ -397,6 +397,11 @@ def test_the_gradient_that_cross_entropy_knows_has_the_bits_of_autograds():
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
+def test_a_prior_that_rounds_to_0_takes_missing_classes_out():
+    of = client(VACANT["two vacant classes"], dtype=torch.float32)
+    assert torch.equal(*(value_of(INDEX["fedvls_calibration"](prior_eps=eps), of) for eps in (0.0, 1e-50)))
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
     "loss",

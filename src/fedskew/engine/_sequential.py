@@ -156,7 +156,7 @@ class SequentialBackend(Backend):
             state |= private.steps(self.work.training.batches_of_epoch(len(samples.rows)))
         counts = torch.as_tensor(samples.counts, dtype=common.parameters.dtype, device=device)
         settings = self.work.settings(round, sent, state)._replace(**self._of_parameters)
-        context = Context(counts, broadcast=sent.broadcast)
+        context = Context(counts, broadcast=sent.broadcast, kept={})
         if self._unproven:
             with calling("local_step", self.work.local_step, "step", f"round {round}, client {task.client}: "):
                 seen = {"layout": self.model.layout, "log": checked_figure}
@@ -348,7 +348,7 @@ class _FrozenOutputs:
         if at is None or in_first_epoch:
             seen = {name: model(x) for name, model in self._models.items()}
         else:
-            seen = {name: Outputs(*(part[at] for part in kept)) for name, kept in self._kept.items()}
+            seen = {name: Outputs(*(part.index_select(0, at) for part in kept)) for name, kept in self._kept.items()}
         if at is not None and in_first_epoch:
             self._keep(seen, at)
         return context._replace(teacher=seen.get("teacher"), previous=seen.get("previous"))

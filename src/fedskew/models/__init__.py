@@ -5,7 +5,7 @@ from fedskew.models._build import INDEX, build, check_outputs, note
 from fedskew.models._dropout import Dropout
 from fedskew.models._faster import Faster
 from fedskew.models._flat import FlatModel, Layout, ModelState
-from fedskew.models._network import Network, Outputs, lengths, unit_rows
+from fedskew.models._network import Network, Outputs, lengths_of, unit_rows
 from fedskew.models._winograd import has_kernels
 from fedskew.models._wrappers import (
     Concatenated,
@@ -38,7 +38,7 @@ __all__ = [
     "has_kernels",
     "hooks_of",
     "last_layer",
-    "lengths",
+    "lengths_of",
     "note",
     "unit_rows",
     "with_added_head",

@@ -62,7 +62,8 @@ def build(
         # The same as `to_empty`, which however imports sympy; that takes half a second.
         model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        raise ArgumentError(f"{name} of this size has no room in memory; make it smaller: {in_one_line(error)}") from None
+        why = in_one_line(error)
+        raise ArgumentError(f"{name} of this size has no room in memory; make it smaller: {why}") from None
     model.draw(generator or torch.Generator().manual_seed(0))
     Dropout.swap(model)
     return model

@@ -119,7 +119,7 @@ class Cosines(Stage):
         """See `Stage`."""
         dx, by_scale = CosineHead.slopes(gradient, self.kept)
         if self.by_scale is not None:
-            self.by_scale.copy_(by_scale)
+            torch.sum(by_scale, (0, 1), out=self.by_scale)
         if (by_directions := self.to[0]) is not None:
             by_directions.zero_()
         return dx

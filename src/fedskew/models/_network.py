@@ -60,15 +60,14 @@ def linear_head(network: nn.Module) -> nn.Linear:
     return head
 
 
+def lengths_of(vectors: Tensor) -> Tensor:
+    """Return the length of each row, `(..., 1)`; 1 for one below 1e-6, which has no direction."""
+    return torch.threshold(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True), SHORTEST, 1.0)
+
+
 def unit_rows(vectors: Tensor) -> Tensor:
     """Divide each row by its length; one below 1e-6 has no direction and stays: gradients grow by 1e6 at most."""
-    return vectors / lengths(vectors)
-
-
-def lengths(vectors: Tensor) -> Tensor:
-    """Return what `unit_rows` divides by, `(..., batch, 1)`."""
-    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return torch.where(length > SHORTEST, length, 1)
+    return vectors / lengths_of(vectors)
 
 
 def image_size(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedskew.errors import ArgumentError
-from fedskew.models._network import SHORTEST, Network, Outputs, draw_weights, linear_head, unit_rows
+from fedskew.models._network import Network, Outputs, draw_weights, lengths_of, linear_head, unit_rows
 
 _PROJECTION = 256
 
@@ -251,19 +251,17 @@ class CosineHead(nn.Linear):
     @staticmethod
     def compare(features: Tensor, directions: Tensor, scale: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute the outputs without autograd, also of a stack, `(clients, ...)`, and what `slopes` reads."""
-        length = torch.linalg.vector_norm(features, dim=-1, keepdim=True)
-        length = torch.where(has_direction := length > SHORTEST, length, 1)
-        units, directions = features / length, unit_rows(directions)
-        cosines = units @ directions.mT
-        return scale * cosines, (units, length, has_direction, directions, cosines, scale)
+        length, directions = lengths_of(features), unit_rows(directions)
+        cosines = (units := features / length) @ directions.mT
+        return scale * cosines, (units, length, directions, cosines, scale)
 
     @staticmethod
     def slopes(gradient: Tensor, kept: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Return the gradients by the features and by the scale, from that by the outputs."""
-        units, length, has_direction, directions, cosines, scale = kept
-        by_features = (gradient @ directions).mul_(scale)
-        along = torch.where(has_direction, (by_features * units).sum(-1, keepdim=True), 0)
-        return by_features.sub_(along * units).div_(length), (gradient * cosines).sum((-2, -1))
+        """Return the gradients by the features and, of each row, by the scale, from that by the outputs."""
+        units, length, directions, cosines, scale = kept
+        by_scale = (gradient * cosines).sum(-1, keepdim=True)
+        across = (gradient @ directions).addcmul_(by_scale, units, value=-1)  # all, where a row has no direction
+        return across.mul_(scale / length), by_scale
 
 
 class OnSimplex(Network):

@@ -12,6 +12,7 @@ y_{n,c} is 1 where sample n has label c; w_c is its weight (`training.class_weig
 `BCEWithLogitsLoss` with `pos_weight` w.
 """
 
+import math
 from typing import ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Classification, Context
-from fedskew.objectives._tensors import by_rows, cross_entropy_slope, mean_cross_entropy, real_rows, row_mean
+from fedskew.objectives._tensors import Change, by_rows, cross_entropy_slope, mean_cross_entropy, real_rows, row_mean
 from fedskew.parameters import component
 
 
@@ -29,20 +30,26 @@ class CrossEntropyOf(Classification):
 
     takes_stacks: ClassVar[bool] = True
 
-    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the logits that the softmax sees, `(..., batch, classes)`, and their factor; None: 1."""
-        return logits, None
+    def change(self, counts: Tensor) -> Change:
+        """Return what the logits are multiplied by, what is added to them, and which of them the softmax leaves out."""
+        return None, None, None
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        logits, _ = self.changed(batch.logits, context.counts)
+        logits, _ = self._changed(batch, context)
         return mean_cross_entropy(logits, batch.targets, batch.mask, batch.class_weights)
 
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """See `Sloped.slope`."""
-        logits, factor = self.changed(batch.logits, context.counts)
+        logits, factor = self._changed(batch, context)
         value, gradient = cross_entropy_slope(logits, batch.targets, batch.mask, batch.class_weights)
-        return value, gradient if factor is None else gradient * factor
+        return value, gradient if factor is None else gradient.mul_(factor)
+
+    def _changed(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor | None]:
+        factor, added, out = context.of_counts(self.change)
+        logits = batch.logits if factor is None else batch.logits * factor
+        logits = logits if added is None else logits + added
+        return logits if out is None else logits.masked_fill(out, -math.inf), factor
 
 
 @component

@@ -7,11 +7,9 @@ Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the two nam
 
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
+from fedskew.objectives._tensors import Out
 from fedskew.parameters import Positive, component
 
 
@@ -27,10 +25,9 @@ class FedKD(Distillation):
 
     paper: ClassVar[str] = "Hinton et al., 2015"
 
-    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """See `Distillation.classes`."""
-        every = torch.ones_like(batch.logits, dtype=torch.bool)
-        return every, every
+    def left_out(self, batch: Batch, context: Context) -> Out:
+        """See `Distillation.left_out`."""
+        return None, None
 
 
 @component
@@ -45,7 +42,6 @@ class FedEKD(Distillation):
 
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
-    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """See `Distillation.classes`."""
-        held = context.counts > 0
-        return held, held
+    def left_out(self, batch: Batch, context: Context) -> Out:
+        """See `Distillation.left_out`."""
+        return (missing := ~(context.counts > 0)), missing

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
-from fedskew.objectives._tensors import distilled, divergence, is_target, logsumexp_over, not_true, real_rows, row_mean
+from fedskew.objectives._tensors import at_target, distilled, divergence, is_target, logsumexp_over, real_rows, row_mean
 from fedskew.parameters import NonNegative, Positive, component
 
 
@@ -44,8 +44,8 @@ class FedDKD(Distillation):
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        teacher, others = context.sent.logits, not_true(batch)
-        rest = distilled(batch, teacher, others, others, self.temperature)
+        teacher, own = context.sent.logits, at_target(batch)
+        rest = distilled(batch, teacher, (own, own), self.temperature)
         log_teacher, log_student = (
             _against_the_rest(real_rows(logits, batch.mask) / self.temperature, real_rows(batch.targets, batch.mask))
             for logits in (teacher.detach(), batch.logits)

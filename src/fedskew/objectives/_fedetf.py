@@ -22,7 +22,7 @@ from torch import Generator, Tensor, nn
 from fedskew.hooks import Hooks
 from fedskew.models import OnSimplex
 from fedskew.objectives._cross_entropy import CrossEntropyOf
-from fedskew.objectives._tensors import balanced
+from fedskew.objectives._tensors import Change, balanced
 from fedskew.parameters import NonNegative, Positive, component
 
 
@@ -45,9 +45,9 @@ class FedETF(CrossEntropyOf, Hooks):
     keeps_state: ClassVar[bool] = False
     fixes_last_layer: ClassVar[bool] = True
 
-    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `CrossEntropyOf.changed`."""
-        return balanced(logits, counts, self.least), None
+    def change(self, counts: Tensor) -> Change:
+        """See `CrossEntropyOf.change`."""
+        return balanced(counts.clamp(min=self.least), self.least)
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a fixed simplex behind its outputs; ArgumentError where it has no head."""

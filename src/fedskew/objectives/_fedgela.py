@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from fedskew.hooks import Hooks
 from fedskew.models import OnSimplex
 from fedskew.objectives._cross_entropy import CrossEntropyOf
-from fedskew.objectives._tensors import shares_of
+from fedskew.objectives._tensors import Change, shares_of
 from fedskew.parameters import Positive, component
 
 
@@ -40,10 +40,9 @@ class FedGELA(CrossEntropyOf, Hooks):
     fixes_last_layer: ClassVar[bool] = True
     weighs_classes: ClassVar[bool] = True
 
-    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `CrossEntropyOf.changed`."""
-        stretch = counts.shape[-1] * shares_of(counts)
-        return logits * stretch, stretch
+    def change(self, counts: Tensor) -> Change:
+        """See `CrossEntropyOf.change`."""
+        return counts.shape[-1] * shares_of(counts), None, None
 
     def adapt(self, module: nn.Module, generator: Generator) -> nn.Module:
         """Return the network with a fixed simplex behind its outputs; ArgumentError where it has no head."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedskew.hooks import Batch
 from fedskew.objectives._cross_entropy import CrossEntropyOf
 from fedskew.objectives._protocol import Context
-from fedskew.objectives._tensors import logsumexp_over, not_true, over, real_rows, row_mean
+from fedskew.objectives._tensors import Change, all_but, at_target, logsumexp_over, real_rows, row_mean
 from fedskew.parameters import NonNegative, Share, component
 
 
@@ -40,10 +40,10 @@ class FedLC(CrossEntropyOf):
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
     balances_classes: ClassVar[bool] = True
 
-    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `CrossEntropyOf.changed`."""
+    def change(self, counts: Tensor) -> Change:
+        """See `CrossEntropyOf.change`."""
         margins, observed = self._margins(counts)
-        return over(logits - margins, observed), None
+        return None, -margins, all_but(observed)
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
@@ -51,7 +51,7 @@ class FedLC(CrossEntropyOf):
             return super().value(batch, context)
         margins, observed = self._margins(context.counts)
         calibrated, targets = real_rows(batch.logits - margins, batch.mask), real_rows(batch.targets, batch.mask)
-        others = observed & not_true(batch)
+        others = observed & ~at_target(batch)
         own = calibrated.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         margin = logsumexp_over(calibrated, others, dim=-1) - own
         return row_mean(torch.where(others.any(dim=-1), margin, 0), batch.mask)

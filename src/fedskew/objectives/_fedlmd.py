@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
-from fedskew.objectives._tensors import not_true
+from fedskew.objectives._tensors import Out, at_target
 from fedskew.parameters import Positive, component
 
 
@@ -32,7 +32,12 @@ class FedLMD(Distillation):
 
     paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
 
-    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """See `Distillation.classes`."""
-        among = not_true(batch)
-        return among, among & ~(context.counts > context.counts.mean(-1, keepdim=True))
+    def left_out(self, batch: Batch, context: Context) -> Out:
+        """See `Distillation.left_out`; where none is left for the teacher, none is for the client."""
+        own = at_target(batch)
+        of_teacher = own | context.of_counts(_majority)
+        return own | of_teacher.all(-1, keepdim=True), of_teacher
+
+
+def _majority(counts: Tensor) -> Tensor:
+    return counts > counts.mean(-1, keepdim=True)

@@ -9,11 +9,9 @@ With two classes the term is 0: one class is left, and its share is 1.
 
 from typing import ClassVar
 
-from torch import Tensor
-
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
-from fedskew.objectives._tensors import not_true
+from fedskew.objectives._tensors import Out, at_target
 from fedskew.parameters import Positive, component
 
 
@@ -29,7 +27,6 @@ class FedNTD(Distillation):
 
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
 
-    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """See `Distillation.classes`."""
-        others = not_true(batch)
-        return others, others
+    def left_out(self, batch: Batch, context: Context) -> Out:
+        """See `Distillation.left_out`."""
+        return (own := at_target(batch)), own

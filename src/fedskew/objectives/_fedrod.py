@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedskew.objectives._cross_entropy import CrossEntropyOf
-from fedskew.objectives._tensors import balanced
+from fedskew.objectives._tensors import Change, balanced
 from fedskew.parameters import NonNegative, component
 
 
@@ -36,6 +36,6 @@ class FedRoD(CrossEntropyOf):
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
     balances_classes: ClassVar[bool] = True
 
-    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `CrossEntropyOf.changed`."""
-        return balanced(logits, counts, self.least), None
+    def change(self, counts: Tensor) -> Change:
+        """See `CrossEntropyOf.change`."""
+        return balanced(counts.clamp(min=self.least), self.least)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedskew.objectives._cross_entropy import CrossEntropyOf
+from fedskew.objectives._tensors import Change
 from fedskew.parameters import Share, component
 
 
@@ -33,11 +34,11 @@ class FedRS(CrossEntropyOf):
     paper: ClassVar[str] = "Li & Zhan, KDD 2021"
     weighs_classes: ClassVar[bool] = True
 
-    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `CrossEntropyOf.changed`."""
+    def change(self, counts: Tensor) -> Change:
+        """See `CrossEntropyOf.change`."""
         if self.graded:
             largest = counts.amax(-1, keepdim=True)
             scale = self.alpha + (1 - self.alpha) * counts / torch.where(largest > 0, largest, 1)
         else:
             scale = torch.where(counts > 0, torch.ones_like(counts), self.alpha)
-        return logits * scale, scale
+        return scale, None, None

@@ -27,7 +27,7 @@ With no vacant class L_dis is 0. With exactly one it is 0 too, and so is its gra
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from torch import Tensor
 from fedskew.hooks import Batch
 from fedskew.objectives._cross_entropy import CrossEntropyOf
 from fedskew.objectives._protocol import Context, Distillation, Term
-from fedskew.objectives._tensors import is_real, logsumexp_over, not_true, over, real_rows, shares_of
+from fedskew.objectives._tensors import LEAST, Change, Out, balanced, real_rows, shares_of
 from fedskew.parameters import NonNegative, component
 
 Form = Literal["official", "printed"]
@@ -56,10 +56,9 @@ class FedVLSCalibration(CrossEntropyOf):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
-    def changed(self, logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor | None]:
-        """See `CrossEntropyOf.changed`."""
-        possible = (shifted := shares_of(counts) + self.prior_eps) > 0
-        return over(logits + torch.where(possible, shifted, 1).log(), possible), None
+    def change(self, counts: Tensor) -> Change:
+        """See `CrossEntropyOf.change`."""
+        return balanced(shares_of(counts) + self.prior_eps, self.prior_eps)
 
 
 @component
@@ -72,10 +71,9 @@ class VacantDistillation(Distillation):
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
-    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """See `Distillation.classes`; the term is exactly 0, with zero gradient, where fewer than two are vacant."""
-        vacant = ~(context.counts > 0)
-        return vacant, vacant
+    def left_out(self, batch: Batch, context: Context) -> Out:
+        """See `Distillation.left_out`; the term is exactly 0, with zero gradient, where fewer than two are vacant."""
+        return (held := context.counts > 0), held
 
 
 @component
@@ -103,24 +101,29 @@ class Suppression(Term):
 
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """See `Sloped.slope`."""
-        value, exponents, totals, reached, prior = self._parts(batch, context)
-        return value, torch.where(reached, (exponents - totals).exp(), 0) * prior
+        value, slopes, at = self._parts(batch, context)
+        return value, slopes.scatter(-1, at, 0)
 
-    def _parts(self, batch: Batch, context: Context) -> tuple[Tensor, ...]:
-        """Return the value, and of each class the exponents, their log-sum, the logits in it, and the prior."""
-        prior, logits = shares_of(context.counts), real_rows(batch.logits, batch.mask)
-        classes, others = logits.shape[-1], not_true(batch)
-        reached = others if batch.mask is None else others & batch.mask.unsqueeze(-1)
-        if self.form == "official":
-            own = torch.where(context.counts > 0, prior + self.prior_eps, 1).log()
-            shift = math.log(1 / classes + self.prior_eps) - own
-            exponents, in_sum = torch.where(others, logits + shift, 0), is_real(logits, batch.mask).unsqueeze(-1)
-        else:
-            exponents, in_sum = logits, reached
-        rows = is_real(logits, batch.mask).sum(-1).clamp(min=1).to(logits.dtype)[..., None, None]
-        if batch.mask is None and self.form == "official":  # all rows are in all sums
-            totals = exponents.logsumexp(-2, keepdim=True)
-            return (prior * (totals - rows.log())).sum((-2, -1)), exponents, totals, reached, prior
-        totals = logsumexp_over(exponents, in_sum, dim=-2).unsqueeze(-2)
-        value = torch.where(in_sum.any(-2, keepdim=True), prior * (totals - rows.log()), 0).sum((-2, -1))
-        return value, exponents, totals, reached, prior
+    def _parts(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the value, its slopes by all exponents, and each row's class, which has none."""
+        prior, shift = context.of_counts(self._of_counts)
+        at = real_rows(batch.targets, batch.mask).unsqueeze(-1)
+        exponents = (batch.logits + shift).scatter(-1, at, 0.0 if self.form == "official" else LEAST)
+        log_rows: Any = math.log(batch.logits.shape[-2])
+        if batch.mask is not None:
+            exponents = torch.where(batch.mask.unsqueeze(-1), exponents, LEAST)
+            log_rows = batch.mask.sum(-1).clamp(min=1).to(exponents.dtype).log()[..., None, None]
+        if batch.mask is not None or self.form == "printed":  # without classes that no row reaches
+            prior = torch.where((exponents > LEAST).any(-2, keepdim=True), prior, 0)
+        log_shares = exponents.log_softmax(-2)
+        slopes = log_shares.detach().exp() * prior
+        # What is left of an exponent is the log of the sum, for each row: a class's slopes add up to its prior.
+        return (slopes * (exponents - log_shares - log_rows)).sum((-2, -1)), slopes, at
+
+    def _of_counts(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the classes' shares, and what is added to the logits."""
+        prior = shares_of(counts)
+        if self.form == "printed":
+            return prior, torch.zeros_like(prior)
+        own = torch.where(counts > 0, prior + self.prior_eps, 1).log()
+        return prior, math.log(1 / counts.shape[-1] + self.prior_eps) - own

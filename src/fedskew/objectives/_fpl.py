@@ -24,7 +24,7 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.errors import optional
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
-from fedskew.models import lengths, unit_rows
+from fedskew.models import lengths_of, unit_rows
 from fedskew.objectives._protocol import Context, Term
 from fedskew.objectives._tensors import ClassMeans, by_rows, real_rows, row_mean
 from fedskew.parameters import Positive, component
@@ -76,7 +76,7 @@ class FPL(Term, Hooks):
         of_class = targets.unsqueeze(-1) == classes
         held = of_class.sum(-1, keepdim=True)
         known = held > 0
-        own, directions = features / (length := lengths(features)), unit_rows(values) / self.temperature
+        own, directions = features / (length := lengths_of(features)), unit_rows(values) / self.temperature
         closeness, out = own @ directions.mT, -1e30  # of a softmax, and yet finite
         log_all, log_own = (torch.where(among, closeness, out).log_softmax(-1) for among in (classes >= 0, of_class))
         share = log_own.exp()

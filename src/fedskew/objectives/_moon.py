@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from fedskew.hooks import Batch, Hooks, LocalEnd
-from fedskew.models import Outputs, Projected, lengths, unit_rows
+from fedskew.models import Outputs, Projected, lengths_of, unit_rows
 from fedskew.objectives._protocol import Context, Term
 from fedskew.objectives._tensors import by_rows, real_rows, row_mean
 from fedskew.parameters import Positive, component
@@ -60,7 +60,7 @@ class MOON(Term, Hooks):
 
     def _parts(self, batch: Batch, sent: Outputs, previous: Outputs) -> tuple[Tensor, ...]:
         mine, *others = (real_rows(rows, batch.mask) for rows in (batch.features, sent.features, previous.features))
-        own = mine / (length := lengths(mine))
+        own = mine / (length := lengths_of(mine))
         near, far = (unit_rows(rows.detach()) for rows in others)
         away = (far - near) / self.temperature
         gap = (away * own).sum(-1, keepdim=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from fedskew.components import covers, has, seen_by, takes
 from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
-from fedskew.objectives._tensors import distilled, distilled_slope
+from fedskew.objectives._tensors import Out, distilled, distilled_slope
+
+T = TypeVar("T")
 
 
 class Context(NamedTuple):
@@ -25,6 +27,7 @@ class Context(NamedTuple):
         previous: The same of the model with which this client's last participation ended.
         broadcast: What the server sent beside the model.
         log: Notes a figure; for a `value` with a parameter `log`.
+        kept: What `of_counts` has computed, of one client alone; None: it keeps nothing, as where losses are mapped.
     """
 
     counts: Tensor
@@ -32,6 +35,14 @@ class Context(NamedTuple):
     previous: Outputs | None = None
     broadcast: Mapping[str, Tensor] = {}
     log: Callable[[str, Any], None] = lambda name, value: None
+    kept: dict[Any, Any] | None = None
+
+    def of_counts(self, function: Callable[[Tensor], T]) -> T:
+        """Return what a function, known by its name, makes of the counts; all steps of one client compute it once."""
+        kept = {} if self.kept is None else self.kept
+        if function not in kept:
+            kept[function] = function(self.counts)
+        return cast(T, kept[function])
 
     @property
     def sent(self) -> Outputs:
@@ -99,17 +110,17 @@ class Distillation(Term):
     default_weight: ClassVar[float] = 0.1
     temperature: float = 1.0
 
-    def classes(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """Return which classes the client's shares, and the sent model's, are of, `(..., classes)` bool."""
+    def left_out(self, batch: Batch, context: Context) -> Out:
+        """Return of which classes the client's model has no share, and of which the sent one, of those or more."""
         raise NotImplementedError
 
     def value(self, batch: Batch, context: Context) -> Tensor:
         """See `Loss.value`."""
-        return distilled(batch, context.sent.logits, *self.classes(batch, context), self.temperature)
+        return distilled(batch, context.sent.logits, self.left_out(batch, context), self.temperature)
 
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """See `Sloped.slope`."""
-        return distilled_slope(batch, context.sent.logits, *self.classes(batch, context), self.temperature)
+        return distilled_slope(batch, context.sent.logits, self.left_out(batch, context), self.temperature)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ back through the gradient as 0 * inf.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,12 @@ from torch import Tensor
 
 from fedskew.hooks import Batch, Named, Returned
 
+Change: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor | None]"
+"""What logits are multiplied by, what is added to them, and which of them are out, `(..., classes)`; None: nothing."""
+Out: TypeAlias = "tuple[Tensor | None, Tensor | None]"
+"""Which classes the student leaves out, and which the teacher, masks of `(..., batch, classes)` or less; None: none."""
+LEAST = -1e30
+"""A logit of a share of 0, where its logarithm is multiplied by 0, or subtracted from itself."""
 _NLL, _NLL_BACKWARD = torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss_backward.default
 
 
@@ -55,12 +61,6 @@ def row_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 def is_target(targets: Tensor, classes: int) -> Tensor:
     """Return a `(..., batch, classes)` mask that is True at each row's class."""
     return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
-
-
-def log_softmax_over(logits: Tensor, keep: Tensor) -> Tensor:
-    """Return the log-softmax over the kept classes of each row, `(..., batch, classes)`; 0 at the others."""
-    empty = ~keep.any(dim=-1, keepdim=True)
-    return torch.where(keep, torch.where(keep | empty, logits, -math.inf).log_softmax(dim=-1), 0)
 
 
 def logsumexp_over(values: Tensor, keep: Tensor, dim: int) -> Tensor:
@@ -109,16 +109,18 @@ def cross_entropy_slope(
     return row_mean(losses, mask), by_rows(gradient, mask)
 
 
-def over(logits: Tensor, keep: Tensor) -> Tensor:
-    """Return logits of which a softmax takes those of the classes in `keep`, `(..., classes)`, alone; of an empty
-    client, which keeps none, all rows are padding and only need to stay finite."""
-    return torch.where(keep | ~keep.any(-1, keepdim=True), logits, -math.inf)
+def all_but(possible: Tensor) -> Tensor:
+    """Return which classes are out of a softmax, `(..., classes)`; of an empty client, for which none is possible, none
+    are, as all of its rows are padding and only need to stay finite."""
+    return ~possible & possible.any(-1, keepdim=True)
 
 
-def balanced(logits: Tensor, counts: Tensor, least: float) -> Tensor:
-    """Return logits to which the logs of counts, at least `least` each, are added; those of 0 are out of a softmax."""
-    possible = (raised := counts.clamp(min=least)) > 0
-    return over(logits + torch.where(possible, raised, 1).log(), possible)
+def balanced(counts: Tensor, least: float) -> Change:
+    """Return the change of logits to which the logs of counts are added, which are at least `least` each; those of 0
+    are out of a softmax."""
+    possible = counts > 0
+    out = None if least > torch.finfo(counts.dtype).tiny else all_but(possible)
+    return None, torch.where(possible, counts, 1).log(), out
 
 
 def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
@@ -126,27 +128,29 @@ def divergence(log_teacher: Tensor, log_student: Tensor) -> Tensor:
     return (log_teacher.exp() * (log_teacher - log_student)).sum(dim=-1)
 
 
-def distilled(batch: Batch, teacher: Tensor, among: Tensor, taught: Tensor, temperature: float) -> Tensor:
-    """Return T^2 times the mean KL of the teacher over the classes `taught` from the student over `among`, masks,
-    `(..., classes)` or `(..., batch, classes)`."""
-    log_teacher, log_student = _log_shares(batch, teacher, among, taught, temperature)
-    return temperature**2 * row_mean(divergence(log_teacher, torch.where(taught, log_student, 0)), batch.mask)
+def distilled(batch: Batch, teacher: Tensor, out: Out, temperature: float) -> Tensor:
+    """Return T^2 times the mean KL of the teacher from the student, over the classes that the teacher does not leave
+    out. A row is worth 0 where both leave out all."""
+    log_student, log_teacher = _log_shares(batch, teacher.detach(), out, temperature)
+    return temperature**2 * row_mean(divergence(log_teacher, log_student), batch.mask)
 
 
-def distilled_slope(
-    batch: Batch, teacher: Tensor, among: Tensor, taught: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def distilled_slope(batch: Batch, teacher: Tensor, out: Out, temperature: float) -> tuple[Tensor, Tensor]:
     """Return the same, and its gradient by the student's logits."""
-    log_teacher, log_student = _log_shares(batch, teacher, among, taught, temperature)
-    shares = torch.where(taught, log_teacher.exp(), 0)
-    value = temperature**2 * row_mean((shares * (log_teacher - log_student)).sum(-1), batch.mask)
-    own = torch.where(among, log_student.exp(), 0)
-    return value, by_rows((own * shares.sum(-1, keepdim=True) - shares) * temperature, batch.mask)
+    log_student, log_teacher = _log_shares(batch, teacher, out, temperature)
+    taught = log_teacher.exp()
+    value = row_mean((taught * (log_teacher - log_student)).sum(-1), batch.mask)
+    gradient = by_rows(log_student.exp() - taught, batch.mask)
+    return (value, gradient) if temperature == 1 else (temperature**2 * value, temperature * gradient)
 
 
-def _log_shares(batch: Batch, teacher: Tensor, among: Tensor, taught: Tensor, temperature: float) -> list[Tensor]:
-    pairs = (teacher.detach(), taught), (batch.logits, among)
-    return [log_softmax_over(real_rows(logits, batch.mask) / temperature, keep) for logits, keep in pairs]
+def _log_shares(batch: Batch, teacher: Tensor, out: Out, temperature: float) -> list[Tensor]:
+    found = []
+    for logits, left_out in zip((batch.logits, teacher), out, strict=True):
+        logits = real_rows(logits, batch.mask)
+        logits = logits if temperature == 1 else logits / temperature
+        found.append((logits if left_out is None else logits.masked_fill(left_out, LEAST)).log_softmax(-1))
+    return found
 
 
 def shares_of(counts: Tensor) -> Tensor:
@@ -155,9 +159,9 @@ def shares_of(counts: Tensor) -> Tensor:
     return counts / torch.where(total > 0, total, 1)
 
 
-def not_true(batch: Batch) -> Tensor:
-    """Return a `(..., batch, classes)` mask of every class but each row's own."""
-    return ~is_target(real_rows(batch.targets, batch.mask), batch.logits.shape[-1])
+def at_target(batch: Batch) -> Tensor:
+    """Return a `(..., batch, classes)` mask that is True at each row's class; of padding at class 0."""
+    return is_target(real_rows(batch.targets, batch.mask), batch.logits.shape[-1])
 
 
 class ClassMeans(NamedTuple):

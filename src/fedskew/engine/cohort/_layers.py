@@ -394,7 +394,7 @@ class LinearChain:
             if directions is not None:  # no gradient reaches them
                 directions.zero_()
             if scale is not None:
-                scale.copy_(by_scale)
+                torch.sum(by_scale, (1, 2), out=scale)
             gradient = gradient if features is None else gradient.add_(features)
         for number in reversed(range(len(self._layers))):
             weight, bias, relu = self._layers[number]
