@@ -21,7 +21,7 @@ from fedskew.engine import Assignment, ClientSamples, Conditions, Federation, Up
 from fedskew.engine.cohort._graphs import Graphs
 from fedskew.engine.cohort._layers import _Conv2d
 from fedskew.engine.contracts import hooked
-from fedskew.errors import RunError
+from fedskew.errors import ComponentError, RunError
 from fedskew.local_steps import SGD
 from fedskew.models import Network, build
 from fedskew.objectives import INDEX, Batch, Context, Objective
@@ -60,6 +60,22 @@ class Straightened(SGD):
 def test_a_direction_of_ones_own_is_given_one_client_at_a_time() -> None:
     both = backends(replace(built(), local_step=Straightened()))
     assert_alike(both, tasks(2, 0, 1, 2))
+
+
+class Failing(SGD):
+    """With a correction that fails."""
+
+    takes_rows: ClassVar[bool] = True
+
+    def correction(self, settings: Any) -> Any:
+        return settings.client["nothing"]
+
+
+def test_a_correction_of_ones_own_that_fails_is_blamed() -> None:
+    both = backends(replace(built(), local_step=Failing()))
+    for backend in (both.alone, both.together):
+        with pytest.raises(ComponentError, match=r"^round 1.*Failing: correction\(\) failed: KeyError: 'nothing'"):
+            backend.train(1, tasks(1, 0, 1), both.sent)
 
 
 class Noting(INDEX["fedrod"]):

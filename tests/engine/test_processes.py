@@ -229,10 +229,16 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere each process loads what it needs")
-def test_what_an_executor_calls_is_loaded_once_for_all_its_processes(tmp_path):
-    (tmp_path / "loads.py").write_text("import os\n\nby = os.getpid()\n\n\ndef found():\n    return by, os.getppid()\n")
-    said = "from fedskew.executors import executor\nfrom loads import found\nwith executor(1) as (pool, _):\n"
-    said += "    by, parent = pool.submit(found).result()\n    assert by == parent, (by, parent)"
+@pytest.mark.parametrize(
+    ("called", "by_server"), [("fedskew.models import has_kernels", True), ("loads import has_kernels", False)]
+)
+def test_what_of_ours_an_executor_calls_is_loaded_once_for_all_its_processes(called, by_server, tmp_path):
+    (tmp_path / "loads.py").write_text("import torch\n\n\ndef has_kernels():\n    return torch.ones(2).sum() == 2\n")
+    said = "from multiprocessing.forkserver import _forkserver\nfrom pathlib import Path\n"
+    said += f"from fedskew.executors import executor\nfrom {called}\nwith executor(1) as (pool, _):\n"
+    said += "    pool.submit(has_kernels).result()\n"
+    said += "    loaded = Path(f'/proc/{_forkserver._forkserver_pid}/maps').read_text()\n"
+    said += f"    assert ('libtorch' in loaded) == {by_server}"
     done = subprocess.run(
         [sys.executable, "-c", said], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},

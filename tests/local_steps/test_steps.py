@@ -178,7 +178,17 @@ def test_who_overrides_what_adds_a_correction_gets_none(overridden):
     given = StepSettings(START, 0.1)
     assert corrected(kind(), given) is given
     beside = type("Own", (kind,), {"correction": lambda self, settings: Correction(START)})
-    assert corrected(beside(), given).correction == Correction(START)
+    assert corrected(beside(), given) is given
+
+
+@pytest.mark.parametrize("name", ["fedprox", "feddyn"])
+@pytest.mark.parametrize("once", [True, False])
+def test_adam_makes_no_step_of_what_rounding_leaves_of_a_pull(name, once):
+    start = torch.randn(77, generator=torch.Generator().manual_seed(1))
+    step, given = INDEX[name](), StepSettings(start, 0.1, client={"feddyn.drift": torch.zeros(77)}, adam=Adam())
+    settings = corrected(step, given) if once else given
+    moved, _ = step.step(start, torch.zeros_like, step.init(given), settings)
+    assert torch.equal(moved, start)
 
 
 @pytest.mark.parametrize("wrong", [lambda slope: None, torch.sum, lambda slope: slope[:3], lambda slope: slope.half()])

@@ -397,6 +397,13 @@ def test_the_gradient_that_cross_entropy_knows_has_the_bits_of_autograds():
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("rows", [3, 10, 33])
+def test_rows_that_are_equal_are_not_moved_by_what_rounding_leaves_of_their_variance(rows):
+    logits = torch.randn(1, 10, generator=torch.Generator().manual_seed(1)).expand(rows, -1)
+    loss, batch = INDEX["classifier_variance"](), Batch(logits, logits, torch.zeros(rows, dtype=torch.int64))
+    assert slope_of(loss, batch, Context(torch.ones(10)))[2].abs().max() < 1e-9
+
+
 def test_a_prior_that_rounds_to_0_takes_missing_classes_out():
     of = client(VACANT["two vacant classes"], dtype=torch.float32)
     assert torch.equal(*(value_of(INDEX["fedvls_calibration"](prior_eps=eps), of) for eps in (0.0, 1e-50)))

@@ -5,14 +5,13 @@ from fedskew.local_steps._feddyn import FedDyn
 from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx
 from fedskew.local_steps._fedsam import FedSAM
-from fedskew.local_steps._optimizers import SGD
+from fedskew.local_steps._optimizers import SGD, corrected
 from fedskew.local_steps._protocol import (
     Adam,
     Correction,
     Gradient,
     LocalStep,
     StepSettings,
-    corrected,
     steps_in_place,
     takes_rows,
 )

@@ -57,7 +57,7 @@ class FedDyn(SGD, Hooks):
 
     def correction(self, settings: StepSettings) -> Correction:
         """Return the gradient of FedDyn's two terms."""
-        return Correction((settings.client[DRIFT] - settings.start).mul_(self.alpha), self.alpha)
+        return Correction(settings.client[DRIFT] * self.alpha, self.alpha)
 
     def init_client(self, parameters: Tensor) -> dict[str, Tensor]:
         """Return the sum of the client's changes, zeros, `(parameters,)`."""

@@ -10,6 +10,8 @@ size, undefined at the start); the paper and this implementation do.
 
 from typing import ClassVar
 
+import torch
+
 from fedskew.local_steps._optimizers import SGD
 from fedskew.local_steps._protocol import Correction, StepSettings
 from fedskew.parameters import NonNegative, component
@@ -30,4 +32,4 @@ class FedProx(SGD):
 
     def correction(self, settings: StepSettings) -> Correction:
         """Return the gradient of the proximal term."""
-        return Correction(settings.start * -self.mu, self.mu)
+        return Correction(torch.zeros_like(settings.start), self.mu)

@@ -146,7 +146,7 @@ class SGD:
         if added is None:
             return gradient
         found = gradient + added.shift
-        return found.add_(parameters, alpha=added.pull) if added.pull else found
+        return found.add_(parameters - settings.start, alpha=added.pull) if added.pull else found
 
     def step(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> Stepped:
         """Take a step along `direction`; no argument is written to."""
@@ -155,7 +155,7 @@ class SGD:
     def step_in_place(self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings) -> None:
         """Take the same step in one pass over the parameters; see `InPlace`."""
         added = settings.correction
-        if added is not None and not added.pull and type(self).direction is SGD.direction:  # no vector is made
+        if added is not None and not added.pull:  # no vector is made
             found = gradient(parameters).contiguous().add_(added.shift)
         else:
             found = self._direction(parameters, gradient, settings)
@@ -170,3 +170,15 @@ class SGD:
             f"{type(self).__name__}: direction() must return {parameters.dtype} {tuple(parameters.shape)}, a number "
             f"for each parameter, not {got}"
         )
+
+
+def corrected(step: Any, settings: StepSettings) -> StepSettings:
+    """Return a client's settings, or those of a row for each, with the correction of a step that adds it as SGD does. A
+    pull is a part of the decay where both are added to the same gradient."""
+    if any(getattr(type(step), one, None) is not getattr(SGD, one) for one in ("direction", "step", "step_in_place")):
+        return settings
+    added: Correction | None = step.correction(settings)
+    if added is None or not settings.is_sgd:
+        return settings._replace(correction=added)
+    shift = torch.sub(added.shift, settings.start, alpha=added.pull) if added.pull else added.shift
+    return settings._replace(correction=Correction(shift), weight_decay=settings.weight_decay + added.pull)

@@ -31,8 +31,8 @@ class Adam(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """What a local step adds to every gradient of a client: `shift`, `(parameters,)`, and `pull` times the parameters.
-    The gradient of a quadratic function of the parameters is of this form."""
+    """What a local step adds to every gradient of a client: `shift`, `(parameters,)`, and `pull` times the way from the
+    sent parameters, which is exactly 0 where nothing has moved: Adam would make a step of what rounding leaves."""
 
     shift: Tensor
     pull: float = 0.0
@@ -125,14 +125,3 @@ def takes_rows(step: Any) -> bool:
     return has(step, "takes_rows") and all(
         covers(step, "takes_rows", one) for one in ("step", "direction", "correction")
     )
-
-
-def corrected(step: Any, settings: StepSettings) -> StepSettings:
-    """Return a client's settings, or those of a row for each, with the step's correction, unless the step overrides
-    what adds it. A pull is a part of the decay where both are added to the same gradient."""
-    if not all(covers(step, "correction", one) for one in ("step", "step_in_place", "direction")):
-        return settings
-    added: Correction | None = step.correction(settings)
-    if added is not None and settings.is_sgd:
-        return settings._replace(correction=Correction(added.shift), weight_decay=settings.weight_decay + added.pull)
-    return settings._replace(correction=added)

@@ -43,8 +43,10 @@ class ClassifierVariance(Term):
 
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """See `Sloped.slope`."""
-        value, shares, centred, others, root, lacking = self._parts(batch)
-        by_shares = centred * ((lacking > 0) / (root * (-others * shares.shape[-1])))
+        value, rows, shares, centred, others, root, lacking = self._parts(batch)
+        # What is centred has a sum of 0, but for rounding, which a small variance makes large.
+        again = centred - centred.sum(-2, keepdim=True) / at_least_1(rows)
+        by_shares = again * ((lacking > 0) / (root * (-others * shares.shape[-1])))
         return value, torch._softmax_backward_data(by_shares, shares, -1, shares.dtype)
 
     def _parts(self, batch: Batch) -> tuple[Tensor, *tuple[Any, ...]]:
@@ -55,7 +57,7 @@ class ClassifierVariance(Term):
         variance = centred.square().sum(-2, keepdim=True) / others
         root = variance.clamp(min=torch.finfo(logits.dtype).tiny).sqrt()  # which has no gradient at 0
         lacking = (1 / math.sqrt(logits.shape[-1]) - root).relu()
-        return (lacking * (rows >= 2)).mean((-2, -1)), shares, centred, others, root, lacking
+        return (lacking * (rows >= 2)).mean((-2, -1)), rows, shares, centred, others, root, lacking
 
 
 @component

@@ -16,7 +16,7 @@ from fedskew.data import Inputs
 from fedskew.engine._backend import LocalWork, flush_denormals, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
-from fedskew.engine.contracts import checked_figure, checked_step
+from fedskew.engine.contracts import calling, checked_figure, checked_step
 from fedskew.hooks import Hooks, Named
 from fedskew.local_steps import StepSettings, corrected, steps_in_place, takes_rows
 from fedskew.models import ModelState, Outputs
@@ -226,7 +226,8 @@ class Stack:
             broadcast=own.broadcast if self.dims.broadcast is None else _beside_vectors(own.broadcast),
             client=_beside_vectors(own.client),
         )
-        return own, corrected(self.work.local_step, settings) if self._takes_rows else settings
+        with calling("local_step", self.work.local_step, "correction", f"round {self.clients[0].setup.round}: "):
+            return own, corrected(self.work.local_step, settings) if self._takes_rows else settings
 
     @torch.no_grad()
     def step(
