@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_762, "docstrings": 9_550, "files": 316, "names": 337},
-    "tests": {"code": 33_592},
+    "src": {"code": 38_855, "docstrings": 9_567, "files": 316, "names": 338},
+    "tests": {"code": 33_683},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
