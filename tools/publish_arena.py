@@ -5,7 +5,7 @@
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
 `docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of
-`arena-heads`, `arena-words` and `arena-networks`.
+`arena-heads`, `arena-words`, `arena-networks` and `arena-cifar10`.
 Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
 tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 The two tables at the top of `docs/compare.md` are made anew (`compared_methods.py`). Run it again, in the repository's
@@ -28,7 +28,7 @@ from fedskew.tables import csv_text
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
 EVIDENCE = REPOSITORY / "src" / "fedskew" / "arena" / "evidence.csv.gz"
-BLOCKS = {"arena": None, "heads": "task", "words": "task", "networks": None, "advice": None}
+BLOCKS = {"arena": None, "heads": "task", "words": "task", "networks": None, "cifar10": None, "advice": None}
 
 
 def state_of(name: str, runs: Path) -> ArenaState:
@@ -38,7 +38,7 @@ def state_of(name: str, runs: Path) -> ArenaState:
         with (runs / "arena-advice" / "runs.csv").open(newline="", encoding="utf-8") as file:
             changes["arena.draw.points"] = max(int(line["point"]) for line in csv.DictReader(file)) + 1
     arena = Arena.read(
-        Path("benchmarks" if name in ("heads", "words", "networks") else "recipes") / f"{name}.toml", changes
+        Path("recipes" if name in ("arena", "advice", "personal") else "benchmarks") / f"{name}.toml", changes
     )
     state = ArenaState.read(arena, runs)
     write_comparison(state, runs)
@@ -79,7 +79,7 @@ def main(runs: Path) -> None:
     if (runs / "arena-advice" / "runs.csv").exists():
         publish_page("advice", state_of("advice", runs), runs)
         shutil.copy(runs / "arena-advice" / "evidence.csv.gz", EVIDENCE)
-    for name in ("arena", "heads", "words", "networks"):
+    for name in ("arena", "heads", "words", "networks", "cifar10"):
         if (runs / f"arena-{name}" / "runs.csv").exists():
             publish_page(name, state_of(name, runs), runs)
     if (runs / "arena-personal" / "runs.csv").exists():

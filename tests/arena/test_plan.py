@@ -375,7 +375,7 @@ def test_choices_say_what_is_cut_off_and_how_clearly_as_does_the_script(tmp_path
 def test_the_script_knows_defaults_and_limits_and_quick_arenas_can_be_read() -> None:
     files = [
         ROOT / f"{name}.toml"
-        for name in (*map("benchmarks/{}".format, ("heads", "networks", "words")), "recipes/arena")
+        for name in (*map("benchmarks/{}".format, ("cifar10", "heads", "networks", "words")), "recipes/arena")
     ]
     entries = [one for quick in (True, False) for file in files for one in Arena.read(file, quick=quick).entries]
     for method, entry in {
