@@ -60,8 +60,8 @@ class Decorrelation(Term):
         centred = features - sums(features) / size
         root = (sums(centred.square()) / others + 1e-8).rsqrt()
         scaled = centred * root
-        # A quarter of the gradient of the sum of squares by X: of all entries, which are those of X X^T, less those of
-        # the diagonal. The sum is of the fourth degree in X, so X times this quarter.
+        # A quarter of the gradient, by X, of the sum of the squares of all entries of X^T X (it is that of X X^T) but
+        # the diagonal's. This sum is of the fourth degree in X, and so the sum of X times the quarter.
         products = scaled @ scaled.mT
         by_all = (products if of_group is None else products * of_group) @ scaled
         by_scaled = torch.addcmul(by_all, scaled, sums(scaled.square()), value=-1)

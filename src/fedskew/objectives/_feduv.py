@@ -78,7 +78,7 @@ class Uniformity(Term):
         """See `Sloped.slope`."""
         value, number, centred, apart, at, median, exponents, closeness = self._parts(batch)
         pulls = torch.where(apart, closeness, 0)
-        pulls.flatten(-2).scatter_add_(-1, at, (closeness * exponents).sum((-2, -1)).unsqueeze(-1))  # by the median
+        pulls.flatten(-2).scatter_add_(-1, at, (closeness * exponents).sum((-2, -1)).unsqueeze(-1))  # the median's
         pulls = pulls + pulls.mT
         gradient = torch.addcmul(pulls @ centred, centred, pulls.sum(-1, keepdim=True), value=-1)
         return value, None, gradient / (median * (number / 2))

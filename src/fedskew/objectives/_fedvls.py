@@ -35,7 +35,7 @@ from torch import Tensor
 from fedskew.hooks import Batch
 from fedskew.objectives._cross_entropy import CrossEntropyOf
 from fedskew.objectives._protocol import Context, Distillation, Term
-from fedskew.objectives._tensors import LEAST, Change, Out, balanced, real_rows, shares_of
+from fedskew.objectives._tensors import LEAST, Change, Out, at_least_1, balanced, number_of_rows, real_rows, shares_of
 from fedskew.parameters import NonNegative, component
 
 Form = Literal["official", "printed"]
@@ -112,12 +112,12 @@ class Suppression(Term):
         log_rows: Any = math.log(batch.logits.shape[-2])
         if batch.mask is not None:
             exponents = torch.where(batch.mask.unsqueeze(-1), exponents, LEAST)
-            log_rows = batch.mask.sum(-1).clamp(min=1).to(exponents.dtype).log()[..., None, None]
+            log_rows = at_least_1(number_of_rows(exponents, batch.mask)).log()
         if batch.mask is not None or self.form == "printed":  # without classes that no row reaches
             prior = torch.where((exponents > LEAST).any(-2, keepdim=True), prior, 0)
         log_shares = exponents.log_softmax(-2)
         slopes = log_shares.detach().exp() * prior
-        # What is left of an exponent is the log of the sum, for each row: a class's slopes add up to its prior.
+        # An exponent less its log-share is the log of the class's sum, in every row; its slopes add up to its prior.
         return (slopes * (exponents - log_shares - log_rows)).sum((-2, -1)), slopes, at
 
     def _of_counts(self, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from fedskew.errors import optional
 from fedskew.hooks import Batch, Hooks, LocalEnd, Named, Returned, RoundEnd
 from fedskew.models import lengths_of, unit_rows
 from fedskew.objectives._protocol import Context, Term
-from fedskew.objectives._tensors import ClassMeans, by_rows, real_rows, row_mean
+from fedskew.objectives._tensors import LEAST, ClassMeans, by_rows, real_rows, row_mean
 from fedskew.parameters import Positive, component
 
 VALUES, CLASSES = "fpl.prototypes", "fpl.classes"
@@ -65,7 +65,7 @@ class FPL(Term, Hooks):
             return self.value(batch, context), None, None
         value, own, length, directions, closeness, shares, gap, known = self._parts(batch, context.broadcast)
         along = (shares * closeness).sum(-1, keepdim=True)
-        # Along features that have no direction: too small to be seen.
+        # Of features shorter than 1e-6, which have no direction, the second part is too small to matter.
         by_cosines = torch.addcmul(shares @ directions, own, along, value=-1) / length
         gradient = by_cosines.add_(gap, alpha=2 / gap.shape[-1])
         return value, None, gradient.mul_(by_rows(known.to(gradient.dtype), batch.mask))
@@ -77,8 +77,8 @@ class FPL(Term, Hooks):
         held = of_class.sum(-1, keepdim=True)
         known = held > 0
         own, directions = features / (length := lengths_of(features)), unit_rows(values) / self.temperature
-        closeness, out = own @ directions.mT, -1e30  # of a softmax, and yet finite
-        log_all, log_own = (torch.where(among, closeness, out).log_softmax(-1) for among in (classes >= 0, of_class))
+        closeness, kept = own @ directions.mT, (classes >= 0, of_class)
+        log_all, log_own = (torch.where(one, closeness, LEAST).log_softmax(-1) for one in kept)
         share = log_own.exp()
         contrast = (share * (log_own - log_all)).sum(-1)  # the same for all prototypes of the class
         gap = features - (of_class.to(values.dtype) / held.clamp(min=1)) @ values

@@ -55,7 +55,7 @@ class MOON(Term, Hooks):
             return self.value(batch, context), None, None
         value, own, length, away, gap = self._parts(batch, context.sent, context.previous)
         by_gap = by_rows(gap.sigmoid(), batch.mask)
-        # Along features that have no direction: too small to be seen.
+        # Of features shorter than 1e-6, which have no direction, the second part is too small to matter.
         return value, None, torch.addcmul(away, gap, own, value=-1) * (by_gap / length)
 
     def _parts(self, batch: Batch, sent: Outputs, previous: Outputs) -> tuple[Tensor, ...]:

@@ -38,7 +38,7 @@ class Context(NamedTuple):
     kept: dict[Any, Any] | None = None
 
     def of_counts(self, function: Callable[[Tensor], T]) -> T:
-        """Return what a function, known by its name, makes of the counts; all steps of one client compute it once."""
+        """Return what a function that has a name (no lambda) makes of the counts: once for all steps of a client."""
         kept = {} if self.kept is None else self.kept
         if function not in kept:
             kept[function] = function(self.counts)
@@ -111,7 +111,7 @@ class Distillation(Term):
     temperature: float = 1.0
 
     def left_out(self, batch: Batch, context: Context) -> Out:
-        """Return of which classes the client's model has no share, and of which the sent one, of those or more."""
+        """Return which classes the client's softmax leaves out, and which the sent model's: the same, or more."""
         raise NotImplementedError
 
     def value(self, batch: Batch, context: Context) -> Tensor:

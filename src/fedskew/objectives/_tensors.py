@@ -18,9 +18,9 @@ from fedskew.hooks import Batch, Named, Returned
 Change: TypeAlias = "tuple[Tensor | None, Tensor | None, Tensor | None]"
 """What logits are multiplied by, what is added to them, and which of them are out, `(..., classes)`; None: nothing."""
 Out: TypeAlias = "tuple[Tensor | None, Tensor | None]"
-"""Which classes the student leaves out, and which the teacher, masks of `(..., batch, classes)` or less; None: none."""
+"""Which classes the student leaves out, and which the teacher: masks for `(..., batch, classes)`; None: no class."""
 LEAST = -1e30
-"""A logit of a share of 0, where its logarithm is multiplied by 0, or subtracted from itself."""
+"""Stands for a logit of minus infinity, where 0 times the logarithm of its share, which is 0, would be NaN."""
 _NLL, _NLL_BACKWARD = torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss_backward.default
 
 
