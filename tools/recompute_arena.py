@@ -2,6 +2,7 @@
 
     python tools/recompute_arena.py docs/measured/arena-runs.csv --page docs/measured/arena.md
     python tools/recompute_arena.py docs/measured/heads-runs.csv --page docs/measured/heads.md --blocks task
+    python tools/recompute_arena.py docs/measured/heads-again-runs.csv --against docs/measured/heads-runs.csv
 
 Each cell of the page's tables of differences is compared with what is computed here from the runs; what differs is
 printed, and makes the exit status 1. Intervals are of another bootstrap: they may differ by a tenth of their width, or
@@ -118,6 +119,14 @@ class Table:
         for run, _, gain in rows:
             cells[self.training(run), run["partition"], run["seed"]].append(gain)
         return [fmean(values) for values in cells.values()]
+
+    def cells(self) -> dict[tuple[str, ...], float]:
+        """The mean difference from the reference of each situation and method."""
+        found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for method, rows in self.scores("rounds").items():
+            for run, _, gain in rows if method != self.reference else ():
+                found[*(run[axis] for axis in self.axes), method].append(gain)
+        return {cell: fmean(gains) for cell, gains in found.items()}
 
     def standings(self, view: str) -> dict[str, list[Any]]:
         """The cells of a table of differences, by method."""
@@ -381,12 +390,46 @@ def costs(scores: dict[str, list[tuple[Run, float, float]]]) -> list[str]:
     return found
 
 
+def beside(table: Table, other: Table) -> list[str]:
+    """How alike the differences of two arenas are, of each label of the blocks, and each method's in both."""
+    axis, cells = table.blocks or table.axes[0], [table.cells(), other.cells()]
+    shared = sorted(cells[0].keys() & cells[1].keys())
+    said = []
+    for label in dict.fromkeys(cell[table.axes.index(axis)] for cell in shared):
+        here = [cell for cell in shared if cell[table.axes.index(axis)] == label]
+        ours, theirs = ([own[cell] for cell in here] for own in cells)
+        apart = [abs(one - two) for one, two in zip(ours, theirs, strict=True)]
+        most = here[apart.index(max(apart))]
+        same = sum((one > 0) == (two > 0) for one, two in zip(ours, theirs, strict=True))
+        said.append(
+            f"{label}: {len(here)} differences from {table.reference} in both, {same} of the same sign, ranks "
+            f"correlate by {stats.spearmanr(ours, theirs)[0]:.2f}, {fmean(apart):.2f} points apart, at most "
+            f"{max(apart):.1f} ({', '.join(most)}: {cells[0][most]:+.1f}, there {cells[1][most]:+.1f})"
+        )
+        by_method: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
+        for cell in here:
+            by_method[dict(zip(table.axes, cell, strict=False)).get("target", ""), cell[-1]].append(cell)
+        for (target, method), own in sorted(by_method.items()):
+            means = (fmean(one[cell] for cell in own) for one in cells)
+            said.append(f"  {target} {method}: " + ", there ".join(f"{mean:+.1f}" for mean in means))
+    return said
+
+
 def number(text: str, default: float | None = None) -> float | None:
     """A value that was tried, as of `local_step.mu = 0.5`; None if it is no number."""
     try:
         return float(text.rpartition("=")[2]) if text else default
     except ValueError:
         return None
+
+
+def read(file: Path, reference: str, parser: argparse.ArgumentParser) -> list[Run]:
+    """The runs of a CSV that did not fail."""
+    with file.open(newline="", encoding="utf-8") as opened:
+        runs = [run for run in csv.DictReader(opened) if not run.get("failure")]
+    if not any(run.get("method") == reference for run in runs):
+        parser.error(f"{file}: no runs of {reference!r}; is it an arena's runs.csv?")
+    return runs
 
 
 def main() -> int:
@@ -397,16 +440,17 @@ def main() -> int:
     parser.add_argument("--blocks", help="axis whose labels are blocks of trainings")
     parser.add_argument("--last", type=int, default=3, help="evaluations whose mean is a score")
     parser.add_argument("--reference", default="fedavg")
+    parser.add_argument("--against", type=Path, help="runs of another arena, to print how alike both are in its place")
     options = parser.parse_args()
-    for file in (options.runs, options.page):
+    for file in (options.runs, options.page, options.against):
         if file is not None and not file.is_file():
             parser.error(f"{file}: no such file; give the CSV of an arena's runs, and with --page its page")
-    with options.runs.open(newline="", encoding="utf-8") as opened:
-        runs = [run for run in csv.DictReader(opened) if not run.get("failure")]
-    if not any(run.get("method") == options.reference for run in runs):
-        parser.error(f"{options.runs}: no runs of {options.reference!r}; is it an arena's runs.csv?")
-    table = Table(runs, options.last, options.blocks, options.reference)
-    print("\n".join(answers(table)))
+    table, *others = (
+        Table(read(file, options.reference, parser), options.last, options.blocks, options.reference)
+        for file in (options.runs, options.against)
+        if file is not None
+    )
+    print("\n".join(beside(table, *others) if others else answers(table)))
     if options.page is None:
         return 0
     compared, wrong = check(table, options.page.read_text(encoding="utf-8"))
