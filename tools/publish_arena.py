@@ -5,7 +5,7 @@
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
 `docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of
-`arena-heads`, `arena-words`, `arena-networks` and `arena-cifar10`.
+`arena-heads`, `arena-words`, `arena-networks`, `arena-cifar10` and `arena-cifar100`.
 Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
 tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 The two tables at the top of `docs/compare.md` are made anew (`compared_methods.py`). Run it again, in the repository's
@@ -28,7 +28,13 @@ from fedskew.tables import csv_text
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
 EVIDENCE = REPOSITORY / "src" / "fedskew" / "arena" / "evidence.csv.gz"
-BLOCKS = {"arena": None, "heads": "task", "words": "task", "networks": None, "cifar10": None, "advice": None}
+BLOCKS = {"arena": None, "heads": "task", "words": "task", "networks": None, "cifar10": None, "cifar100": None}
+
+
+def arena_of(name: str, changes: dict[str, int]) -> Arena:
+    """The arena of this name, with some of its values changed."""
+    folder = "recipes" if name in ("arena", "advice", "personal") else "benchmarks"
+    return Arena.read(REPOSITORY / folder / f"{name}.toml", changes)
 
 
 def state_of(name: str, runs: Path) -> ArenaState:
@@ -37,10 +43,7 @@ def state_of(name: str, runs: Path) -> ArenaState:
     if name == "advice":
         with (runs / "arena-advice" / "runs.csv").open(newline="", encoding="utf-8") as file:
             changes["arena.draw.points"] = max(int(line["point"]) for line in csv.DictReader(file)) + 1
-    arena = Arena.read(
-        Path("recipes" if name in ("arena", "advice", "personal") else "benchmarks") / f"{name}.toml", changes
-    )
-    state = ArenaState.read(arena, runs)
+    state = ArenaState.read(arena_of(name, changes), runs)
     write_comparison(state, runs)
     return state
 
@@ -68,7 +71,8 @@ def draw(name: str) -> None:
     lines = [line for line in every if line["stage"] != "tune"]
     fixed = [axis for axis in axes if axis != "target"]
     trainings = {tuple(line[axis] for axis in axes): tuple(line[axis] for axis in fixed) for line in lines}
-    scores = Scores.of(lines, axes, "fedavg", last=3, trainings=trainings, blocks=BLOCKS[name])
+    last = arena_of(name, {}).settings.last
+    scores = Scores.of(lines, axes, "fedavg", last=last, trainings=trainings, blocks=BLOCKS.get(name))
     scores.draw("fedavg", MEASURED / f"{name}-differences.png")
 
 
@@ -79,7 +83,7 @@ def main(runs: Path) -> None:
     if (runs / "arena-advice" / "runs.csv").exists():
         publish_page("advice", state_of("advice", runs), runs)
         shutil.copy(runs / "arena-advice" / "evidence.csv.gz", EVIDENCE)
-    for name in ("arena", "heads", "words", "networks", "cifar10"):
+    for name in BLOCKS:
         if (runs / f"arena-{name}" / "runs.csv").exists():
             publish_page(name, state_of(name, runs), runs)
     if (runs / "arena-personal" / "runs.csv").exists():
@@ -90,6 +94,7 @@ def main(runs: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         main(Path(sys.argv[1]))
-    for published in BLOCKS:
-        draw(published)
+    for published in (*BLOCKS, "advice"):
+        if (MEASURED / f"{published}-runs.csv").exists():
+            draw(published)
     compared_methods.main()
