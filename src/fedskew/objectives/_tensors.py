@@ -31,11 +31,6 @@ def real_rows(values: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)), values, 0)
 
 
-def is_real(outputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mask of real rows, `(..., batch)`; True everywhere if `mask` is None."""
-    return torch.ones_like(outputs[..., 0], dtype=torch.bool) if mask is None else mask
-
-
 def number_of_rows(outputs: Tensor, mask: Tensor | None) -> Any:
     """Return the number of real rows: `(..., 1, 1)` in the outputs' dtype, or Python's own where all are."""
     return outputs.shape[-2] if mask is None else mask.sum(-1).to(outputs.dtype)[..., None, None]
