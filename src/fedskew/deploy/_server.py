@@ -172,8 +172,7 @@ def make_deployed_loop(
 
 def least_loss(method: methods.Method) -> float:
     """Return the lowest loss that a method's objective can have: 0, or unknown if a part of it is a user's own."""
-    parts = [method.objective.loss, *(term for _, term in method.objective.terms)]
-    ours = all(type(part).__module__.startswith("fedskew.") for part in parts)
+    ours = all(type(loss).__module__.startswith("fedskew.") for loss in method.objective.losses)
     return 0.0 if ours and all(weight >= 0 for weight, _ in method.objective.terms) else -math.inf
 
 

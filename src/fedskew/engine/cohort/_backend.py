@@ -279,8 +279,7 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
 
 def _is_ours(model: FlatModel, work: LocalWork) -> bool:
     """Return whether this package defines everything that is mapped over clients."""
-    losses = [work.objective.loss, *(term for _, term in work.objective.terms)]
-    parts = [model.module, work.local_step, *losses, *work.hooks.values()]
+    parts = [model.module, work.local_step, *work.objective.losses, *work.hooks.values()]
     return all(type(part).__module__.startswith("fedskew.") for part in parts) and not isinstance(
         model.module, Concatenated
     )
