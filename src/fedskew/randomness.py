@@ -7,7 +7,6 @@ device, and for one client or a whole cohort at once. No global generator is rea
 
 import enum
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -84,9 +83,7 @@ def mix(*words: Tensor | int) -> Tensor:
     and under `torch.func.vmap`."""
     if is_on_cpu(words):
         return torch.from_numpy(_mix_on_cpu(words).astype(np.int64))
-    value: Tensor | int = 0
-    for word in words:
-        value = _finalise((value * 0x01000193 + word + 0x1E3779B9) & 0xFFFFFFFF)
+    value = _mixed(words)
     assert isinstance(value, Tensor), "at least one word must be a tensor"
     return value
 
@@ -120,16 +117,17 @@ def fold(*words: int) -> int:
 
 def hashed(*words: int) -> int:
     """Return `mix` of plain numbers as a number."""
-    value: Any = 0
+    return int(_mixed(words))
+
+
+def _mixed(words: Sequence[Tensor | int]) -> Tensor | int:
+    value: Tensor | int = 0
     for word in words:
-        value = _finalise((value * 0x01000193 + word + 0x1E3779B9) & 0xFFFFFFFF)
-    return int(value)
-
-
-def _finalise(value: Tensor | int) -> Tensor | int:
-    value = (value ^ (value >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
-    value = (value ^ (value >> 15)) * 0x735A2D97 & 0xFFFFFFFF
-    return value ^ (value >> 15)
+        value = (value * 0x01000193 + word + 0x1E3779B9) & 0xFFFFFFFF
+        value = (value ^ (value >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
+        value = (value ^ (value >> 15)) * 0x735A2D97 & 0xFFFFFFFF
+        value = value ^ (value >> 15)
+    return value
 
 
 def uniform(*words: Tensor | int) -> Tensor:

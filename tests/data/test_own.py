@@ -244,6 +244,7 @@ BAD_ARRAYS = [
     ({"x": np.array([[1.0], [np.nan]]), "y": np.zeros(2, int)}, "'x' has an empty value, NaN"),
     ({"x": np.zeros((3, 8, 8, 3)), "y": np.zeros(3, int)}, "channels last"),
     ({"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 2))}, "only one of 'x_test' and 'y_test'"),
+    (dict.fromkeys(["x", "y_test", "x_test"], np.eye(3)) | {"y": np.arange(3)}, "'y_test' is .3, 3. and 'y' .3,."),
     (
         {"x": np.zeros((3, 2)), "y": np.zeros(3, int), "x_test": np.zeros((3, 4)), "y_test": np.zeros(3, int)},
         r"training samples are \(2,\), those of the test part \(4,\)",

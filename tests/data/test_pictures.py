@@ -189,6 +189,9 @@ def test_of_a_file_with_several_images_the_first_is_read_and_that_is_said(folder
     with pytest.warns(DataWarning, match=r"1 file, such as .*x.gif: several images .* the first one is read"):
         made = read(folder)
     assert shown(made)[2].mean().item() == pytest.approx(10 / 255, abs=1e-4)
+    spoil(folder)
+    with pytest.warns(DataWarning, match="several"), pytest.raises(DataError, match="^4 of 13 pictures can't be"):
+        read(folder)
 
 
 def test_cmyk_palettes_and_transparency_become_colours(tmp_path):

@@ -394,8 +394,7 @@ class Inconsistent(LocalGrid):
 @pytest.mark.slow
 def test_a_site_that_was_sent_another_model_is_in_no_sum(tmp_path: Path) -> None:
     federation = masked(tmp_path)
-    honest = federation.grid()
-    grid = Inconsistent(honest.apps)
+    grid = Inconsistent(federation.grid().apps)
     grid.victim = federation.node("birch")
 
     first = federation.run(grid).run(resume=True).rounds[1]

@@ -191,8 +191,7 @@ def test_two_nodes_of_one_name_are_not_used(tmp_path: Path) -> None:
     grid = federation.grid()
     grid.apps[5] = grid.apps[federation.node("ash")]
     grid.apps[6] = ("somebody", *grid.apps[5][1:])
-    run = federation.run(grid)
-    run.run(resume=True)
+    federation.run(grid).run(resume=True)
     assert sorted(federation.records()[1]["answered"]) == [1, 2]
     assert {message.metadata.dst_node_id for message in grid.asked} == {
         federation.node("birch"),

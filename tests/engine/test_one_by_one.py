@@ -54,8 +54,7 @@ def played(moves: dict[int, list[float]], matrix: int, monkeypatch: pytest.Monke
     """The model after a round, its record, the clients' states, and who was asked."""
     monkeypatch.setattr(sums, "MATRIX", matrix)
     one = Federation(built("fedla"), Told(moves, also=beside), counts, None, 1.0, seed=0)
-    begun = start(one)
-    state, record = one.run_round(begun)
+    state, record = one.run_round(start(one))
     record.seconds = 0.0
     kept = [one.clients.get(client) for client in range(3)]
     return [part.tolist() for part in state.model], record, kept, one.backend.asked

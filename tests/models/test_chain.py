@@ -246,8 +246,7 @@ FORWARDS = {
 
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_a_forward_of_functions_is_read(forward):
-    module = Own(FORWARDS[forward])
-    flat = assert_same(module)
+    flat = assert_same(Own(FORWARDS[forward]))
     assert list(flat.network.rules) == ["chain"]
 
 

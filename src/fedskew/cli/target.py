@@ -13,7 +13,7 @@ from typer import Argument, Option
 from fedskew.cli.options import DecimalSign, TrustCode, several
 from fedskew.cli.page import AsJson, Console, NoPicture, picture_path, print_json, shares, write_csv
 from fedskew.errors import ArgumentError
-from fedskew.labels import MixMethod
+from fedskew.labels import LabelCounts, MixMethod
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedskew import TrainedModel
     from fedskew.experiment import Adaptation
     from fedskew.labels import MixEstimate
-from fedskew.labels import LabelCounts
 
 LEAST_SAMPLES = 8
 """Fewest samples of a target whose mix is estimated; what intervals are worth from there: docs/label-counts.md."""

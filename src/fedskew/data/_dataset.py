@@ -19,6 +19,9 @@ from fedskew.errors import ArgumentError
 Arrays = tuple[Tensor, Tensor, Tensor, Tensor]
 """Inputs and int64 labels of the training part, then of the test part."""
 
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
+"""Means and deviations by channel."""
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 

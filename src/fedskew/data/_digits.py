@@ -209,7 +209,7 @@ def digits() -> Dataset:
     test = torch.zeros(len(targets), dtype=torch.bool)
     for label in range(10):
         test[torch.nonzero(targets == label).flatten()[3::4]] = True
-    return Dataset("digits", inputs[~test], targets[~test], inputs[test], targets[test], classes=tuple("0123456789"))
+    return Dataset("digits", inputs[~test], targets[~test], inputs[test], targets[test], DIGITS)
 
 
 @cache

@@ -104,8 +104,8 @@ def _of_tables(
         named, owner = _columns(file, list(table.columns), label, client)
         if separator is not None and len(named) > 1:
             raise DataError(f"{file}: separator is for one column of labels, and these are {len(named)}; leave it out")
-        one, numbered = named[0] if len(named) == 1 else named, named if len(named) > 1 else ()
-        labels += of_columns(file, one, table.columns.__getitem__, separator, table.place)
+        numbered = named if len(named) > 1 else ()
+        labels += of_columns(file, named, table.columns.__getitem__, separator, table.place)
         if owner is not None:
             clients += table.texts(owner, "client")
         elif len(files) > 1:
@@ -132,6 +132,5 @@ def _of_huggingface(path: Path, label: str | None, client: str | None, separator
     part = table["train"] if isinstance(table, dict) and "train" in table else table  # a DatasetDict
     named, owner = _columns(path, part.column_names, label, client)
     owners = None if owner is None else names_of(part, owner)
-    one = named[0] if len(named) == 1 else named
     numbered = named if len(named) > 1 else class_names(part, named[0])
-    return _counted(path, labels_of(part, one, separator), owners, numbered)
+    return _counted(path, labels_of(part, named, separator), owners, numbered)

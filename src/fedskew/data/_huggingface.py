@@ -81,7 +81,6 @@ def from_huggingface(
             raise DataError(f"table: {name} is a {type(part).__name__}; expected a datasets.Dataset, not streamed")
     train = parts["train"].with_format(None)
     named = columns_in(label, train.column_names) if isinstance(label, str) else tuple(label)
-    label = named[0] if len(named) == 1 else named
     columns = _columns(train, named, client, inputs)
     if client is None and "client" in train.column_names and "client" not in (*named, inputs):
         client = "client"
@@ -90,8 +89,8 @@ def from_huggingface(
         held = parts[test].with_format(None)
         if absent := {*columns, *named} - set(held.column_names):
             raise DataError(f"table: its part {test!r} has no column {sorted(absent)[0]!r}")
-    numbered = label if isinstance(label, tuple) else class_names(train, label)
-    used = [labels_of(part, label, separator) for part in (train, held) if part is not None]
+    numbered = class_names(train, named[0]) if len(named) == 1 else named
+    used = [labels_of(part, named, separator) for part in (train, held) if part is not None]
     (rows, labels), *rest = prepared("table", used, missing_labels, numbered)
     if rest:
         ((held_rows, held_labels),) = rest
@@ -136,13 +135,13 @@ def _select(table: Table, rows: IntArray) -> Table:
     return table if len(rows) == len(table) else table.select(rows)
 
 
-def labels_of(table: Table, label: str | tuple[str, ...], separator: str | None) -> Sequence[Label]:
+def labels_of(table: Table, labels: Sequence[str], separator: str | None) -> Sequence[Label]:
     """Return the labels of a part; where there is none, an empty one."""
-    inner = None if isinstance(label, tuple) else getattr(table.features[label], "feature", None)
+    inner = getattr(table.features[labels[0]], "feature", None) if len(labels) == 1 else None
     if inner is None:
-        return of_columns("table", label, lambda name: names_of(table, name, ""), separator)
+        return of_columns("table", labels, lambda name: names_of(table, name, ""), separator)
     name = getattr(inner, "int2str", str)
-    return ["" if found is None else tuple(dict.fromkeys(map(name, found))) for found in table[label]]
+    return ["" if found is None else tuple(dict.fromkeys(map(name, found))) for found in table[labels[0]]]
 
 
 def class_names(table: Table, label: str) -> list[str]:

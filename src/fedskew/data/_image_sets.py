@@ -86,8 +86,7 @@ def tiny_imagenet(root: Path, packed: bool = True, verify: bool = True) -> Datas
 
     From `tiny-imagenet-200/` with `wnids.txt`, `words.txt`, `train/WNID/images/*.JPEG`, `val/val_annotations.txt` and
     `val/images/*.JPEG`. The test part is the published `val` (the labels of `test/` are not public). Class ids follow
-    the sorted WordNet ids, as torchvision's ImageFolder numbers them. Normalised as
-    ImageNet's images are.
+    the sorted WordNet ids, as torchvision's ImageFolder numbers them. Normalised as ImageNet's images are.
 
     Args:
         packed: Decode once into one file (see `ImageFiles.pack`), 1.2 GB; else batch by batch.
@@ -126,8 +125,7 @@ def pacs(
     """Read PACS: 9,991 images of seven classes from four domains: art_painting, cartoon, photo, sketch.
 
     Li, Yang, Song, Hospedales, "Deeper, Broader and Artier Domain Generalization", ICCV 2017. From
-    `PACS/DOMAIN/CLASS/`. The label mix of the test part is the target. Images are normalised as
-    ImageNet's are.
+    `PACS/DOMAIN/CLASS/`. The label mix of the test part is the target. Images are normalised as ImageNet's are.
 
     Args:
         train: Domains of the training samples; the defaults of the domains are FedPALS's choice.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from fedskew.data._dataset import Arrays, Dataset, Inputs
+from fedskew.data._dataset import Arrays, Dataset, Inputs, Moments
 from fedskew.errors import ArgumentError, DataError, DataWarning, FedskewError, in_one_line, optional
 from fedskew.tables import counted
 
@@ -172,9 +172,8 @@ class Tray:
 
     def close(self, total: int, what: str = "picture") -> None:
         """Refuse what is broken, or say that it is left out."""
-        for what, found in self.odd.items():
-            said = f"{counted(len(found), 'file')}, such as {found[0]}: {what}"
-            warnings.warn(said, DataWarning, stacklevel=3)
+        for said, found in self.odd.items():
+            warnings.warn(f"{counted(len(found), 'file')}, such as {found[0]}: {said}", DataWarning, stacklevel=3)
         if not self.broken:
             return
         more = f"; and {len(self.broken) - _LISTED:,} more" if len(self.broken) > _LISTED else ""
@@ -231,7 +230,7 @@ def of_bytes(
     name: str,
     arrays: Arrays,
     classes: tuple[str, ...],
-    moments: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    moments: Moments | None = None,
     held: Callable[..., Inputs] = normalised,
     **more: Any,
 ) -> Dataset:
@@ -242,7 +241,7 @@ def of_bytes(
     return Dataset(name, inputs, labels, test_inputs, test_labels, classes, mean, std, **more)
 
 
-def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(pixels: Tensor) -> Moments:
     """Return exact mean and deviation by channel of uint8 images scaled to [0, 1], from the counts of each level."""
     levels, means, deviations = np.arange(256) / 255, [], []
     for channel in range(pixels.shape[1]):

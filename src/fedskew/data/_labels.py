@@ -51,17 +51,17 @@ class NoLabel(str):
 
 def of_columns(
     where: object,
-    label: str | tuple[str, ...],
+    labels: Sequence[str],
     column: Callable[[str], Sequence[str]],
     separator: str | None,
     place: Place = by_number,
 ) -> Sequence[Label]:
     """Return the labels of a table: a column, with a separator of several in each cell, or columns of 0 and 1. A sample
     without a label has `NoLabel`, or an empty one."""
-    if isinstance(label, tuple):
-        cells = [[_FLAGS.get(cell.casefold(), cell) for cell in column(name)] for name in label]
-        return of_table(where, label, list(zip(*cells, strict=True)), place)
-    found = column(label)
+    if len(labels) != 1:
+        cells = [[_FLAGS.get(cell.casefold(), cell) for cell in column(name)] for name in labels]
+        return of_table(where, labels, list(zip(*cells, strict=True)), place)
+    found = column(labels[0])
     return found if separator is None else [_split(where, at, cell, separator, place) for at, cell in enumerate(found)]
 
 

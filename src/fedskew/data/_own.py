@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import findings
-from fedskew.data._dataset import Dataset, IntArray, names_clients
+from fedskew.data._dataset import Dataset, IntArray, Moments, names_clients
 from fedskew.data._labels import Label, Missing, Place, by_number, of_table, prepared, strata
 from fedskew.data._propose import identifiers
 from fedskew.data._schema import Column, Encoder, Kind, TableSchema
@@ -166,9 +166,7 @@ def _ids(values: Sequence[Label], names: tuple[str, ...]) -> IntArray:
     return np.array(found, dtype=np.int64)
 
 
-def _standardise(
-    train: Tensor, test: Tensor, schema: TableSchema | None
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _standardise(train: Tensor, test: Tensor, schema: TableSchema | None) -> Moments:
     """Standardise in place by channel (dimension 1); one that never varies is only centred. Of a table these are its
     numbers, by mean and deviation of those that are there; others become the mean."""
     others = [dimension for dimension in range(train.dim()) if dimension != 1]
@@ -242,12 +240,11 @@ def csv(
     for path, part in zip(files, parts, strict=True):
         if part.clients is None and files != [root]:
             part.clients = [path.stem] * len(part.labels)
-    if any(part.clients is None for part in parts):
-        parts = [replace(part, clients=None) for part in parts]
+    owners = [part.clients for part in parts if part.clients is not None]
     train = RawSamples(
         torch.cat([part.inputs for part in parts]),
-        [label for part in parts for label in part.labels],
-        None if parts[0].clients is None else [name for part in parts for name in part.clients or ()],
+        list(chain(*(part.labels for part in parts))),
+        list(chain(*owners)) if len(owners) == len(parts) else None,
         partial(place_among, tables),
     )
     samples = train, held, test_share, rng
@@ -303,9 +300,12 @@ def npz(
             raise DataError(f"{root}: has no array {name!r} (found: {', '.join(sorted(arrays)) or 'none'})")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{root}: has only one of 'x_test' and 'y_test'; a test part needs both")
+    y, y_test = arrays["y"], arrays.get("y_test", arrays["y"])
+    if y.shape[1:] != y_test.shape[1:]:
+        raise DataError(f"{root}: 'y_test' is {y_test.shape} and 'y' {y.shape}; all samples need as many labels")
     train = _of_arrays(root, arrays, "x", "y", "client")
     test = _of_arrays(root, arrays, "x_test", "y_test", None) if "x_test" in arrays else None
-    numbered = findings_in(root, arrays) if arrays["y"].ndim == 2 else ()
+    numbered = findings_in(root, arrays) if y.ndim == 2 else ()
     return make("npz", train, test, test_share, rng, numbered=numbered, where=root, missing=missing_labels)
 
 

@@ -303,7 +303,6 @@ class TableSchema:
         for name in self.labelled or (None,):
             if name not in table.columns:
                 table.fail(f"no column {name!r} of labels" if name else _NO_LABELS)
-        first, *others = self.labelled
 
         def cells(name: str) -> Sequence[str]:
             known = self.columns[name].categories
@@ -316,7 +315,7 @@ class TableSchema:
                     table.fail(f"{cell!r} is none of the schema's classes{nearest(cell, known)}", row, name)
             return [NoLabel(cell) if absent else cell for cell, absent in zip(found, gone, strict=True)]
 
-        return of_columns(table.where, self.labelled if others else first, cells, separator, table.place)
+        return of_columns(table.where, self.labelled, cells, separator, table.place)
 
     def clients_in(self, table: Table) -> Sequence[str] | None:
         """Return the client of each sample; None where the table has no clients."""

@@ -18,13 +18,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedskew.data._dataset import MappedImages
+from fedskew.data._dataset import MappedImages, Moments
 from fedskew.data._images import normalised
 from fedskew.errors import DataError
 from fedskew.files import replacing
-
-Moments = tuple[tuple[float, ...], tuple[float, ...]]
-"""Means and deviations by channel."""
 
 IMAGENET: Moments = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DIGITS = tuple("0123456789")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from math import prod
 from operator import attrgetter
 from pathlib import Path
@@ -584,8 +584,3 @@ def method_of(config: Config, agreement: Agreement) -> methods.Method:
     if calibrates and method.finish is None and agreement.updates == "plain":
         method = dataclasses.replace(method, finish=Calibrate())
     return dataclasses.replace(method, server_update=server_update)
-
-
-def needs_label_counts(method: methods.Method, slots: Collection[str] = ("selection", "weighting")) -> bool:
-    """Return whether a component in one of these slots uses label counts at the server."""
-    return any(components.needs_label_counts(slot, getattr(method, slot)) for slot in slots)

@@ -23,7 +23,7 @@ from fedskew.deploy._sites import Sites
 from fedskew.deploy._sums import MaskedSums, announced_from
 from fedskew.deploy._validator import ReplyValidator
 from fedskew.engine import ClientStates
-from fedskew.engine.contracts import hooked
+from fedskew.engine.contracts import hooked, is_own
 from fedskew.engine.sums import FixedPoint
 from fedskew.errors import DivergedError, StandstillError
 from fedskew.experiment import Config, RunFolder, TaskInfo, TrainingLoop, read
@@ -172,8 +172,7 @@ def make_deployed_loop(
 
 def least_loss(method: methods.Method) -> float:
     """Return the lowest loss that a method's objective can have: 0, or unknown if a part of it is a user's own."""
-    parts = [method.objective.loss, *(term for _, term in method.objective.terms)]
-    ours = all(type(part).__module__.startswith("fedskew.") for part in parts)
+    ours = not any(map(is_own, method.objective.losses))
     return 0.0 if ours and all(weight >= 0 for weight, _ in method.objective.terms) else -math.inf
 
 

@@ -1,7 +1,6 @@
 """The sites as an engine's backend: what they are asked in a round, and for an evaluation of its model."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -45,7 +44,7 @@ class Sites(Backend):
     update. Who is `left_out` is asked nothing, and who is `skipped` only where too few others of a cohort are
     connected. What was `announced` to sites that compute their own weights travels beside each model. Of the last
     cohort there are norms of updates (`lengths`) and training `losses`, infinite for a reply that was refused as it was
-    not finite, and the seconds that the server itself computed, but for reading replies."""
+    not finite."""
 
     plan: Plan
     roster: Roster
@@ -56,7 +55,6 @@ class Sites(Backend):
     skipped: frozenset[int] = frozenset()
     lengths: dict[int, float] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
-    own_seconds: float = 0.0
     _doubted: set[int] = field(default_factory=set)
 
     @property
@@ -77,11 +75,9 @@ class Sites(Backend):
         replies = self.members.ask(
             MessageType.TRAIN, contents, lambda reply, client: validator.read(reply, client, round), f"round {round}"
         )
-        began = time.perf_counter()
         updates = validator.updates(round, replies)
         self.lengths = {update.client: float(update.norm) for update in updates}
         self.losses = {update.client: update.loss for update in updates} | dict.fromkeys(validator.not_finite, math.inf)
-        self.own_seconds = time.perf_counter() - began
         return updates
 
     def train_in_sums(self, round: int, cohort: Sequence[Assignment], sent: Sent, weigh: Weigh | None) -> Taken:

@@ -21,7 +21,6 @@ from torch import nn
 
 from fedskew import components
 from fedskew.deploy import _wire as wire
-from fedskew.deploy._agreement import needs_label_counts
 from fedskew.deploy._arrays import ArraysLayout, FloatArray, ModelLayout, RefusedError, Specs, decode, short
 from fedskew.deploy._ask import Arrivals, Contents, Read, Replies, T, error_line, exchange
 from fedskew.deploy._client import as_method
@@ -121,7 +120,8 @@ class MethodStrategy(Strategy):
         if self._target is not None and self.classes not in (None, self._target.size):
             raise ConfigError(f"classes: {self.classes}, but the target has {self._target.size} shares")
         _check_hooks(self._chosen, self.model is not None)
-        self._queries = needs_label_counts(self._chosen)
+        slots = "selection", "weighting"
+        self._queries = any(components.needs_label_counts(slot, getattr(self._chosen, slot)) for slot in slots)
         self._run = secrets.token_hex(8)
         self._federation: Federation | None = None
         self._asked: dict[int, Message] = {}

@@ -75,8 +75,8 @@ class _DivergedError(RunError):
 
 def has_own_parts(work: LocalWork, model: FlatModel) -> bool:
     """Return whether a component that trains clients, or the network, is a user's own."""
-    losses = [work.objective.loss, *(term for _, term in work.objective.terms)]
-    return any(map(is_own, [*losses, work.local_step, *work.hooks.values()])) or own_network(model.module) is not None
+    parts = [*work.objective.losses, work.local_step, *work.hooks.values()]
+    return any(map(is_own, parts)) or own_network(model.module) is not None
 
 
 def watched(work: LocalWork, model: FlatModel) -> LocalWork:

@@ -23,7 +23,7 @@ from fedskew.engine._backend import (
     reuse_freed_memory,
     training_failed,
 )
-from fedskew.engine._faults import has_own_parts, watched
+from fedskew.engine._faults import has_own_parts, own_network, watched
 from fedskew.engine._sight import ClientLog
 from fedskew.engine.contracts import calling, checked_carried, checked_figure, checked_step, is_own, name_in
 from fedskew.engine.heeding import HEEDED, check_heeds
@@ -318,11 +318,9 @@ class _FrozenModel:
             if batch_statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.train()
         hold_still(self._model.module)
-        layers = [*self._model.module.modules()]
-        # Of others nobody knows whether what they say of a sample depends on the batch.
-        known = all(type(layer).__module__.startswith(("fedskew.", "torch.nn.")) for layer in layers)
-        by_batch = any(getattr(layer, "track_running_stats", True) is False for layer in layers)
-        self.by_sample = known and not by_batch
+        by_batch = any(getattr(one, "track_running_stats", True) is False for one in self._model.module.modules())
+        # Of others' layers nobody knows whether what they say of a sample depends on the batch.
+        self.by_sample = not by_batch and own_network(self._model.module) is None
 
     def load(self, state: ModelState) -> None:
         self._model.write_state(state)

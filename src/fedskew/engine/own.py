@@ -37,18 +37,17 @@ class OwnStep(SGD):
     pull: NonNegative = 0.0
     some: bool = False
 
+    def direction(self, gradient: Tensor, parameters: Tensor, settings: StepSettings) -> Tensor:
+        """Return the gradient plus `pull (v - w)`."""
+        if self.pull:
+            gradient = torch.add(gradient, parameters - settings.broadcast[SENT], alpha=self.pull)
+        return gradient * settings.broadcast[TRAINED] if self.some else gradient
+
     def step(
         self, parameters: Tensor, gradient: Gradient, carried: Named, settings: StepSettings
     ) -> tuple[Tensor, Named]:
-        """Take a step along the gradient plus `pull (v - w)`; no argument is written to."""
-
-        def direction(at: Tensor) -> Tensor:
-            found = gradient(at)
-            if self.pull:
-                found = torch.add(found, at - settings.broadcast[SENT], alpha=self.pull)
-            return found * settings.broadcast[TRAINED] if self.some else found
-
-        moved, carried = SGD().step(parameters, direction, carried, settings)
+        """Take a step along `direction`; what is not trained stays as it is."""
+        moved, carried = super().step(parameters, gradient, carried, settings)
         return (torch.where(settings.broadcast[TRAINED], moved, parameters) if self.some else moved), carried
 
 

@@ -165,7 +165,7 @@ class Federation:
             Assignment(
                 client=client,
                 epochs=self._epochs[client].item(),
-                state=self.clients.of(client) or fresh,
+                state=fresh if (kept := self.clients.of(client)) is None else kept,
                 quota=cohort.counts[place] if cohort.quotas else None,
                 steps=self.steps,
                 samples=round(float(sizes[place])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedskew import engine, methods
 from fedskew.engine.contracts import checked_moved, checked_trainings
@@ -26,31 +25,6 @@ from fedskew.models import FlatModel, ModelState, with_added_head
 from fedskew.personal import HeldOut, Names, OwnTraining, Personal
 
 Named = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class ClientTests:
-    """The test samples of all clients, `task.client_test`, and the network that a model is written into."""
-
-    task: Task
-    model: FlatModel
-
-    def rows(self, row: str, logits: Callable[[int], ArrayLike | Tensor]) -> tuple[SiteRow, ...]:
-        """Make a row for every client that has test samples, of which `logits(client)` returns the logits."""
-        dataset, targets = self.task.dataset, self.task.dataset.targets.numpy()
-        return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits, dataset.multi_label)
-
-    def logits(self, network: nn.Module, client: int) -> FloatArray:
-        """Compute the logits of one client's test samples; the network is left in its evaluation mode."""
-        return logits_of(network, self.task.dataset.inputs, self.task.client_test[client], finite=False)
-
-    def of_one(self, row: str, state: ModelState) -> tuple[SiteRow, ...]:
-        """Make a row of the table for one model at all clients, whose samples go through the network together."""
-        self.model.write_state(state)
-        own = self.task.client_test
-        together = logits_of(self.model.network, self.task.dataset.inputs, np.concatenate(own), finite=False)
-        apart = np.split(together, np.cumsum([len(rows) for rows in own])[:-1])
-        return self.rows(row, apart.__getitem__)
 
 
 @dataclass(eq=False)
@@ -69,10 +43,6 @@ class SiteModels:
     beside: Mapping[str, tuple[OwnModels, ...]]
     after: tuple[OwnModels, int] | None
     work: Callable[[int], engine.Assignment]
-    tests: ClientTests = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tests = ClientTests(self.task, self.model)
 
     @property
     def _pooled(self) -> int:
@@ -101,13 +71,13 @@ class SiteModels:
 
     def __call__(self, common: ModelState, round: int) -> tuple[SiteRow, ...]:
         """Make the rows of a round's common model, and of the other models as they are then."""
-        found = {"common": self.tests.of_one("common", common)}
+        found = {"common": self._of_one("common", common)}
         if ways := self.beside.get("alone"):
-            found["alone"] = self.tests.rows("alone", self._logits_of_own(ways, common))
+            found["alone"] = self._rows("alone", self._logits_of_own(ways, common))
         if ways := self.beside.get("pooled"):
-            found["pooled"] = self.tests.of_one("pooled", ways[0].of(common, self.kept(self._pooled)))
+            found["pooled"] = self._of_one("pooled", ways[0].of(common, self.kept(self._pooled)))
         if self.personal is not None:
-            found["personal"] = self.tests.rows("personal", self._personal(self.personal, common, round))
+            found["personal"] = self._rows("personal", self._personal(self.personal, common, round))
         return tuple(one for row in SiteRow.ROWS for one in found.get(row, ()))
 
     def close(self) -> None:
@@ -178,9 +148,23 @@ class SiteModels:
 
         return logits
 
+    def _of_one(self, row: str, state: ModelState) -> tuple[SiteRow, ...]:
+        """Make the rows of one model at all clients, whose samples go through the network together."""
+        self.model.write_state(state)
+        own = self.task.client_test
+        together = logits_of(self.model.network, self.task.dataset.inputs, np.concatenate(own), finite=False)
+        apart = np.split(together, np.cumsum([len(rows) for rows in own])[:-1])
+        return self._rows(row, apart.__getitem__)
+
+    def _rows(self, row: str, logits: Callable[[int], FloatArray]) -> tuple[SiteRow, ...]:
+        """Make a row for every client that has test samples, of which `logits(client)` returns the logits."""
+        dataset, targets = self.task.dataset, self.task.dataset.targets.numpy()
+        return SiteRow.of(row, [targets[own] for own in self.task.client_test], logits, dataset.multi_label)
+
     def _logits(self, model: FlatModel, client: int, state: ModelState) -> FloatArray:
+        """Compute the logits of one client's test samples."""
         model.write_state(state)
-        return self.tests.logits(model.network, client)
+        return logits_of(model.network, self.task.dataset.inputs, self.task.client_test[client], finite=False)
 
     @staticmethod
     def of(

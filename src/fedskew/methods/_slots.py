@@ -17,7 +17,7 @@ from fedskew.aggregation import Aggregation, Mean
 from fedskew.errors import CombinationError, ConfigError, nearest
 from fedskew.finish import Finish
 from fedskew.local_steps import LocalStep
-from fedskew.objectives import Loss, Objective
+from fedskew.objectives import Objective
 from fedskew.personal import Personal
 from fedskew.pipelines import INDEX as PIPELINES
 from fedskew.pipelines import FedConcat
@@ -51,9 +51,8 @@ class Method:
 
     def components(self) -> list[tuple[str, Any]]:
         """Return every component with its slot; the objective as its loss and its terms."""
-        losses: list[Loss] = [self.objective.loss, *(term for _, term in self.objective.terms)]
         others = [(slot, part) for slot in PLACES if slot != "objective" and (part := getattr(self, slot)) is not None]
-        return [*others, *(("objective", loss) for loss in losses)]
+        return [*others, *(("objective", loss) for loss in self.objective.losses)]
 
 
 SLOTS: dict[str, Mapping[str, type]] = {

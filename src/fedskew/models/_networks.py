@@ -135,7 +135,7 @@ class CNNMnist(Network):
         self.conv1 = nn.Conv2d(channels, 10, 5)
         self.conv2 = nn.Conv2d(10, 20, 5)
         self.drop1 = ChannelDropout(0.5)
-        rows, columns = _side_after(_side_after(height, 5), 5), _side_after(_side_after(width, 5), 5)
+        rows, columns = _side_after(_side_after(height)), _side_after(_side_after(width))
         self.fc1 = nn.Linear(20 * rows * columns, 50)
         self.drop2 = Dropout(0.5)
         self.head = nn.Linear(50, num_classes)
@@ -160,7 +160,7 @@ class LeNet5(Network):
         channels, height, width = image_size("lenet5", in_shape, 16)
         self.conv1 = nn.Conv2d(channels, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
-        rows, columns = _side_after(_side_after(height, 5), 5), _side_after(_side_after(width, 5), 5)
+        rows, columns = _side_after(_side_after(height)), _side_after(_side_after(width))
         self.fc1 = nn.Linear(16 * rows * columns, 120)
         self.fc2 = nn.Linear(120, 84)
         self.head = nn.Linear(84, num_classes)
@@ -271,9 +271,9 @@ class FedLACifar(Network):
         return max_pool2d(self.res3(x) + x, 2).flatten(1)
 
 
-def _side_after(side: int, kernel: int) -> int:
-    """Compute the side of an image after a convolution without padding and 2 x 2 pooling."""
-    return (side - kernel + 1) // 2
+def _side_after(side: int) -> int:
+    """Compute the side of an image after a 5 x 5 convolution without padding and 2 x 2 pooling."""
+    return (side - 4) // 2
 
 
 def _scaled(size: int, width: float) -> int:

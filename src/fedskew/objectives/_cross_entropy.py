@@ -67,9 +67,7 @@ class SigmoidCrossEntropy(Classification):
 
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """See `Sloped.slope`."""
-        logits, labels, mask = batch.logits, _labels(batch), batch.mask
-        if mask is not None:
-            logits = torch.where(mask.unsqueeze(-1), logits, 0)
+        logits, labels, mask = real_rows(batch.logits, batch.mask), _labels(batch), batch.mask
         losses, gradient = F.softplus(logits) - labels * logits, torch.sigmoid(logits).sub_(labels)
         if batch.class_weights is not None:
             counts_for = 1 + (batch.class_weights - 1) * labels

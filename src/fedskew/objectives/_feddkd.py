@@ -59,5 +59,5 @@ def _against_the_rest(logits: Tensor, targets: Tensor) -> Tensor:
     log_shares = logits.log_softmax(-1)
     own = log_shares.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     # Summed from the others' logs: 1 - p has no digits left where p is near 1.
-    others = logsumexp_over(log_shares, ~is_target(targets, logits.shape[-1]), dim=-1)
+    others = logsumexp_over(log_shares, ~is_target(targets, logits.shape[-1]))
     return torch.stack([own, others], dim=-1)

@@ -53,7 +53,7 @@ class FedLC(CrossEntropyOf):
         calibrated, targets = real_rows(batch.logits - margins, batch.mask), real_rows(batch.targets, batch.mask)
         others = observed & ~at_target(batch)
         own = calibrated.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        margin = logsumexp_over(calibrated, others, dim=-1) - own
+        margin = logsumexp_over(calibrated, others) - own
         return row_mean(torch.where(others.any(dim=-1), margin, 0), batch.mask)
 
     def slope(self, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,6 @@ class FedVLSCalibration(CrossEntropyOf):
 
     needs_colocation: ClassVar[bool] = True
     balances_classes: ClassVar[bool] = True
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def change(self, counts: Tensor) -> Change:
@@ -68,7 +67,6 @@ class VacantDistillation(Distillation):
     The paper's weight is 0.1 for MNIST and CIFAR-10, 0.5 for CIFAR-100 and TinyImageNet.
     """
 
-    takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
     def left_out(self, batch: Batch, context: Context) -> Out:

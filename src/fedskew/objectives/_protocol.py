@@ -138,15 +138,20 @@ class Objective:
     class_weights: tuple[float, ...] = ()
 
     @property
+    def losses(self) -> list[Loss]:
+        """The classification loss, and the terms without their weights."""
+        return [self.loss, *(term for _, term in self.terms)]
+
+    @property
     def reads(self) -> frozenset[str]:
         """All parts of the context that its losses read."""
-        return self.loss.reads.union(*(term.reads for _, term in self.terms))
+        return frozenset().union(*(loss.reads for loss in self.losses))
 
     @property
     def is_sloped(self) -> bool:
         """Whether all losses know their gradients."""
         seen = covers(type(self), "slope", "value")  # who looks at values wants to see them
-        return seen and all(covers(loss, "slope", "value") for loss in (self.loss, *(term for _, term in self.terms)))
+        return seen and all(covers(loss, "slope", "value") for loss in self.losses)
 
     @property
     def takes_stacks(self) -> bool:
@@ -157,7 +162,7 @@ class Objective:
             and "broadcast" not in self.reads
             and all(
                 covers(loss, "takes_stacks", "value") and has(loss, "takes_stacks") and not takes(loss, "value", "log")
-                for loss in (self.loss, *(term for _, term in self.terms))
+                for loss in self.losses
             )
         )
 

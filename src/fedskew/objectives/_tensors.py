@@ -31,11 +31,6 @@ def real_rows(values: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)), values, 0)
 
 
-def is_real(outputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mask of real rows, `(..., batch)`; True everywhere if `mask` is None."""
-    return torch.ones_like(outputs[..., 0], dtype=torch.bool) if mask is None else mask
-
-
 def number_of_rows(outputs: Tensor, mask: Tensor | None) -> Any:
     """Return the number of real rows: `(..., 1, 1)` in the outputs' dtype, or Python's own where all are."""
     return outputs.shape[-2] if mask is None else mask.sum(-1).to(outputs.dtype)[..., None, None]
@@ -63,11 +58,11 @@ def is_target(targets: Tensor, classes: int) -> Tensor:
     return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
 
 
-def logsumexp_over(values: Tensor, keep: Tensor, dim: int) -> Tensor:
-    """Return the log of the sum of the kept exponentials along `dim`; 0 if nothing is kept."""
-    empty = ~keep.any(dim=dim, keepdim=True)
-    total = torch.where(keep | empty, values, -math.inf).logsumexp(dim=dim)
-    return torch.where(empty.squeeze(dim), 0, total)
+def logsumexp_over(values: Tensor, keep: Tensor) -> Tensor:
+    """Return the log of the sum of the kept exponentials along the last dimension; 0 if nothing is kept."""
+    empty = ~keep.any(-1, keepdim=True)
+    total = torch.where(keep | empty, values, -math.inf).logsumexp(-1)
+    return torch.where(empty.squeeze(-1), 0, total)
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor, mask: Tensor | None, weights: Tensor | None = None) -> Tensor:
@@ -99,8 +94,7 @@ def cross_entropy_slope(
         by_shares = _NLL_BACKWARD(share, log_shares, targets, *how, rows)
         loss = loss if weights is None else loss / logits.shape[0]
         return loss, torch._log_softmax_backward_data(by_shares, log_shares, 1, logits.dtype)
-    if mask is not None:
-        logits, targets = torch.where(mask.unsqueeze(-1), logits, 0), torch.where(mask, targets, 0)
+    logits, targets = real_rows(logits, mask), real_rows(targets, mask)
     log_shares, at = torch.log_softmax(logits, -1), targets.unsqueeze(-1)
     losses = log_shares.gather(-1, at).squeeze(-1).neg_()
     gradient = log_shares.exp_().scatter_add_(-1, at, log_shares.new_full((), -1.0).expand(at.shape))

@@ -45,8 +45,8 @@ MOST_QUESTIONS = 200
 EASY, FAR, NEAR = 0.1, 100.0, 2.0
 """The kappa to begin with, and by what it is divided where no client came or went, and where one did."""
 
-ROUGH, NOISE = 1e-2, 1e-9
-"""The error of the weights before the last kappa, and what is too small to correct moments by."""
+ROUGH, FINE, NOISE = 1e-2, 1e-7, 1e-9
+"""The error of the weights before the last kappa and at it, and what is too small to correct moments by."""
 
 
 class FromTotals:
@@ -95,11 +95,9 @@ def weight(counts: ArrayLike, question: Facts) -> float:
     return max(0.0, along) / float(question["samples"][0] * question["kappa"][0])
 
 
-def solve(
-    ask: AskAll, target: ArrayLike, strength: float, clients: int, tolerance: float = 1e-7
-) -> dict[str, FloatArray]:
-    """Solve FedPALS's programme from sums over clients: the question whose `weight` is each client's, until weights are
-    wrong by the tolerance, as the sum of their differences."""
+def solve(ask: AskAll, target: ArrayLike, strength: float, clients: int) -> dict[str, FloatArray]:
+    """Solve FedPALS's programme from sums over clients: the question whose `weight` is each client's, until the sum of
+    the weights' errors is `FINE`."""
     check_enough(clients, LEAST_CLIENTS)
     if not 0 < strength < np.inf:
         raise ArgumentError(
@@ -145,7 +143,7 @@ def solve(
         while exchanges < MOST_QUESTIONS:
             step = _newton(np.diag(held) + moments / kappa, -now)
             fall = -float(now @ step)
-            if fall <= (tolerance if kappa == last else ROUGH) ** 2 * kappa:
+            if fall <= (FINE if kappa == last else ROUGH) ** 2 * kappa:
                 break
             move(step)
             now, calm, taken = gradient(), False, 1.0

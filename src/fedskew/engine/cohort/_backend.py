@@ -24,6 +24,7 @@ from fedskew.engine._states import ServerState
 from fedskew.engine.cohort._graphs import Graphs
 from fedskew.engine.cohort._layers import MappedNetwork
 from fedskew.engine.cohort._stack import Networks, Stack, StackedClient
+from fedskew.engine.contracts import is_own
 from fedskew.engine.round import Federation
 from fedskew.errors import BackendWarning, ComponentError, RunError
 from fedskew.models import Concatenated, FlatModel, added_to
@@ -279,8 +280,5 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
 
 def _is_ours(model: FlatModel, work: LocalWork) -> bool:
     """Return whether this package defines everything that is mapped over clients."""
-    losses = [work.objective.loss, *(term for _, term in work.objective.terms)]
-    parts = [model.module, work.local_step, *losses, *work.hooks.values()]
-    return all(type(part).__module__.startswith("fedskew.") for part in parts) and not isinstance(
-        model.module, Concatenated
-    )
+    parts = [model.module, work.local_step, *work.objective.losses, *work.hooks.values()]
+    return not any(map(is_own, parts)) and not isinstance(model.module, Concatenated)
