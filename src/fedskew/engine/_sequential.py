@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -372,14 +372,13 @@ class _BatchObjective:
     def __init__(self, backend: SequentialBackend, x: Tensor, y: Tensor, context: Context) -> None:
         self._backend, self._x, self._y, self._context = backend, x, y, context
         self.is_evaluated = False
-        self._whole = x, self._value, self._slope if backend.is_sloped else None
 
     def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute the gradient, `(parameters,)`, in the model's own vector, which the next call overwrites."""
         model = self._backend.model
         model.write(parameters)
         if part is None:
-            value, outputs = model.differentiate(*self._whole)
+            value, outputs = model.differentiate(*self._whole())
         else:
             alone = partial(self._value, objective=self._backend.work.objective.part(part))
             value, outputs = model.differentiate(self._x, alone)
@@ -391,7 +390,7 @@ class _BatchObjective:
 
     def descend(self, rate: float) -> bool:
         """Move the model against the gradient by `rate`, where it can do that at once; return whether it did."""
-        found = self._backend.model.descend(rate, *self._whole)
+        found = self._backend.model.descend(rate, *self._whole())
         if found is not None:
             self._note(*found)
         return found is not None
@@ -403,6 +402,9 @@ class _BatchObjective:
     def value(self) -> Tensor:
         """Compute the objective, 0-d, at the model's current parameters."""
         return self._value(self._backend.model.outputs(self._x))
+
+    def _whole(self) -> tuple[Any, ...]:  # not kept: it would be a cycle, which holds the batch until it is collected
+        return self._x, self._value, self._slope if self._backend.is_sloped else None
 
     def _slope(self, outputs: Outputs) -> tuple[Tensor, Tensor | None, Tensor | None]:
         return self._backend.work.objective.slope(Batch(*outputs, self._y), self._context)

@@ -47,7 +47,7 @@ class Faster(nn.Module):
         self.bf16 = False
         self._layers, self._still = list(module.modules()), still_layers(module)
         self._featured = (with_features(module),)  # in a tuple, as it is no layer of its own
-        self._graphs: dict[tuple[bool, ...], fx.GraphModule | UnreadableError] = {}
+        self._graphs: dict[tuple[bool, ...], fx.GraphModule | str] = {}
         self._chains: dict[tuple[Any, ...], Chain | None] = {}
         is_wide = any(own.dim() == 4 and (own.numel() >= MANY or takes(own)) for own in module.parameters())
         self._way: Any = ByProducts() if is_wide else contextlib.nullcontext()
@@ -118,10 +118,10 @@ class Faster(nn.Module):
             try:
                 self._graphs[modes] = read_graph(self.module)
             except UnreadableError as error:
-                self._graphs[modes] = error
+                self._graphs[modes] = str(error)  # an error kept would keep its frames, and with them all data
         graph = self._graphs[modes]
-        if isinstance(graph, UnreadableError):
-            raise graph
+        if isinstance(graph, str):
+            raise UnreadableError(graph)
         return graph
 
     @torch.inference_mode(False)
