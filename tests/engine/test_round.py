@@ -46,6 +46,19 @@ def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
     assert record.bytes_up == record.bytes_down == 3 * 20
 
 
+def test_the_training_loss_is_that_of_the_clients_that_took_a_step():
+    def loss(*clients):
+        one = federation(moves={client: MOVES[client] for client in clients})
+        cohort, state = one.select(start(one))
+        sent, asked = one.instruct(state, cohort)
+        told = one.backend.train(1, asked, sent)
+        replies = [update._replace(steps=update.client % 2, loss=3.0 * (update.client % 2)) for update in told]
+        return one.record(1, cohort, one.aggregate(state, cohort, sent, replies)[1]).loss
+
+    assert loss(0, 1, 2) == pytest.approx(3.0)  # of client 1 alone
+    assert loss(0, 2) is None
+
+
 def test_fedla_weighs_by_share_of_each_label_and_fedpals_reaches_a_target_inside_the_hull():
     one = federation("fedla")
     # label 0: 3/11, 0, 8/11; label 1: 1/5, 4/5, 0; each sum halved

@@ -132,7 +132,8 @@ class Collected(NamedTuple):
         total, known, there = self.total, frozenset(answered), frozenset(self.replied)
         loss = None if total is None else total.loss
         if self.losses and len(weights):
-            loss = float(weights @ self.losses)
+            taken = np.logical_or(self.steps, self.losses)  # no step: a loss of 0; a stock client tells no steps
+            loss = float(weights @ self.losses / (1 - weights[~taken].sum())) if weights[taken].any() else None
         ess = effective_sample_size(weights, samples) if len(weights) else None
         distance = None if target is None or not len(weights) else metrics.mix_distance(weights, members.counts, target)
         return RoundRecord(
