@@ -213,6 +213,14 @@ def test_a_step_that_writes_to_its_parameters_takes_the_same_steps(backend):
     assert bits(there) == bits(new)
 
 
+@pytest.mark.parametrize("backend", ["sequential", "cohort"])
+def test_a_step_that_asks_for_no_gradient_is_told_so(backend, monkeypatch):
+    monkeypatch.setattr(Own, "step", lambda self, parameters, gradient, carried, settings: (parameters, carried))
+    line = error_of(method={"local_step": own()}, engine={"backend": backend})
+    assert line.startswith("ComponentError round 1, client")
+    assert "Own.step() never called gradient(parameters); call it once at least" in line
+
+
 @dataclass(frozen=True)
 class Loss(Own):
     """A classification loss."""

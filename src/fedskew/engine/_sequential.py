@@ -25,7 +25,7 @@ from fedskew.engine._backend import (
 )
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._sight import ClientLog
-from fedskew.engine.contracts import calling, checked_carried, checked_figure, checked_step, is_own, name_in
+from fedskew.engine.contracts import asked, calling, checked_carried, checked_figure, checked_step, is_own, name_in
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
@@ -258,14 +258,10 @@ class SequentialBackend(Backend):
                 else:
                     stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
                     parameters, carried = checked_step(step, stepped, parameters)
+                asked(step, objective)
             except Exception as error:
                 where = f"round {round}, client {client}, step {steps} ({counted(size, 'sample')})"
                 raise training_failed(where, error) from error
-            if not objective.is_evaluated:
-                raise ComponentError(
-                    f"round {round}, client {client}: {type(step).__name__}.step() never called gradient(parameters); "
-                    "call it once at least, as it computes the loss too"
-                )
             for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], objective.batch, schedule.in_last_epoch(steps))
             total.add_(objective.first, alpha=size)

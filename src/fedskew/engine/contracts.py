@@ -240,6 +240,13 @@ def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tens
     return stepped[0], dict(stepped[1] or {})
 
 
+def asked(component: Any, objective: Any) -> None:
+    """Raise ComponentError for a local step that asked for no gradient, on which the training loss depends, too."""
+    if not objective.is_evaluated:
+        called = f"{type(component).__name__}.step() never called gradient(parameters)"
+        raise ComponentError(f"{called}; call it once at least, as it computes the loss too")
+
+
 def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
     """Return what a local step's `init` returned."""
     if not _is_named(carried):
