@@ -242,6 +242,21 @@ def test_a_state_that_cannot_be_made_or_saved_is_named():
     assert f"server_update {__name__}:Own: its state can't be saved; what it keeps between rounds is tensors" in line
 
 
+HOOKS = ["adapt", "init_server", "broadcast", "init_client", "end_local", "end_round", "next_model", "evaluated"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_a_hook_returns_is_checked(hook, monkeypatch):
+    for given in (None, {"own": 1.0}, torch.ones(3)):
+        made = (given, {}) if hook == "end_local" else given
+        monkeypatch.setattr(Own, hook, lambda *_, made=made: made)
+        line = error_of(method={"weighting": own(weigh=lambda answered: np.full(5, 0.2))})
+        assert line.startswith("ComponentError ")
+        assert f"weighting {__name__}:Own: {hook}() must return" in line
+    monkeypatch.setattr(Own, hook, lambda *given: given[99])
+    assert f"{hook}() failed: IndexError" in error_of(method={"weighting": own(weigh=lambda answered: np.full(5, 0.2))})
+
+
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])
 def test_too_large_a_learning_rate_is_no_components_fault(backend):
     training = TASK["training"] | {"lr": 1e38, "rounds": 2}

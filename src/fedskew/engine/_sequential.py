@@ -19,13 +19,14 @@ from fedskew.engine._backend import (
     Schedule,
     Sent,
     Update,
+    asked,
     flush_denormals,
     reuse_freed_memory,
     training_failed,
 )
 from fedskew.engine._faults import has_own_parts, watched
 from fedskew.engine._sight import ClientLog
-from fedskew.engine.contracts import asked, calling, checked_carried, checked_figure, checked_step, is_own, name_in
+from fedskew.engine.contracts import calling, checked_carried, checked_figure, checked_step, is_own, name_in, tensors
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
@@ -191,8 +192,9 @@ class SequentialBackend(Backend):
                 full_gradient=full.gradient,
                 full_loss=full.value,
             )
-            with calling(name, hooks, "end_local", f"round {setup.round}, client {setup.task.client}: "):
+            with calling(name, hooks, "end_local", where := f"round {setup.round}, client {setup.task.client}: "):
                 own, returned = hooks.end_local(end, **seen_by(hooks.end_local, seen))
+            own, returned = (tensors(name, hooks, "end_local", one, where) for one in (own, returned))
             whole = [key for key, part in returned.items() if work.private is not None and part.shape == start.shape]
             if whole:
                 raise ComponentError(

@@ -56,10 +56,10 @@ def hooked(method: Method) -> dict[str, Hooks]:
     return {name: component for name, component in places.items() if isinstance(component, Hooks)}
 
 
-def adapting(method: Method) -> list[Hooks]:
-    """Return the components that have hooks in the order in which they adapt the network: the classification loss last,
-    as the last layer that it may put there is the network's."""
-    return [component for _, component in sorted(hooked(method).items(), key=lambda item: item[0] == "objective")]
+def adapting(method: Method) -> list[tuple[str, Hooks]]:
+    """Return the components that have hooks, with their places, in the order in which they adapt the network: the
+    classification loss last, as the last layer that it may put there is the network's."""
+    return sorted(hooked(method).items(), key=lambda item: item[0] == "objective")
 
 
 def shortage(aggregation: Any, clients: int) -> str:
@@ -219,12 +219,12 @@ def blame_for_infinity(component: Any, where: str) -> None:
         )
 
 
-def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor, where: str = "") -> Tensor:
-    """Return the next model that a component's hook returned."""
+def checked_parameters(slot: str, component: Any, function: str, made: Any, parameters: Tensor, where: str) -> Tensor:
+    """Return the model that a component's hook returned."""
     if not isinstance(made, Tensor) or made.shape != parameters.shape or not bool(made.isfinite().all()):
         got = "NaN or infinity" if isinstance(made, Tensor) and made.shape == parameters.shape else _what(made)
         raise ComponentError(
-            f"{where}{name_in(slot, component)}: next_model() must return a finite model of shape "
+            f"{where}{name_in(slot, component)}: {function}() must return a finite model of shape "
             f"{tuple(parameters.shape)}, not {got}"
         )
     return made
@@ -240,13 +240,6 @@ def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tens
     return stepped[0], dict(stepped[1] or {})
 
 
-def asked(component: Any, objective: Any) -> None:
-    """Raise ComponentError for a local step that asked for no gradient, on which the training loss depends, too."""
-    if not objective.is_evaluated:
-        called = f"{type(component).__name__}.step() never called gradient(parameters)"
-        raise ComponentError(f"{called}; call it once at least, as it computes the loss too")
-
-
 def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
     """Return what a local step's `init` returned."""
     if not _is_named(carried):
@@ -257,14 +250,28 @@ def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
     return dict(carried or {})
 
 
+def tensors(slot: str, component: Any, function: str, made: Any, where: str = "") -> dict[str, Tensor]:
+    """Return the tensors by name that a component's function returned."""
+    if made is None or not _is_named(made):
+        said = f"{where}{name_in(slot, component)}: {function}() must return tensors by name"
+        raise ComponentError(f"{said}, not {_what(made)}")
+    return dict(made)
+
+
+def tensors_of(slot: str, component: Any, function: str, *given: Any, where: str = "") -> dict[str, Tensor]:
+    """Return the tensors by name that a component's function returns."""
+    with calling(slot, component, function, where):
+        made = getattr(component, function)(*given)
+    return tensors(slot, component, function, made, where)
+
+
 def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:
     """Add up what holders of samples answered to a question of a finish, in their order, in float64."""
     name = f"{name_in('finish', component)}: statistics()"
     total: dict[str, Tensor] = {}
     first: dict[str, tuple[int, ...]] = {}
     for answer in answers:
-        if answer is None or not _is_named(answer):
-            raise ComponentError(f"{name} must return tensors by name, not {_what(answer)}")
+        tensors("finish", component, "statistics", answer)
         shapes = {key: tuple(part.shape) for key, part in answer.items()}
         first = first or shapes
         if shapes != first:

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map
 
 from fedskew.components import seen_by
 from fedskew.data import Inputs
-from fedskew.engine._backend import LocalWork, flush_denormals, training_failed
+from fedskew.engine._backend import LocalWork, asked, flush_denormals, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
-from fedskew.engine.contracts import asked, calling, checked_figure, checked_step
+from fedskew.engine.contracts import calling, checked_figure, checked_step
 from fedskew.hooks import Hooks, Named
 from fedskew.local_steps import StepSettings, corrected, steps_in_place, takes_rows
 from fedskew.models import ModelState, Outputs
