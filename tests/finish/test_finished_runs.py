@@ -176,6 +176,8 @@ class Own(Finish):
     def statistics(self, question, observed):
         if self.does == "raises":
             raise KeyError("oh")
+        if self.does == "numbers":
+            return {"samples": 3}
         samples = torch.tensor(float(len(observed.targets)))
         return {"features": observed.features} if self.does == "ragged" else {"samples": samples}
 
@@ -201,6 +203,7 @@ def test_one_of_the_users_own(tmp_path):
     [
         ("narrow", r"Own: finish\(\) must return a layer of the shapes \(10, 12\), \(10,\), not \(10, 1\), \(10,\)"),
         ("ragged", r"Own: statistics\(\) must return the same names and shapes at every client"),
+        ("numbers", r"Own: statistics\(\) must return tensors by name, not \{'samples': 3\}"),
         ("raises", r"Own: statistics\(\) failed: KeyError: 'oh'"),
     ],
 )
