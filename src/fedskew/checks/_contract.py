@@ -459,9 +459,10 @@ def _in_place(component: Any) -> None:
         written = starts.clone()  # clients that train together
         stacked = {name: torch.stack([one[name] for one in firsts]) for name in firsts[0]}
         together = steps_in_place(step, rows=True) is not None
-        for rows, kept in [(written, stacked)] if together else zip(written, firsts, strict=True):
+        alone = zip(written, firsts, (own for _, own in each), strict=True)
+        for rows, kept, own in [(written, stacked, settings._replace(start=starts))] if together else alone:
             for _ in range(2):
-                in_place.step_in_place(rows, _gradient, kept, settings)
+                in_place.step_in_place(rows, _gradient, kept, own)
         apart = float((written - torch.stack(ends)).abs().max())
         if not apart <= CLOSE:
             raise ComponentError(
