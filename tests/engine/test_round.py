@@ -74,6 +74,15 @@ def test_fedla_weighs_by_share_of_each_label_and_fedpals_reaches_a_target_inside
         federation("fedpals")
 
 
+@pytest.mark.parametrize("preset", ["fedla", "fedpals", "feddisco"])
+def test_where_noise_left_no_label_count_above_0_the_weights_are_fedavgs(preset):
+    held, told = np.array([[3.0, 1.0], [4.0, 8.0], [0.0, 0.0]]), np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
+    one = federation(preset, counts=held, target=np.array([0.25, 0.75]), weighed=told)
+    record = one.run_round(start(one))[1]
+    assert weights_by_client(record) == {0: 0.25, 1: 0.75, 2: 0.0}
+    assert record.fallback == "with noise all label counts of clients with samples are 0"
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_diverged_client_is_left_out_and_recorded(bad):
     one = federation(moves={**MOVES, 1: [bad, 0.0]})
