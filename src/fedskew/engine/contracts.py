@@ -104,6 +104,12 @@ def calling(slot: str, component: Any, function: str, where: str = "") -> Iterat
         raise ComponentError(f"{where}{name_in(slot, component)}: {function}() failed: {in_one_line(error)}") from error
 
 
+def called(slot: str, component: Any, function: str, *given: Any, where: str = "") -> Any:
+    """Call a component's function; what a user's own raises is said in one line."""
+    with calling(slot, component, function, where):
+        return getattr(component, function)(*given)
+
+
 def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
     """Return the cohort and the state that a selection returned."""
     name = f"{where}{name_in('selection', component)}: select()"
@@ -260,9 +266,7 @@ def tensors(slot: str, component: Any, function: str, made: Any, where: str = ""
 
 def tensors_of(slot: str, component: Any, function: str, *given: Any, where: str = "") -> dict[str, Tensor]:
     """Return the tensors by name that a component's function returns."""
-    with calling(slot, component, function, where):
-        made = getattr(component, function)(*given)
-    return tensors(slot, component, function, made, where)
+    return tensors(slot, component, function, called(slot, component, function, *given, where=where), where)
 
 
 def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedskew import components, data, engine, metrics, models, own_code
 from fedskew.data import Inputs
 from fedskew.data.features import MOST_BYTES, Features
-from fedskew.engine.contracts import adapting, calling, checked_private, hooked, name_in
+from fedskew.engine.contracts import adapting, called, calling, checked_private, hooked, name_in
 from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, ComponentError, ConfigError, DataError, in_one_line, placed
 from fedskew.experiment._config import Config
@@ -75,10 +75,11 @@ def make_work(
     if training.augmentation is not None:
         augmentation = components.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
         augment = partial(augmentation.apply, mean=mean, std=std)
+    step = method.local_step
     return engine.LocalWork(
         data=samples,
         objective=replace(method.objective, class_weights=_class_weights(config, classes, counts, size)),
-        local_step=method.local_step if method.personal is None else method.personal.local_step(method.local_step),
+        local_step=step if method.personal is None else called("personal", method.personal, "local_step", step),
         training=local,
         seed=seed,
         augment=augment,
@@ -115,7 +116,7 @@ def _private(personal: Personal, model: FlatModel, classes: int) -> engine.Priva
     """Mark what never leaves a client; None where that is nothing."""
     known = Names.of(model.module, model.names, model.buffer_names, classes)
     with placed("method.personal."):
-        names = checked_private(personal, personal.private(known), known)
+        names = checked_private(personal, called("personal", personal, "private", known), known)
     return engine.Private.of(model, names, personal.head_epochs) if names else None
 
 
