@@ -4,6 +4,7 @@ What they ask of values costs microseconds and waits for no device. Where a clie
 finds out who is to blame.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -304,6 +305,11 @@ def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
         )
     if not all(part.isfinite().all() for part in finished.head):
         raise ComponentError(f"{name} returned a layer with NaN or infinity")
+    try:
+        json.dumps(dict(finished.notes))
+    except (TypeError, ValueError):
+        said = f"its notes are plain values for the summary, which {_what(finished.notes)} are not"
+        raise ComponentError(f"{name}: {said}") from None
     return finished
 
 
