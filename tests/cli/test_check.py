@@ -307,6 +307,7 @@ def problems_of(slot: str, name: str) -> list:
         ("selection", "fedentopt"),
         ("objective", "fedntd"),
         ("local_step", "scaffold"),
+        ("local_step", "fedprox"),
         ("weighting", "afl"),
         ("aggregation", "krum"),
         ("server_update", "fedadam"),

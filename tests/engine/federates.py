@@ -91,7 +91,7 @@ def backends(
     method: Method, module: nn.Module | None = None, observe: Any = None, chunk: int | None = None, **parts: Any
 ) -> Backends:
     module = network() if module is None else module
-    for component in adapting(method):
+    for _, component in adapting(method):
         module = component.adapt(module, torch.Generator().manual_seed(1))
     work = work_of(method, **parts)
     alone = SequentialBackend(FlatModel(copy.deepcopy(module)), work, observe)

@@ -213,6 +213,14 @@ def test_a_step_that_writes_to_its_parameters_takes_the_same_steps(backend):
     assert bits(there) == bits(new)
 
 
+@pytest.mark.parametrize("backend", ["sequential", "cohort"])
+def test_a_step_that_asks_for_no_gradient_is_told_so(backend, monkeypatch):
+    monkeypatch.setattr(Own, "step", lambda self, parameters, gradient, carried, settings: (parameters, carried))
+    line = error_of(method={"local_step": own()}, engine={"backend": backend})
+    assert line.startswith("ComponentError round 1, client")
+    assert "Own.step() never called gradient(parameters); call it once at least" in line
+
+
 @dataclass(frozen=True)
 class Loss(Own):
     """A classification loss."""
@@ -232,6 +240,21 @@ def test_a_state_that_cannot_be_made_or_saved_is_named():
     assert f"server_update {__name__}:Own: init() failed: AttributeError" in line
     line = error_of(method={"server_update": own(init=lambda parameters: [parameters])})
     assert f"server_update {__name__}:Own: its state can't be saved; what it keeps between rounds is tensors" in line
+
+
+HOOKS = ["adapt", "init_server", "broadcast", "init_client", "end_local", "end_round", "next_model", "evaluated"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_what_a_hook_returns_is_checked(hook, monkeypatch):
+    for given in (None, {"own": 1.0}, torch.ones(3)):
+        made = (given, {}) if hook == "end_local" else given
+        monkeypatch.setattr(Own, hook, lambda *_, made=made: made)
+        line = error_of(method={"weighting": own(weigh=lambda answered: np.full(5, 0.2))})
+        assert line.startswith("ComponentError ")
+        assert f"weighting {__name__}:Own: {hook}() must return" in line
+    monkeypatch.setattr(Own, hook, lambda *given: given[99])
+    assert f"{hook}() failed: IndexError" in error_of(method={"weighting": own(weigh=lambda answered: np.full(5, 0.2))})
 
 
 @pytest.mark.parametrize("backend", ["sequential", "cohort"])

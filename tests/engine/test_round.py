@@ -46,6 +46,19 @@ def test_fedavg_moves_the_model_by_the_mean_update_weighted_by_samples():
     assert record.bytes_up == record.bytes_down == 3 * 20
 
 
+def test_the_training_loss_is_that_of_the_clients_that_took_a_step():
+    def loss(*clients):
+        one = federation(moves={client: MOVES[client] for client in clients})
+        cohort, state = one.select(start(one))
+        sent, asked = one.instruct(state, cohort)
+        told = one.backend.train(1, asked, sent)
+        replies = [update._replace(steps=update.client % 2, loss=3.0 * (update.client % 2)) for update in told]
+        return one.record(1, cohort, one.aggregate(state, cohort, sent, replies)[1]).loss
+
+    assert loss(0, 1, 2) == pytest.approx(3.0)  # of client 1 alone
+    assert loss(0, 2) is None
+
+
 def test_fedla_weighs_by_share_of_each_label_and_fedpals_reaches_a_target_inside_the_hull():
     one = federation("fedla")
     # label 0: 3/11, 0, 8/11; label 1: 1/5, 4/5, 0; each sum halved
@@ -59,6 +72,15 @@ def test_fedla_weighs_by_share_of_each_label_and_fedpals_reaches_a_target_inside
     assert record.target_distance == pytest.approx(0.0, abs=1e-12)
     with pytest.raises(ArgumentError, match="target"):
         federation("fedpals")
+
+
+@pytest.mark.parametrize("preset", ["fedla", "fedpals", "feddisco"])
+def test_where_noise_left_no_label_count_above_0_the_weights_are_fedavgs(preset):
+    held, told = np.array([[3.0, 1.0], [4.0, 8.0], [0.0, 0.0]]), np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 2.0]])
+    one = federation(preset, counts=held, target=np.array([0.25, 0.75]), weighed=told)
+    record = one.run_round(start(one))[1]
+    assert weights_by_client(record) == {0: 0.25, 1: 0.75, 2: 0.0}
+    assert record.fallback == "with noise all label counts of clients with samples are 0"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

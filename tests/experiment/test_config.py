@@ -237,11 +237,14 @@ def test_every_recipe_resolves_and_so_does_its_quick_variant():
             reader(recipe, quick=True)
 
 
-def test_whole_numbers_and_numpys_are_numbers_and_a_tuple_is_a_list():
+def test_whole_numbers_and_numpys_are_numbers_and_a_tuple_or_an_array_is_a_list():
     tree = {"name": "a", "data": "digits", "model": "mlp3", "partition": {"rule": "iid", "clients": np.int64(3)}}
     made = resolve(tree | {"seeds": (np.int64(1), 2), "training": {"rounds": np.int32(1), "lr": 1, "epochs": 2.0}})
     assert (made.seeds, made.training.lr, made.training.epochs, made.partition.clients) == ([1, 2], 1.0, 2, 3)
     assert resolve(tree | {"seeds": range(2), "training": {"rounds": 1}}).seeds == [0, 1]
+    weighed = {"training": {"rounds": 1, "class_weights": np.ones(10)}, "target": {"mix": np.full(10, 0.1)}}
+    made = resolve(tree | weighed)
+    assert (made.training.class_weights, made.target.mix) == ([1.0] * 10, [0.1] * 10)
 
 
 def test_options_of_networks_and_data_are_as_strict():

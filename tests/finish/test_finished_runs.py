@@ -176,6 +176,8 @@ class Own(Finish):
     def statistics(self, question, observed):
         if self.does == "raises":
             raise KeyError("oh")
+        if self.does == "numbers":
+            return {"samples": 3}
         samples = torch.tensor(float(len(observed.targets)))
         return {"features": observed.features} if self.does == "ragged" else {"samples": samples}
 
@@ -185,7 +187,8 @@ class Own(Finish):
             "narrow": Head(head.weight[:, :1], head.bias),
             "opposite": Head(-head.weight, -head.bias),
         }
-        return Finished(made.get(self.does, head), {"samples": float(ask("training")["samples"])})
+        samples = ask("training")["samples"]
+        return Finished(made.get(self.does, head), {"samples": samples if self.does == "notes" else float(samples)})
 
 
 def test_one_of_the_users_own(tmp_path):
@@ -200,7 +203,9 @@ def test_one_of_the_users_own(tmp_path):
     ("does", "says"),
     [
         ("narrow", r"Own: finish\(\) must return a layer of the shapes \(10, 12\), \(10,\), not \(10, 1\), \(10,\)"),
+        ("notes", r"Own: finish\(\): its notes are plain values for the summary, which \{'samples': tensor.* are not"),
         ("ragged", r"Own: statistics\(\) must return the same names and shapes at every client"),
+        ("numbers", r"Own: statistics\(\) must return tensors by name, not \{'samples': 3\}"),
         ("raises", r"Own: statistics\(\) failed: KeyError: 'oh'"),
     ],
 )

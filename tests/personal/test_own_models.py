@@ -340,3 +340,10 @@ def test_what_a_hook_sends_of_every_parameter_is_refused_where_layers_stay_at_th
 def test_what_an_own_component_returns_wrongly_is_said_in_a_line(own: Own, said: str) -> None:
     with pytest.raises(ComponentError, match=said):
         fedskew.simulate(federation(own, model="logistic", training={"rounds": 1}))
+
+
+@pytest.mark.parametrize("function", ["private", "trainings", "moved", "local_step"])
+def test_what_an_own_component_raises_is_said_in_a_line(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, function, lambda *given: given[99])
+    with pytest.raises(ComponentError, match=rf"personal .*Own: {function}\(\) failed: IndexError: [^\n]*$"):
+        fedskew.simulate(federation(Own(), model="logistic", training={"rounds": 1}))

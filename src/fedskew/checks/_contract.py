@@ -452,15 +452,17 @@ def _in_place(component: Any) -> None:
     if in_place is None:
         return
     starts = torch.linspace(-1, 1, 16).view(2, 8)
-    for said, settings in _settings(component, starts[0]):
-        ends = [_two_steps(step, start, settings) for start in starts]
-        firsts = [contracts.checked_carried(step, step.init(settings)) for _ in starts]
+    for each in zip(*(_settings(component, start) for start in starts), strict=True):
+        said, settings = each[0]
+        ends = [_two_steps(step, start, own) for start, (_, own) in zip(starts, each, strict=True)]
+        firsts = [contracts.checked_carried(step, step.init(own)) for _, own in each]
         written = starts.clone()  # clients that train together
         stacked = {name: torch.stack([one[name] for one in firsts]) for name in firsts[0]}
         together = steps_in_place(step, rows=True) is not None
-        for rows, kept in [(written, stacked)] if together else zip(written, firsts, strict=True):
+        alone = zip(written, firsts, (own for _, own in each), strict=True)
+        for rows, kept, own in [(written, stacked, settings._replace(start=starts))] if together else alone:
             for _ in range(2):
-                in_place.step_in_place(rows, _gradient, kept, settings)
+                in_place.step_in_place(rows, _gradient, kept, own)
         apart = float((written - torch.stack(ends)).abs().max())
         if not apart <= CLOSE:
             raise ComponentError(

@@ -346,6 +346,13 @@ def training_failed(where: str, error: Exception) -> FedskewError:
     return RunError(f"{where}: local training failed: {said}")
 
 
+def asked(component: Any, objective: Any) -> None:
+    """Raise ComponentError for a local step that asked for no gradient, on which the training loss depends, too."""
+    if not objective.is_evaluated:
+        called = f"{type(component).__name__}.step() never called gradient(parameters)"
+        raise ComponentError(f"{called}; call it once at least, as it computes the loss too")
+
+
 class Private(NamedTuple):
     """What never leaves a client: masks of the model's parameters and of its floating-point buffers, 1-d, bool.
 

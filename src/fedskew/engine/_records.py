@@ -248,7 +248,8 @@ class RoundRecord:
         diverged: Clients whose update was not finite.
         weights: Weights of `answered`, sum 1: those that the aggregation gives them, where it keeps updates apart.
         steps: Local steps of `answered`; empty where updates are masked.
-        loss: Training loss of the round: mean over `answered`, with their weights.
+        loss: Training loss of the round: mean over those of `answered` that took a step (of all, where updates are
+            masked), with their weights.
         entropy: Entropy of the cohort's pooled labels, in bits.
         kl: Kullback-Leibler divergence of the cohort's pooled labels from uniform, in bits.
         ess: Effective sample size of the weights.

@@ -19,13 +19,14 @@ from fedskew.engine._backend import (
     Schedule,
     Sent,
     Update,
+    asked,
     flush_denormals,
     reuse_freed_memory,
     training_failed,
 )
 from fedskew.engine._faults import has_own_parts, own_network, watched
 from fedskew.engine._sight import ClientLog
-from fedskew.engine.contracts import calling, checked_carried, checked_figure, checked_step, is_own, name_in
+from fedskew.engine.contracts import calling, checked_carried, checked_figure, checked_step, is_own, name_in, tensors
 from fedskew.engine.heeding import HEEDED, check_heeds
 from fedskew.errors import ComponentError, RunError
 from fedskew.hooks import LocalEnd, Named
@@ -191,8 +192,9 @@ class SequentialBackend(Backend):
                 full_gradient=full.gradient,
                 full_loss=full.value,
             )
-            with calling(name, hooks, "end_local", f"round {setup.round}, client {setup.task.client}: "):
+            with calling(name, hooks, "end_local", where := f"round {setup.round}, client {setup.task.client}: "):
                 own, returned = hooks.end_local(end, **seen_by(hooks.end_local, seen))
+            own, returned = (tensors(name, hooks, "end_local", one, where) for one in (own, returned))
             whole = [key for key, part in returned.items() if work.private is not None and part.shape == start.shape]
             if whole:
                 raise ComponentError(
@@ -258,14 +260,10 @@ class SequentialBackend(Backend):
                 else:
                     stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
                     parameters, carried = checked_step(step, stepped, parameters)
+                asked(step, objective)
             except Exception as error:
                 where = f"round {round}, client {client}, step {steps} ({counted(size, 'sample')})"
                 raise training_failed(where, error) from error
-            if not objective.is_evaluated:
-                raise ComponentError(
-                    f"round {round}, client {client}: {type(step).__name__}.step() never called gradient(parameters); "
-                    "call it once at least, as it computes the loss too"
-                )
             for name, hooks in work.hooks.items():
                 gathered[name] = hooks.gather(gathered[name], objective.batch, schedule.in_last_epoch(steps))
             total.add_(objective.first, alpha=size)

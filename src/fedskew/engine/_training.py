@@ -147,6 +147,11 @@ class LocalTraining:
         return self.clip_norm is not None
 
     @property
+    def keeps_momentum(self) -> bool:
+        """Whether a client's momentum goes on from its last participation (a property for rules)."""
+        return self.keep_optimizer and self.momentum > 0
+
+    @property
     def has_rates(self) -> bool:
         """Whether a group of parameters has a learning rate of its own (a property for rules)."""
         return any(group.lr is not None for group in self.groups)

@@ -4,6 +4,7 @@ What they ask of values costs microseconds and waits for no device. Where a clie
 finds out who is to blame.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,10 +57,10 @@ def hooked(method: Method) -> dict[str, Hooks]:
     return {name: component for name, component in places.items() if isinstance(component, Hooks)}
 
 
-def adapting(method: Method) -> list[Hooks]:
-    """Return the components that have hooks in the order in which they adapt the network: the classification loss last,
-    as the last layer that it may put there is the network's."""
-    return [component for _, component in sorted(hooked(method).items(), key=lambda item: item[0] == "objective")]
+def adapting(method: Method) -> list[tuple[str, Hooks]]:
+    """Return the components that have hooks, with their places, in the order in which they adapt the network: the
+    classification loss last, as the last layer that it may put there is the network's."""
+    return sorted(hooked(method).items(), key=lambda item: item[0] == "objective")
 
 
 def shortage(aggregation: Any, clients: int) -> str:
@@ -102,6 +103,12 @@ def calling(slot: str, component: Any, function: str, where: str = "") -> Iterat
         if not is_own(component):
             raise
         raise ComponentError(f"{where}{name_in(slot, component)}: {function}() failed: {in_one_line(error)}") from error
+
+
+def called(slot: str, component: Any, function: str, *given: Any, where: str = "") -> Any:
+    """Call a component's function; what a user's own raises is said in one line."""
+    with calling(slot, component, function, where):
+        return getattr(component, function)(*given)
 
 
 def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
@@ -219,12 +226,12 @@ def blame_for_infinity(component: Any, where: str) -> None:
         )
 
 
-def checked_parameters(slot: str, component: Any, made: Any, parameters: Tensor, where: str = "") -> Tensor:
-    """Return the next model that a component's hook returned."""
+def checked_parameters(slot: str, component: Any, function: str, made: Any, parameters: Tensor, where: str) -> Tensor:
+    """Return the model that a component's hook returned."""
     if not isinstance(made, Tensor) or made.shape != parameters.shape or not bool(made.isfinite().all()):
         got = "NaN or infinity" if isinstance(made, Tensor) and made.shape == parameters.shape else _what(made)
         raise ComponentError(
-            f"{where}{name_in(slot, component)}: next_model() must return a finite model of shape "
+            f"{where}{name_in(slot, component)}: {function}() must return a finite model of shape "
             f"{tuple(parameters.shape)}, not {got}"
         )
     return made
@@ -250,14 +257,26 @@ def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
     return dict(carried or {})
 
 
+def tensors(slot: str, component: Any, function: str, made: Any, where: str = "") -> dict[str, Tensor]:
+    """Return the tensors by name that a component's function returned."""
+    if made is None or not _is_named(made):
+        said = f"{where}{name_in(slot, component)}: {function}() must return tensors by name"
+        raise ComponentError(f"{said}, not {_what(made)}")
+    return dict(made)
+
+
+def tensors_of(slot: str, component: Any, function: str, *given: Any, where: str = "") -> dict[str, Tensor]:
+    """Return the tensors by name that a component's function returns."""
+    return tensors(slot, component, function, called(slot, component, function, *given, where=where), where)
+
+
 def checked_sums(component: Any, answers: Iterable[Any]) -> dict[str, Tensor]:
     """Add up what holders of samples answered to a question of a finish, in their order, in float64."""
     name = f"{name_in('finish', component)}: statistics()"
     total: dict[str, Tensor] = {}
     first: dict[str, tuple[int, ...]] = {}
     for answer in answers:
-        if answer is None or not _is_named(answer):
-            raise ComponentError(f"{name} must return tensors by name, not {_what(answer)}")
+        tensors("finish", component, "statistics", answer)
         shapes = {key: tuple(part.shape) for key, part in answer.items()}
         first = first or shapes
         if shapes != first:
@@ -286,6 +305,11 @@ def checked_finished(component: Any, finished: Any, head: Head) -> Finished:
         )
     if not all(part.isfinite().all() for part in finished.head):
         raise ComponentError(f"{name} returned a layer with NaN or infinity")
+    try:
+        json.dumps(dict(finished.notes))
+    except (TypeError, ValueError):
+        said = f"its notes are plain values for the summary, which {_what(finished.notes)} are not"
+        raise ComponentError(f"{name}: {said}") from None
     return finished
 
 

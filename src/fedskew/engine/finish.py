@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine._backend import ClientSamples, tensor_bytes
-from fedskew.engine.contracts import calling, checked_finished, checked_sums, name_in
+from fedskew.engine.contracts import calling, checked_finished, checked_sums, name_in, tensors
 from fedskew.errors import ArgumentError, FinishError, RunError, placed
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState, last_layer, with_features
@@ -45,7 +45,7 @@ def answer(
         samples.targets[rows].to(device) if labelled else None,
     )
     with calling("finish", component, "statistics"):
-        return component.statistics(question, observed)
+        return tensors("finish", component, "statistics", component.statistics(question, observed))
 
 
 def check_finish(component: Finish, module: nn.Module, samples: Tensor, known: Known) -> nn.Linear:

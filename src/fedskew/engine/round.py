@@ -109,8 +109,8 @@ class Federation:
         with contracts.calling("server_update", update, "init"):
             kept["server_update"] = contracts.checked_state(update, update.init(model.parameters))
         for name, hooks in contracts.hooked(self.method).items():
-            with contracts.calling(name, hooks, "init_server"):
-                kept[name] = {**kept.get(name, {}), **hooks.init_server(model.parameters, len(self.counts))}
+            made = contracts.tensors_of(name, hooks, "init_server", model.parameters, len(self.counts))
+            kept[name] = {**kept.get(name, {}), **made}
         kept |= {"selection": packed(self._untouched), "codec": self.codec.start(len(self.counts))}
         kept |= {"model": model._asdict(), "target": {} if self.aim is None else self.aim.start()}
         return ServerState(0, {f"{owner}/{name}": part for owner, own in kept.items() for name, part in own.items()})
@@ -155,12 +155,11 @@ class Federation:
 
     def instruct(self, state: ServerState, cohort: Cohort) -> tuple[Sent, list[Assignment]]:
         """Make what is sent to every client, and an assignment for each that does not drop out."""
-        broadcast, fresh, sizes = dict[str, Tensor](), dict[str, Tensor](), cohort.sizes
+        broadcast, fresh = dict[str, Tensor](), dict[str, Tensor]()
+        sizes, where = cohort.sizes, f"round {state.round}: "
         for name, one in contracts.hooked(self.method).items():
-            with contracts.calling(name, one, "broadcast", f"round {state.round}: "):
-                broadcast |= one.broadcast(state.of(name))
-            with contracts.calling(name, one, "init_client", f"round {state.round}: "):
-                fresh |= one.init_client(state.model.parameters)
+            broadcast |= contracts.tensors_of(name, one, "broadcast", state.of(name), where=where)
+            fresh |= contracts.tensors_of(name, one, "init_client", state.model.parameters, where=where)
         assignments = [
             Assignment(
                 client=client,
@@ -212,18 +211,19 @@ class Federation:
         for name, hooks in components.items():
             if type(hooks).next_model is not Hooks.next_model:
                 made = self.sight(state.moved_to(total.model(end.new)), notes).call(name, hooks, "next_model", end)
-                end = end._replace(new=contracts.checked_parameters(name, hooks, made, sent, where))
+                end = end._replace(new=contracts.checked_parameters(name, hooks, "next_model", made, sent, where))
         following = state.having("server_update", kept).moved_to(total.model(end.new))
         for name, hooks in components.items():
             ended = self.sight(following, notes).call(name, hooks, "end_round", following.of(name), end)
-            following = following.having(name, ended)
+            following = following.having(name, contracts.tensors(name, hooks, "end_round", ended, where))
         return following
 
     def evaluated_model(self, state: ServerState) -> ModelState:
         """Return the global model, or the model that a component's hook `evaluated` makes of it."""
-        parameters = state.model.parameters
+        parameters, where = state.model.parameters, f"round {state.round}: "
         for name, hooks in contracts.hooked(self.method).items():
-            parameters = hooks.evaluated(state.of(name), parameters)
+            made = self.sight(state, Notes()).call(name, hooks, "evaluated", state.of(name), parameters)
+            parameters = contracts.checked_parameters(name, hooks, "evaluated", made, parameters, where)
         return state.model._replace(parameters=parameters)
 
     def record(self, round: int, cohort: Cohort, collected: Collected) -> RoundRecord:

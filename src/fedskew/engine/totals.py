@@ -132,7 +132,8 @@ class Collected(NamedTuple):
         total, known, there = self.total, frozenset(answered), frozenset(self.replied)
         loss = None if total is None else total.loss
         if self.losses and len(weights):
-            loss = float(weights @ self.losses)
+            taken = np.logical_or(self.steps, self.losses)  # no step: a loss of 0; a stock client tells no steps
+            loss = float(weights @ self.losses / (1 - weights[~taken].sum())) if weights[taken].any() else None
         ess = effective_sample_size(weights, samples) if len(weights) else None
         distance = None if target is None or not len(weights) else metrics.mix_distance(weights, members.counts, target)
         return RoundRecord(
@@ -185,8 +186,9 @@ def weigh(federation: Federation, state: ServerState, members: Cohort, updates: 
             weighting, fallback = FedAvg(), why
     if sizes.sum() == 0:
         return Weights(fallback=fallback)
-    if members.samples is not None and not counts.any() and components.needs_label_counts("weighting", weighting):
-        weighting, fallback = FedAvg(), "none of these clients' samples has a label"
+    if not counts[sizes > 0].any() and components.needs_label_counts("weighting", weighting):
+        why = "with noise all label counts of clients with samples are 0"
+        weighting, fallback = FedAvg(), why if members.samples is None else "none of these clients' samples has a label"
     where, kept = f"round {state.round}: ", state.of("weighting")
     given = Answered(counts, sizes, mix, members.ids, kept, limit)
     changes = as_matrix([one.change for one in updates]) if components.takes(weighting, "weigh", "updates") else None

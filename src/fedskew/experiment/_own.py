@@ -55,8 +55,10 @@ def with_names(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as TOML has it: Python's numbers for NumPy's, a list for a tuple or a range."""
+    """Return a value as TOML has it: Python's numbers for NumPy's, a list for a tuple, a range or an array."""
     value = list(value) if isinstance(value, tuple | range) and not hasattr(value, "_fields") else value
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if type(value) is dict:
         return {key: _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if type(value) is list else plain_number(value)

@@ -18,6 +18,7 @@ from fedskew import components, engine, findings, methods, models, torchrun
 from fedskew.children import are_safe
 from fedskew.data import take
 from fedskew.engine.cohort import CohortBackend
+from fedskew.engine.contracts import called
 from fedskew.engine.fedconcat import FedConcatRunner
 from fedskew.engine.sums import FixedPoint, Floats, answers_in_sum, stand_ins, summable
 from fedskew.errors import BackendWarning, ConfigError, placed
@@ -225,7 +226,7 @@ def _fedconcat(
     seed = federation.seed
     counts = federation.counts if federation.seen is None else federation.seen
     with placed("method.pipeline."):
-        cluster_of = pipeline.divide(counts, generator(seed, Purpose.CLUSTERS))
+        cluster_of = called("pipeline", pipeline, "divide", counts, generator(seed, Purpose.CLUSTERS))
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
     with placed(f"model.name: FedConcat can't use {config.model.name}: "):
         whole = models.Concatenated(network.module, pipeline.clusters, drawn)

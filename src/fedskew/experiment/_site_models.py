@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedskew import engine, methods
-from fedskew.engine.contracts import checked_moved, checked_trainings
+from fedskew.engine.contracts import called, checked_moved, checked_trainings
 from fedskew.engine.own import OwnModels
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError
@@ -108,8 +108,8 @@ class SiteModels:
             before = own(client)
             if personal.reads_held_out and told is None:
                 return np.full_like(before, np.nan)
-            moved = personal.moved(before, told, self.task.counts[client])
-            return checked_moved(personal, moved, before, f"client {client}: ")
+            given, where = (before, told, self.task.counts[client]), f"client {client}: "
+            return checked_moved(personal, called("personal", personal, "moved", *given, where=where), before, where)
 
         return logits
 
@@ -205,7 +205,7 @@ class SiteModels:
             assert isinstance(work.data, engine.PartitionedData), "in a simulation"
             pooled = replace(work, data=replace(work.data, rows=rows, counts=counts))
             beside["pooled"] = (way("pooled", in_rounds, pooled, first=untrained),)
-        trainings = () if personal is None else checked_trainings(personal, personal.trainings())
+        trainings = () if personal is None else checked_trainings(personal, called("personal", personal, "trainings"))
         if ways := [way(f"personal.{at}", one) for at, one in enumerate(trainings) if one.when == "rounds"]:
             beside["personal"] = tuple(ways)
         after = [(way("personal", one), one.epochs or 1) for one in trainings if one.when == "end"]

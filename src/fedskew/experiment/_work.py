@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fedskew import components, data, engine, metrics, models, own_code
 from fedskew.data import Inputs
 from fedskew.data.features import MOST_BYTES, Features
-from fedskew.engine.contracts import adapting, checked_private, hooked
+from fedskew.engine.contracts import adapting, called, calling, checked_private, hooked, name_in
 from fedskew.engine.target import logits_of
-from fedskew.errors import ArgumentError, ConfigError, DataError, in_one_line, placed
+from fedskew.errors import ArgumentError, ComponentError, ConfigError, DataError, in_one_line, placed
 from fedskew.experiment._config import Config
 from fedskew.experiment._task import FloatArray, Task
 from fedskew.files import file_hash
@@ -40,12 +40,14 @@ def make_network(
     network of the user's own is tried on `some` samples. PyTorch's global generator is left as it was."""
     module = _prepared(config, seed, _network(config, seed, num_classes, in_shape, some), in_shape, some)
     drawn = torch.Generator().manual_seed(stream_key(seed, Purpose.MODEL_ADAPT))
-    for component in adapting(method):
+    for place, component in adapting(method):
         name = type(component).__name__
         if config.model.adapters is not None:
             raise ConfigError(f"model.adapters: {name} changes the network itself; leave out one of them")
-        with placed(f"model.name: {name} can't adapt {config.model.name}: "):
+        with placed(f"model.name: {name} can't adapt {config.model.name}: "), calling(place, component, "adapt"):
             module = component.adapt(module, drawn)
+        if not isinstance(module, nn.Module):
+            raise ComponentError(f"{name_in(place, component)}: adapt() must return a network, not {module!r:.50}")
     return module
 
 
@@ -73,10 +75,11 @@ def make_work(
     if training.augmentation is not None:
         augmentation = components.find(data.AUGMENTATIONS, training.augmentation, "training.augmentation")()
         augment = partial(augmentation.apply, mean=mean, std=std)
+    step = method.local_step
     return engine.LocalWork(
         data=samples,
         objective=replace(method.objective, class_weights=_class_weights(config, classes, counts, size)),
-        local_step=method.local_step if method.personal is None else method.personal.local_step(method.local_step),
+        local_step=step if method.personal is None else called("personal", method.personal, "local_step", step),
         training=local,
         seed=seed,
         augment=augment,
@@ -113,7 +116,7 @@ def _private(personal: Personal, model: FlatModel, classes: int) -> engine.Priva
     """Mark what never leaves a client; None where that is nothing."""
     known = Names.of(model.module, model.names, model.buffer_names, classes)
     with placed("method.personal."):
-        names = checked_private(personal, personal.private(known), known)
+        names = checked_private(personal, called("personal", personal, "private", known), known)
     return engine.Private.of(model, names, personal.head_epochs) if names else None
 
 

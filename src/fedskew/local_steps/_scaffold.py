@@ -57,6 +57,7 @@ class Scaffold(SGD, Hooks):
         "to gradients that nothing rescales; set training.optimizer = 'sgd', or take fedprox or feddyn",
         "training.clips_gradients": "it takes its control variates from steps, and of clipped gradients these are too "
         "small; leave out training.clip_norm, or take fedprox or feddyn",
+        "training.keeps_momentum": "its control variates count momentum from zero; leave out training.keep_optimizer",
         "training.has_rates": "it takes its control variates from steps, divided by one learning rate for all "
         "parameters; leave lr out of training.groups, or take fedprox or feddyn",
     }

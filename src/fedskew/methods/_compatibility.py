@@ -62,9 +62,8 @@ def check(method: Method, training: Any = None) -> list[str]:
     ]
 
 
-_SETTINGS = {"training.clips_gradients": "training.clip_norm"} | dict.fromkeys(
-    ("training.has_rates", "training.has_decays"), "training.groups"
-)
+_SETTINGS = {"training.clips_gradients": "training.clip_norm", "training.keeps_momentum": "training.keep_optimizer"}
+_SETTINGS |= dict.fromkeys(("training.has_rates", "training.has_decays"), "training.groups")
 """The rules about settings of local training that have another key than the optimiser's."""
 
 

@@ -64,6 +64,7 @@ class FedNova:
         "or fedprox",
         "training.adapts_rates": "its normaliser counts the gradients that steps of SGD add up to, and steps of Adam "
         "are no sums of gradients; set training.optimizer = 'sgd', or take plain or fedexp",
+        "training.keeps_momentum": "its normaliser counts momentum from zero; leave out training.keep_optimizer",
     }
 
     def init(self, parameters: Tensor) -> dict[str, Tensor]:

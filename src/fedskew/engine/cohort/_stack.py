@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from fedskew.components import seen_by
 from fedskew.data import Inputs
-from fedskew.engine._backend import LocalWork, flush_denormals, training_failed
+from fedskew.engine._backend import LocalWork, asked, flush_denormals, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import calling, checked_figure, checked_step
@@ -254,6 +254,7 @@ class Stack:
                 return checked_step(step, step.step(parameters, objective.gradient, carried, mine, **seen), parameters)
 
             parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
+        asked(step, objective)
         return objective, ModelState(parameters, objective.buffers, objective.integers), carried
 
     def _batches(self, moment: Moment, own: Own, model: ModelState) -> tuple[Own, Any]:
@@ -313,7 +314,7 @@ class _StackObjective:
         self._work, self._network, self._smallest, self._log = stack.work, stack.networks.train, smallest, stack.log
         self._own, self._dims, self.buffers, self.integers = own, dims, model.buffers, model.integers
         self._together = own._replace(counts=own.counts.unsqueeze(1))  # for losses that take all clients at once
-        self._evaluated = False
+        self.is_evaluated = False
 
     def gradient(self, parameters: Tensor, part: str | int | None = None) -> Tensor:
         """Compute one client's gradient, `(parameters,)`; called inside a mapped step."""
@@ -341,11 +342,11 @@ class _StackObjective:
 
     def _note(self, values: Tensor, outputs: Outputs, objective: Objective) -> None:
         """Note the objectives, whole also where a part was asked for, and the batch, if the step begins here."""
-        if self._evaluated:
+        if self.is_evaluated:
             return
         if objective is not self._work.objective:
             values = self._values(self._work.objective, outputs)
-        self.values, self._evaluated, self.batch = values.detach(), True, Batch(*outputs, self._own.y)
+        self.values, self.is_evaluated, self.batch = values.detach(), True, Batch(*outputs, self._own.y)
 
     def _values(self, objective: Objective, outputs: Outputs) -> Tensor:
         """Compute each client's objective, `(clients,)`, of the outputs, which it does not write to."""
