@@ -173,11 +173,11 @@ def local(
     """Run a whole federation on this machine: write each site's images, texts or table, start server and sites with
     TLS and node keys, train, and stop everything.
 
-    Examples:
+    Example: fedskew deploy local trial --sites 3
 
-        fedskew deploy local trial --sites 3
-        fedskew deploy local trial --config run.toml --set training.rounds=3
-        fedskew deploy local trial --config clinics.toml                   (tables: data.root = "clinics/*.csv")
+    Example: fedskew deploy local trial --config run.toml --set training.rounds=3
+
+    Example: fedskew deploy local trial --config clinics.toml      (tables: data.root = "clinics/*.csv")
     """
     from fedskew import deploy
     from fedskew.experiment import make_task, read

@@ -109,10 +109,9 @@ def readmit(
     """Readmit sites that were left out because a round was undone: look at them first. A run that stopped may then go
     on; the command may also be given while the run goes on.
 
-    Examples:
+    Example: fedskew deploy readmit hospitals north
 
-        fedskew deploy readmit hospitals north
-        fedskew deploy readmit hospitals --nobody      (go on without them)
+    Example: fedskew deploy readmit hospitals --nobody      (go on without them)
     """
     from fedskew.deploy import Decisions
     from fedskew.experiment import RunFolder
