@@ -54,7 +54,7 @@ def run(context: typer.Context) -> None:
         path.unlink(missing_ok=True)
     if ended is None:
         silent = "its process ended without a word, as when it is killed"
-        why = f"flwr run ended with status {status}" if status else silent
+        why = f"flwr run ended with status {status}, as when superlink.sh does not run" if status else silent
         ended = Ending(EndedEarlyError.exit_code, f"the run was cut short: {why}; start it again, and it goes on")
     if ended.code:
         console.say(f"fedskew: {ended.message}", style="red")
