@@ -250,7 +250,8 @@ def is_agreed(content: bytes, data: Path) -> bool:
         offer_app(files, site)
     except OSError as error:
         LOG.error("%s: can't be written: %s", site / OFFERED, error.strerror)
-    LOG.error("%s; look at it, and agree: fedskew deploy site --check %s", said, data)
+    look = "" if "site --check" in said else f"; look at it, and agree: fedskew deploy site --check {data}"
+    LOG.error("%s%s", said, look)
     return False
 
 
