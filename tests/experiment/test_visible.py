@@ -143,6 +143,13 @@ def test_page_and_terminal_show_what_sites_call_themselves_as_it_is(run: SeedRun
         assert not {"\x1b", "\u202e"} & set(text)
 
 
+@pytest.mark.parametrize("label", ["\u202e\u202e", "東京 東京 aaaaa"])
+def test_a_sentence_loses_nothing_to_characters_that_are_wide_or_shown_as_escapes(label: str) -> None:
+    out = io.StringIO()
+    Console(file=out, width=60).sentences("Labels", [f"{label} " * 9])
+    assert "".join(out.getvalue().split()) == f"Labels•{visible(label) * 9}".replace(" ", "")
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_terminal_of_usual_width_shows_names_and_whole_headings(run: SeedRun, width: int) -> None:
     names = ("st-elisabeth", "charite-mitte", "south")
