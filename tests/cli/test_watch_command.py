@@ -63,5 +63,7 @@ def test_where_nothing_is_known(trained, command):
     (run / "inputs.json").write_text("[]")
     assert "inputs.json: damaged" in command("watch", run, few, status=2).stderr
     (run / "inputs.json").unlink()
-    assert "inputs.json: there is none" in command("watch", run, few, status=2).stderr
+    said = command("watch", run, few, status=2).stderr
+    assert "inputs.json: there is none" in said
+    assert "of real sites with input_profile" in said
     (run / "inputs.json").write_bytes(kept)

@@ -13,7 +13,7 @@ import pytest
 from fedskew import __version__
 from fedskew.cli import app
 from fedskew.deploy import Address, Agreement
-from fedskew.errors import ConfigError, DataError, FedskewError
+from fedskew.errors import ConfigError, DataError, FedskewError, RunError
 from fedskew.experiment import read
 
 CONFIG = """\
@@ -143,6 +143,8 @@ def test_a_folder_that_holds_anything_is_left_as_it_is(config, tmp_path):
         with pytest.raises(ConfigError, match="is a file, or not empty"):
             init(config, place)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    with pytest.raises(RunError, match=r"/dev/null/fed: can't be written: Not a directory"):
+        init(config, Path("/dev/null/fed"))
 
 
 def test_the_target_mix_stays_at_the_server(config, tmp_path):

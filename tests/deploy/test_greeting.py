@@ -115,12 +115,18 @@ def test_a_supernode_does_not_start_with_a_clock_that_is_refused(keys: Path, tmp
             app(["deploy", "supernode", str(data), "--port", "9094"], standalone_mode=False)
 
 
-def test_a_file_that_names_no_server_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "data.toml").write_text("[data]\n")
+@pytest.mark.parametrize("said", ["", 'server = "localhost"\n', 'server = "https://localhost:9092"\n'])
+def test_a_file_that_names_no_server_is_one_line(tmp_path: Path, said: str) -> None:
+    (tmp_path / "data.toml").write_text(f"{said}[data]\n")
     with pytest.raises(ConfigError, match='server = "fl.example.org:9092"'):
         run_supernode(tmp_path / "data.toml", [])
     with pytest.raises(ConfigError, match="can't be read"):
         run_supernode(tmp_path / "none.toml", [])
+
+
+def test_a_site_without_its_key_is_one_line(keys: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"key: is missing; .*put it back, or make another"):
+        run_supernode(site(tmp_path, keys, "127.0.0.1:1"), [])
 
 
 @pytest.mark.parametrize("folder", ["plain", "a b=c", "Föd 😀", "it's", 'say "hi"', "back\\slash", "\x7f"])

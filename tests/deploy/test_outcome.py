@@ -158,7 +158,7 @@ for word in "$@"; do case $word in ended=*) eval "$word" ;; esac; done
         ("printf '[1, \"the model was ruined\"]' > $ended", 1, "the model was ruined"),
         ("printf '[2, \"a disk is full\"]' > $ended", 2, "a disk is full"),
         ("exit 0", 3, "its process ended without a word, as when it is killed; start it again"),
-        ("exit 1", 3, "flwr run ended with status 1; start it again"),
+        ("exit 1", 3, "flwr run ended with status 1, as when superlink.sh does not run; start it again"),
     ],
 )
 def test_the_command_ends_with_the_status_that_the_run_told(

@@ -40,6 +40,14 @@ def test_a_site_has_the_state_of_the_round_before_if_the_last_is_undone(tmp_path
     assert states.newest == 2
 
 
+def test_sites_that_name_a_state_below_home_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = federate(tmp_path, tree("fedavg", rounds=1))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    data = federation.data_of("ash")
+    data.write_text(data.read_text().replace('"state"', '"~/shared"'))
+    assert SiteData.load(data, federation.agreement).state == tmp_path / "home" / "shared"
+
+
 @pytest.mark.parametrize(
     ("agreed", "more", "back"),
     [

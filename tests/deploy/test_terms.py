@@ -308,6 +308,7 @@ def test_an_app_that_was_not_agreed_on_is_kept_to_be_looked_at_and_not_run(app: 
     ours = build_fab_from_disk(app)
     assert not is_agreed(ours, data)
     assert "has agreed to nothing yet" in caplog.text
+    assert caplog.text.count("fedskew deploy site --check") == 1
     assert app_hash(read_app(data.parent / "offered")) == app_hash(read_app(app))
     terms = Terms(schema=1, agreed="now", app=app_hash(read_app(app)), fedskew=__version__, rounds=1, data="now")
     terms.write(data.parent / "agreed.toml")  # as `agree` does, without data

@@ -118,6 +118,8 @@ def test_readmit_names_only_sites_that_are_left_out(tmp_path: Path) -> None:
     assert (status, "--nobody" in said) == (2, True)
     status, said = fedskew("deploy", "status", tmp_path)
     assert (status, "expected a federation's folder in which a run has begun" in said) == (2, True)
+    status, said = fedskew("sites", federation.run_folder)
+    assert (status, "fedskew deploy site --report data.toml" in said) == (2, True)
 
 
 @pytest.mark.slow

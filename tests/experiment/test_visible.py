@@ -128,6 +128,8 @@ def test_each_sites_rounds_are_counted_by_what_came_of_them(run: SeedRun) -> Non
     assert SiteActivity.undone_rounds(run)[0].startswith(
         "Round 4, 2026-11-22T10:04:00+00:00, was undone: the model's loss is 9."
     )
+    run.rounds[5].deployment = {"failed": {"south": "failed: KeyError in its own log"}}
+    assert SiteActivity.of(run)[2].trouble == "round 5: failed: KeyError in its own log"
 
 
 def test_page_and_terminal_show_what_sites_call_themselves_as_it_is(run: SeedRun, tmp_path: Path) -> None:
@@ -139,6 +141,13 @@ def test_page_and_terminal_show_what_sites_call_themselves_as_it_is(run: SeedRun
         assert TOKYO in text
         assert r"\x1b[2Jnorth\u202egpj" in text
         assert not {"\x1b", "\u202e"} & set(text)
+
+
+@pytest.mark.parametrize("label", ["\u202e\u202e", "東京 東京 aaaaa"])
+def test_a_sentence_loses_nothing_to_characters_that_are_wide_or_shown_as_escapes(label: str) -> None:
+    out = io.StringIO()
+    Console(file=out, width=60).sentences("Labels", [f"{label} " * 9])
+    assert "".join(out.getvalue().split()) == f"Labels•{visible(label) * 9}".replace(" ", "")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -191,6 +191,9 @@ def test_a_list_of_samples_is_pointed_to_the_command_that_counts_it(tmp_path: Pa
     for text in ("client,label\na,flu\na,cold\n", "client,label\na,1\na,2\n"):
         with pytest.raises(ArgumentError, match="if each row is one sample, count them: fedskew counts"):
             LabelCounts.read_csv(written(tmp_path, text))
+    path = written(tmp_path, "id,hospital,finding\n1,a,flu\n2,a,cold\n")  # of which the command itself says so
+    with pytest.raises(ArgumentError, match=rf"count them: fedskew counts {path} --label COLUMN"):
+        LabelCounts.read_csv(path, client="hospital")
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typer import Argument, Option
 from fedskew.cli.options import Changes, DataRoot, TrustCode, changed_keys, config_file, named, several
 from fedskew.cli.page import Console
 from fedskew.errors import ConfigError, DataError, DivergedError, EndedEarlyError, RunError, StandstillError
+from fedskew.files import writing
 from fedskew.own_code import away_from_current_folder
 from fedskew.sheets import columns_in
 from fedskew.tables import counted
@@ -125,7 +126,8 @@ def init(
     names = several("--sites", sites, named, "names")
     made = Draft.of(whole, names, samples, label_counts, epsilon, updates, target_site)
     images = _images_table(whole, samples)
-    played = write_federation(folder, made.config, made.agreement, place, images, target, made.mask_keys, wheel)
+    with writing(folder):
+        played = write_federation(folder, made.config, made.agreement, place, images, target, made.mask_keys, wheel)
     Console().warn([*made.notes, *played.losses_in_words(harmless=False)])
     if number := len((made.agreement.encoder or {}).get("words", ())):
         said = f"deploy.toml holds {number:,} words of the texts that were read, for all sites: see that none is a name"
@@ -173,11 +175,11 @@ def local(
     """Run a whole federation on this machine: write each site's images, texts or table, start server and sites with
     TLS and node keys, train, and stop everything.
 
-    Examples:
+    Example: fedskew deploy local trial --sites 3
 
-        fedskew deploy local trial --sites 3
-        fedskew deploy local trial --config run.toml --set training.rounds=3
-        fedskew deploy local trial --config clinics.toml                   (tables: data.root = "clinics/*.csv")
+    Example: fedskew deploy local trial --config run.toml --set training.rounds=3
+
+    Example: fedskew deploy local trial --config clinics.toml      (tables: data.root = "clinics/*.csv")
     """
     from fedskew import deploy
     from fedskew.experiment import make_task, read
@@ -198,7 +200,8 @@ def local(
     address, renamed = deploy.Address("127.0.0.1", port), deploy.renamed_folders(task.dataset.classes)
     images = _images_table(whole, kind)
     images |= {"test": "test.csv"} if images["name"] == "csv" else {"classes": renamed} if renamed else {}
-    played = deploy.write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
+    with writing(folder):
+        played = deploy.write_federation(folder, made.config, made.agreement, address, images, mask_keys=made.mask_keys)
     Console().warn([*made.notes, *played.losses_in_words(harmless=False)])
     places = [folder / "sites" / name for name in names]
     deploy.write_samples(task.dataset, shares, places, whole.data.parameters.get("separator"))

@@ -54,7 +54,7 @@ def run(context: typer.Context) -> None:
         path.unlink(missing_ok=True)
     if ended is None:
         silent = "its process ended without a word, as when it is killed"
-        why = f"flwr run ended with status {status}" if status else silent
+        why = f"flwr run ended with status {status}, as when superlink.sh does not run" if status else silent
         ended = Ending(EndedEarlyError.exit_code, f"the run was cut short: {why}; start it again, and it goes on")
     if ended.code:
         console.say(f"fedskew: {ended.message}", style="red")
@@ -109,10 +109,9 @@ def readmit(
     """Readmit sites that were left out because a round was undone: look at them first. A run that stopped may then go
     on; the command may also be given while the run goes on.
 
-    Examples:
+    Example: fedskew deploy readmit hospitals north
 
-        fedskew deploy readmit hospitals north
-        fedskew deploy readmit hospitals --nobody      (go on without them)
+    Example: fedskew deploy readmit hospitals --nobody      (go on without them)
     """
     from fedskew.deploy import Decisions
     from fedskew.experiment import RunFolder

@@ -14,7 +14,7 @@ import typer
 from rich import box
 from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from typer import Option
 
@@ -75,8 +75,8 @@ class Console(rich.console.Console):
         """Print a heading and a list of sentences."""
         self.heading(title)
         for sentence in sentences:
-            grid = Table.grid(padding=(0, 1))
-            grid.add_row("•", Text(sentence))
+            grid = Table.grid("", Column(overflow="fold"), padding=(0, 1))
+            grid.add_row("•", Text(visible(sentence, KEEP)))
             self.print(Padding(grid, (0, 0, 0, 1)))
 
     def wide_table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str, caption: str) -> None:

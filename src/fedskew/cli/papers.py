@@ -47,11 +47,11 @@ def recipes(
 ) -> None:
     """List the papers' tables and figures with the data they need; or show one with its rows, settings and deviations.
 
-    Examples:
+    Example: fedskew recipes --data-root DATA
 
-        fedskew recipes --data-root DATA
-        fedskew recipes fedentopt-table1 --estimate
-        fedskew recipes fedentopt-table1 --rows cifar10,dir0.1,fedentopt --config > my.toml
+    Example: fedskew recipes fedentopt-table1 --estimate
+
+    Example: fedskew recipes fedentopt-table1 --rows cifar10,dir0.1,fedentopt --config > my.toml
     """
     from fedskew.papers import Recipe, names
 

@@ -37,12 +37,13 @@ def listing(
 ) -> None:
     """List the data sets, partition rules, networks, augmentations or trackers that a config may name, or its keys.
 
-    Examples:
+    Example: fedskew list partitions
 
-        fedskew list partitions
-        fedskew list partitions dirichlet_by_class
-        fedskew list keys training
-        fedskew list schema > fedskew.schema.json      (for editors; see `fedskew new`)
+    Example: fedskew list partitions dirichlet_by_class
+
+    Example: fedskew list keys training
+
+    Example: fedskew list schema > fedskew.schema.json      (for editors; see `fedskew new`)
     """
     from fedskew.cli.config_keys import choices, json_schema, tables
 

@@ -75,6 +75,10 @@ def sites(
 def _check(run: SeedRun) -> None:
     if run.sites:
         return
+    if any(record.deployment is not None for record in run.rounds):
+        here = 'with site_figures = "summed" in deploy.toml their means are here; fedskew deploy status has accuracies'
+        own = "each of its sites has its own figures (fedskew deploy site --report data.toml)"
+        raise DataError(f"{run.label}: a federation of real sites; {own}; {here}")
     if not run.config.get("data", {}).get("client_test"):
         raise DataError(
             f"{run.label}: its clients have no test samples of their own; train it with data.client_test = 0.3 "

@@ -16,6 +16,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import tomllib
@@ -183,14 +184,14 @@ class Registry:
     @contextmanager
     def of(cls, folder: Path) -> "Iterator[Registry]":
         """Connect to a federation's SuperLink on this machine; ConfigError where `superlink.sh` has not started it."""
+        folder = folder.resolve()  # register.sh gives it as "..", which is elsewhere for who runs it
         path = folder / "server" / "flower" / "config.toml"
+        start = f"start it: sh {shlex.quote(f'{folder}/server/superlink.sh')}"
         try:
             settings = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"][CONNECTION]
             address, authority = settings["address"], Path(settings["root-certificates"]).read_bytes()
         except (OSError, ValueError, KeyError):
-            raise ConfigError(
-                f"{folder}: expected a federation's folder whose server runs; start it: sh {folder}/server/superlink.sh"
-            ) from None
+            raise ConfigError(f"{folder}: expected a federation's folder whose server runs; {start}") from None
         version = RuntimeVersionHttpInterceptor(component_name="CLI")
         try:
             with ControlHttpClient.from_server_address(address, False, authority, interceptors=[version]) as client:
@@ -199,9 +200,7 @@ class Registry:
             details = FlowerError.from_json(error.response.text)
             raise RunError(f"the SuperLink refuses: {details.message if details else error}") from None
         except httpx.HTTPError as error:
-            raise RunError(
-                f"the SuperLink at {address} can't be reached ({error}); start it: sh {folder}/server/superlink.sh"
-            ) from None
+            raise RunError(f"the SuperLink at {address} can't be reached ({error}); {start}") from None
 
     def register(self, names: tuple[str, ...]) -> list[str]:
         """Register keys of sites that aren't yet; ConfigError, before any is, where one can't be. Say what was done."""

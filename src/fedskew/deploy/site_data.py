@@ -107,7 +107,7 @@ class SiteData:
         tree, _, _ = read_tree(path, "site's data", None, False)
         with placed(f"{path}: ", of=ConfigError), one_mistake(fields=_SiteFile):
             described = _SiteFile.model_validate(tree)
-        state, unlabelled = path.parent / described.state, None
+        state, unlabelled = path.parent / Path(described.state).expanduser(), None
         if described.unlabelled is not None:
             place = path.parent / Path(described.unlabelled).expanduser()
             window = tuple((described.data or {}).get("window", ()))

@@ -122,8 +122,8 @@ class ServerCheck(NamedTuple):
 def _server_of(path: Path) -> str:
     """Read the server's address, `HOST:PORT`, from a site's `data.toml`; ConfigError where it names none."""
     server = read_tree(path, "site's data", None, False)[0].get("server")
-    if not isinstance(server, str):
-        raise ConfigError(f'{path}: server: expected the server\'s address, such as server = "fl.example.org:9092"')
+    if not isinstance(server, str) or not re.fullmatch(r"[^/\s]+:\d+", server):
+        raise ConfigError(f'{path}: server: expected its address and port, such as server = "fl.example.org:9092"')
     return server
 
 
@@ -197,6 +197,9 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     authority, ending = folder / "ca.crt", Lock()
     for note in ServerCheck.of_site(data):
         LOG.warning("%s", note)
+    if not (folder / "key").exists():
+        how = "(ssh-keygen -t ecdsa -b 384 -N '' -f key), of which the server's operator registers key.pub"
+        raise ConfigError(f"{folder / 'key'}: is missing; put it back, or make another {how}")
 
     def refused(why: str) -> None:
         ending.acquire()  # for good: one thread says it
@@ -250,7 +253,8 @@ def is_agreed(content: bytes, data: Path) -> bool:
         offer_app(files, site)
     except OSError as error:
         LOG.error("%s: can't be written: %s", site / OFFERED, error.strerror)
-    LOG.error("%s; look at it, and agree: fedskew deploy site --check %s", said, data)
+    look = "" if "site --check" in said else f"; look at it, and agree: fedskew deploy site --check {data}"
+    LOG.error("%s%s", said, look)
     return False
 
 

@@ -121,7 +121,8 @@ class TrainedModel:
         try:
             return Profile.of_plain(json.loads(path.read_text(encoding="utf-8")))
         except OSError:
-            raise RunError(f"{path}: there is none; a run of this version writes it: train the model anew") from None
+            who = 'a run of this version writes it, and one of real sites with input_profile = "summed" in deploy.toml'
+            raise RunError(f"{path}: there is none; {who}: train the model anew") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(f"{path}: damaged ({type(error).__name__}); put the file back") from None
 

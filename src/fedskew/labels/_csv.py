@@ -191,8 +191,9 @@ def _wide(sheet: Sheet, at: int, others: list[int]) -> Table:
     if _repeats(clients):
         lines, name = [line for line, _ in sheet], next(name for name, times in Counter(clients).items() if times > 1)
         first, again = [row for row, own in enumerate(clients) if own == name][:2]
-        samples = "" if len(others) > 2 else f"; if each row is one sample, count them: fedskew counts {sheet.path}"
-        sheet.fail(lines[again], f"client {name!r} occurs twice; its first row is line {lines[first]}{samples}")
+        how = f"; if each row is one sample, count them: fedskew counts {sheet.path} --label COLUMN"
+        said = f"client {name!r} occurs twice; its first row is line {lines[first]}"
+        sheet.fail(lines[again], said + how * (len(others) < 3))
     return sheet.amounts(others), clients, [sheet.header[column] for column in others]
 
 
