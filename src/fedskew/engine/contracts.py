@@ -186,7 +186,8 @@ def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]
     """Return how a client's update enters a sum, as a server update's `share` returned it."""
     try:
         factor, extras = shared
-        fine = 0 <= factor <= 1 and all(torch.as_tensor(extra).isfinite().all() for extra in extras.values())
+        numbers = [torch.as_tensor(extra, dtype=torch.float64) for extra in extras.values()]
+        fine = 0 <= factor <= 1 and all(number.isfinite().all() for number in numbers)
     except (TypeError, ValueError, AttributeError):
         fine = False
     if not fine:
