@@ -228,8 +228,10 @@ def blame_for_infinity(component: Any, where: str) -> None:
 
 
 def checked_parameters(slot: str, component: Any, function: str, made: Any, parameters: Tensor, where: str) -> Tensor:
-    """Return the model that a component's hook returned."""
-    if not isinstance(made, Tensor) or made.shape != parameters.shape or not bool(made.isfinite().all()):
+    """Return the model that a component's hook returned; to be evaluated, that of a training that diverges need not be
+    finite."""
+    diverges = function == "evaluated" and not bool((parameters.abs() < LARGE).all())
+    if not isinstance(made, Tensor) or made.shape != parameters.shape or not (diverges or made.isfinite().all()):
         got = "NaN or infinity" if isinstance(made, Tensor) and made.shape == parameters.shape else _what(made)
         raise ComponentError(
             f"{where}{name_in(slot, component)}: {function}() must return a finite model of shape "
