@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_865, "docstrings": 9_569, "files": 316, "names": 338},
-    "tests": {"code": 33_774},
+    "src": {"code": 38_867, "docstrings": 9_570, "files": 316, "names": 338},
+    "tests": {"code": 33_783},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

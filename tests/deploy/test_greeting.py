@@ -124,9 +124,14 @@ def test_a_file_that_names_no_server_is_one_line(tmp_path: Path, said: str) -> N
         run_supernode(tmp_path / "none.toml", [])
 
 
-def test_a_site_without_its_key_is_one_line(keys: Path, tmp_path: Path) -> None:
+def test_a_site_without_its_key_is_one_line(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = site(tmp_path, keys, "127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"key: is missing; .*put it back, or make another"):
-        run_supernode(site(tmp_path, keys, "127.0.0.1:1"), [])
+        run_supernode(data, [])
+    monkeypatch.setattr("fedskew.deploy.supernode.run_agreed_only", lambda _: 1 / 0)  # where Flower is about to start
+    for elsewhere in (["--auth-supernode-private-key", "/srv/key"], ["--auth-supernode-private-key=/srv/key"]):
+        with pytest.raises(ZeroDivisionError):
+            run_supernode(data, elsewhere)
 
 
 @pytest.mark.parametrize("folder", ["plain", "a b=c", "Föd 😀", "it's", 'say "hi"', "back\\slash", "\x7f"])

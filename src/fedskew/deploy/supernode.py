@@ -197,7 +197,7 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     authority, ending = folder / "ca.crt", Lock()
     for note in ServerCheck.of_site(data):
         LOG.warning("%s", note)
-    if not (folder / "key").exists():
+    if not (folder / "key").exists() and not any(one.startswith("--auth-supernode-private-key") for one in arguments):
         how = "(ssh-keygen -t ecdsa -b 384 -N '' -f key), of which the server's operator registers key.pub"
         raise ConfigError(f"{folder / 'key'}: is missing; put it back, or make another {how}")
 

@@ -186,7 +186,8 @@ def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]
     """Return how a client's update enters a sum, as a server update's `share` returned it."""
     try:
         factor, extras = shared
-        fine = 0 <= factor <= 1 and all(torch.as_tensor(extra).isfinite().all() for extra in extras.values())
+        numbers = [torch.as_tensor(extra, dtype=torch.float64) for extra in extras.values()]
+        fine = 0 <= factor <= 1 and all(number.isfinite().all() for number in numbers)
     except (TypeError, ValueError, AttributeError):
         fine = False
     if not fine:
@@ -227,8 +228,10 @@ def blame_for_infinity(component: Any, where: str) -> None:
 
 
 def checked_parameters(slot: str, component: Any, function: str, made: Any, parameters: Tensor, where: str) -> Tensor:
-    """Return the model that a component's hook returned."""
-    if not isinstance(made, Tensor) or made.shape != parameters.shape or not bool(made.isfinite().all()):
+    """Return the model that a component's hook returned; to be evaluated, that of a training that diverges need not be
+    finite."""
+    diverges = function == "evaluated" and not bool((parameters.abs() < LARGE).all())
+    if not isinstance(made, Tensor) or made.shape != parameters.shape or not (diverges or made.isfinite().all()):
         got = "NaN or infinity" if isinstance(made, Tensor) and made.shape == parameters.shape else _what(made)
         raise ComponentError(
             f"{where}{name_in(slot, component)}: {function}() must return a finite model of shape "
