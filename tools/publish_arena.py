@@ -95,6 +95,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         main(Path(sys.argv[1]))
     for published in (*BLOCKS, "advice"):
-        if (MEASURED / f"{published}-runs.csv").exists():
-            draw(published)
+        draw(published)
     compared_methods.main()

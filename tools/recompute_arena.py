@@ -440,7 +440,7 @@ def main() -> int:
     parser.add_argument("--blocks", help="axis whose labels are blocks of trainings")
     parser.add_argument("--last", type=int, default=3, help="evaluations whose mean is a score")
     parser.add_argument("--reference", default="fedavg")
-    parser.add_argument("--against", type=Path, help="runs of another arena, to print how alike both are in its place")
+    parser.add_argument("--against", type=Path, help="runs of another arena: print how alike the two are, instead")
     options = parser.parse_args()
     for file in (options.runs, options.page, options.against):
         if file is not None and not file.is_file():
@@ -450,7 +450,10 @@ def main() -> int:
         for file in (options.runs, options.against)
         if file is not None
     )
-    print("\n".join(beside(table, *others) if others else answers(table)))
+    said = beside(table, *others) if others else answers(table)
+    if not said:
+        parser.error(f"{options.runs} and {options.against} have no method in the same situation")
+    print("\n".join(said))
     if options.page is None:
         return 0
     compared, wrong = check(table, options.page.read_text(encoding="utf-8"))
