@@ -346,8 +346,8 @@ def training_failed(where: str, error: Exception) -> FedskewError:
     return RunError(f"{where}: local training failed: {said}")
 
 
-def asked(component: Any, objective: Any) -> None:
-    """Raise ComponentError for a local step that asked for no gradient, on which the training loss depends, too."""
+def require_gradient(component: Any, objective: Any) -> None:
+    """Raise ComponentError where a local step asked for no gradient, with which the training loss is computed, too."""
     if not objective.is_evaluated:
         called = f"{type(component).__name__}.step() never called gradient(parameters)"
         raise ComponentError(f"{called}; call it once at least, as it computes the loss too")

@@ -19,8 +19,8 @@ from fedskew.engine._backend import (
     Schedule,
     Sent,
     Update,
-    asked,
     flush_denormals,
+    require_gradient,
     reuse_freed_memory,
     training_failed,
 )
@@ -260,7 +260,7 @@ class SequentialBackend(Backend):
                 else:
                     stepped = step.step(parameters, objective.gradient, carried, settings, **seen)
                     parameters, carried = checked_step(step, stepped, parameters)
-                asked(step, objective)
+                require_gradient(step, objective)
             except Exception as error:
                 where = f"round {round}, client {client}, step {steps} ({counted(size, 'sample')})"
                 raise training_failed(where, error) from error

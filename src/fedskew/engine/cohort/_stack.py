@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from fedskew.components import seen_by
 from fedskew.data import Inputs
-from fedskew.engine._backend import LocalWork, asked, flush_denormals, training_failed
+from fedskew.engine._backend import LocalWork, flush_denormals, require_gradient, training_failed
 from fedskew.engine._sequential import ClientResult, ClientSetup, carried_first
 from fedskew.engine.cohort._layers import LinearChain, MappedNetwork, on_stacks
 from fedskew.engine.contracts import calling, checked_figure, checked_step
@@ -254,7 +254,7 @@ class Stack:
                 return checked_step(step, step.step(parameters, objective.gradient, carried, mine, **seen), parameters)
 
             parameters, carried = vmap(one, in_dims=(0, 0 if carried else None, dims))(model.parameters, carried, own)
-        asked(step, objective)
+        require_gradient(step, objective)
         return objective, ModelState(parameters, objective.buffers, objective.integers), carried
 
     def _batches(self, moment: Moment, own: Own, model: ModelState) -> tuple[Own, Any]:
