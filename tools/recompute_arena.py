@@ -450,6 +450,8 @@ def main() -> int:
         for file in (options.runs, options.against)
         if file is not None
     )
+    if options.blocks and options.blocks not in table.axes:
+        parser.error(f"--blocks {options.blocks}: {options.runs} has the axes {', '.join(table.axes)}")
     said = beside(table, *others) if others else answers(table)
     if not said:
         parser.error(f"{options.runs} and {options.against} have no method in the same situation")
