@@ -1,22 +1,27 @@
 """Write the tables of docs/compare.md that say of each method where it helps, where it hurts, and what it costs.
 
-    python tools/compared_methods.py          # the page's table, from docs/measured/*-runs.csv
+    python tools/compared_methods.py          # the page's tables and their picture, from docs/measured/*-runs.csv
 
 A cell is the mean difference from FedAvg in points over trainings (`fedskew.arena.Scores`), and in how many of them the
-method is ahead; bold: in all, or in none. One table is of trainings scored on the test data's own label mix, one of
-those scored on 9 : 1. `tools/publish_arena.py` writes them, too.
+method is ahead; bold: in all, or in none. One table is of trainings scored on the test data's own label mix, which are
+the picture's, one of those scored on 9 : 1. `tools/publish_arena.py` writes them, too.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from statistics import fmean
+from textwrap import fill
+
+import numpy as np
 
 from fedskew import methods
 from fedskew.arena import Scores
 from fedskew.components import has
+from fedskew.report import drawing
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 END = "<!-- end -->\n"
@@ -27,8 +32,11 @@ COLUMNS: dict[str, tuple[list[str], Callable[[Line], bool]]] = {
     "two layers: words of AG News, tables": (["words"], lambda line: True),
     "LeNet-5, 3,000 of CIFAR-10, 40 rounds": (["arena"], lambda line: line["task"] == "CIFAR-10"),
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": (["networks"], lambda line: True),
+    "LeNet-5, all of CIFAR-10 and CIFAR-100": (["cifar10", "cifar100"], lambda line: True),
 }
 """By heading: the arenas, and which of their runs; each is compared with FedAvg of its own arena."""
+MOST = 8.0
+"""Points of accuracy at which the picture's colours end."""
 PRESETS = {"fedentopt, target": "fedentopt_target", "fedlc, no mask": "fedlc"}
 BOUNDS = {"pooled": "all samples in one place", "alone": "no federation: each client's own model"}
 
@@ -42,13 +50,15 @@ def published(arena: str) -> tuple[list[str], list[dict[str, str]]]:
     return axes, [line for line in lines if not line["failure"]]
 
 
-def differences(arenas: Sequence[str], fits: Callable[[Line], bool], target: str) -> dict[str, str]:
-    """Return each method's cell."""
+@cache
+def compared(heading: str, target: str) -> dict[str, tuple[float, int, int]]:
+    """Return each method's mean difference, in how many trainings of a column it is ahead, and of how many."""
+    arenas, fits = COLUMNS[heading]
     lines = [line | {"arena": arena} for arena in arenas for line in published(arena)[1] if fits(line)]
     lines = [line for line in lines if line["stage"] == "run" and line.get("target", "none") == target]
     axes = ["arena", *published(arenas[0])[0]]
     rows = Scores.of(lines, axes, "fedavg", last=3).standings("fedavg")
-    return {row.method: _cell(row.difference, round(row.ahead * row.trainings), row.trainings) for row in rows}
+    return {row.method: (row.difference, round(row.ahead * row.trainings), row.trainings) for row in rows}
 
 
 def _cell(mean: float, ahead: int, of: int) -> str:
@@ -69,12 +79,41 @@ def cost(label: str) -> str:
 
 def table(target: str) -> str:
     """Return a table in Markdown: methods of the frozen body or of two columns, the best there first."""
-    found = {heading: differences(*column, target) for heading, column in COLUMNS.items()}
-    names = [name for cells in found.values() for name in cells if name != "fedavg"]
-    order = [name for name in dict.fromkeys(names) if names.count(name) > 1 or name in next(iter(found.values()))]
+    found = {heading: compared(heading, target) for heading in COLUMNS}
     lines = [["method", *found, "beyond FedAvg"], ["---", *["---:"] * len(found), "---"]]
-    lines += [[name, *(cells.get(name, "") for cells in found.values()), cost(name)] for name in order]
+    for name in _order(target):
+        cells = (_cell(*column[name]) if name in column else "" for column in found.values())
+        lines.append([name, *cells, cost(name)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _order(target: str) -> list[str]:
+    first, *others = (compared(heading, target) for heading in COLUMNS)
+    names = [name for column in (first, *others) for name in column]
+    return [name for name in dict.fromkeys(names) if names.count(name) > 1 or name in first]
+
+
+def draw(path: Path) -> None:
+    """Draw the differences on the test data's own mix as a matrix, methods with the highest mean on top."""
+    columns = [compared(heading, "none") for heading in COLUMNS]
+    own = {name: [column[name][0] if name in column else np.nan for column in columns] for name in _order("none")}
+    names = sorted(own, key=lambda name: -fmean(np.clip([one for one in own[name] if one == one], -MOST, MOST)))
+    with drawing.figure(path, width=9.5, height=1.8 + 0.27 * len(names)) as figure:
+        plot = figure.subplots()
+        shown = plot.imshow([own[name] for name in names], cmap="RdBu", vmin=-MOST, vmax=MOST, aspect="auto")
+        for row, name in enumerate(names):
+            for at, column in enumerate(columns):
+                if name in column:
+                    mean, ahead, of = column[name]
+                    weight, ink = "bold" if ahead in (0, of) else "normal", "white" if abs(mean) > 5 else "black"
+                    plot.text(at, row, f"{mean:+z.1f}", ha="center", va="center", weight=weight, color=ink)
+        plot.set_yticks(range(len(names)), names)
+        plot.set_xticks(range(len(columns)), [fill(heading, 15) for heading in COLUMNS], fontsize=9)
+        plot.xaxis.tick_top()
+        plot.spines[:].set_visible(False)
+        plot.tick_params(length=0)
+        label = "points ahead of FedAvg\n(bold: in all trainings, or in none)"
+        figure.colorbar(shown, extend="both", shrink=0.4, label=label)
 
 
 def with_tables(text: str) -> str:
@@ -88,9 +127,10 @@ def with_tables(text: str) -> str:
 
 
 def main() -> None:
-    """Put the tables into the page."""
+    """Put the tables into the page, and draw the picture."""
     page = DOCS / "compare.md"
     page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    draw(DOCS / "measured" / "compared-methods.png")
 
 
 if __name__ == "__main__":

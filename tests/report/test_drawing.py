@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedskew.errors import ArgumentError
 from fedskew.report import drawing
@@ -43,3 +44,13 @@ def test_a_figure_that_cannot_be_written_is_one_line(tmp_path: Path, name: str) 
     with pytest.raises(ArgumentError, match="the figure can't be written") as caught:
         draw("bars", tmp_path / name, {"a": (MIX, None)})
     assert "\n" not in str(caught.value)
+
+
+def test_a_difference_far_from_all_others_leaves_them_their_room() -> None:
+    axes = Figure().subplots()
+    means = {"a": 4.0, "b": -1.0, "alone": -40.0}
+    drawing.differences(axes, means, [(1, 9), (-2, 2), (-60, -20)], {"x": [6.0, np.nan, -35.0]})
+    low, high = axes.get_xlim()
+    assert (-5 < low < -2, 9 < high < 12) == (True, True)
+    assert "-40.0" in [text.get_text() for text in axes.texts]
+    assert [mark.get_data() for mark in axes.lines if mark.get_marker() == "<"] == [([0], [2])]

@@ -224,7 +224,10 @@ def differences(
     intervals: Sequence[tuple[float, float]],
     parts: Mapping[str, Sequence[float]],
 ) -> None:
-    """Draw mean differences, first on top, coloured by the side of 0 of their intervals (NaN: unknown), and parts."""
+    """Draw mean differences, first on top, coloured by the side of 0 of their intervals (NaN: unknown), and parts.
+
+    For a mean over three times as far from 0 as any other, which would hide these, a triangle stands at the edge.
+    """
     looks = {1: (_color(0), "ahead"), -1: (_color(1), "behind"), 0: (_MUTED, "can't be told")}
     ends, values = np.array(intervals), np.array([*means.values()])
     kinds = (ends[:, 0] > 0) * 1 - (ends[:, 1] < 0)
@@ -238,6 +241,13 @@ def differences(
     for at, (label, own) in enumerate(parts.items()):
         axes.plot(own, range(len(means)), _MARKERS[at], color="0.35", ms=4.5, mfc="none", label=label)
     axes.axvline(0, color=_INK, linewidth=1)
+    near = np.abs(values) <= 3 * np.sort(np.abs(values))[-2:][0]
+    if not near.all():
+        shown = np.column_stack([ends, *parts.values(), 0 * values, values])[near]
+        axes.set_xlim(1.04 * np.nanmin(shown), 1.04 * np.nanmax(shown))
+        (row,) = np.flatnonzero(~near).tolist()
+        right, edge = int(values[row] > 0), axes.get_yaxis_transform()
+        axes.plot([right], [row], "<>"[right], color=looks[kinds[row]][0], ms=9, transform=edge, clip_on=False)
     axes.set_yticks(range(len(means)), [_cut(name, 28) for name in means])
     axes.set_ylim(len(means) - 0.4, -0.7)
     axes.grid()
