@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_867, "docstrings": 9_570, "files": 316, "names": 338},
-    "tests": {"code": 33_802},
+    "src": {"code": 38_870, "docstrings": 9_570, "files": 316, "names": 338},
+    "tests": {"code": 33_809},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
