@@ -252,6 +252,14 @@ def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) 
 
 
 @pytest.mark.faults
+def test_all_of_it_ends_where_it_is_killed(tmp_path: Path) -> None:
+    with deploy_local(tmp_path / "trial", rounds=50) as process:
+        until(lambda: any(tmp_path.glob("trial/server/runs/*/rounds.jsonl")), 600)
+        process.kill()
+        until(lambda: not running(tmp_path / "trial"), 60)
+
+
+@pytest.mark.faults
 def test_a_run_that_stands_still_ends_it_with_status_4(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, 6, "--set", "training.lr=1000.0") as process:

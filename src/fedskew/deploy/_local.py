@@ -4,6 +4,7 @@ The processes are started by the scripts that `fedskew deploy init` writes for r
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -37,6 +38,8 @@ STARTUP = 60.0
 GRACE = 15.0
 """Seconds that processes may take to end before they are killed."""
 
+PR_SET_PDEATHSIG = 1
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^\s*(?:INFO|WARNING|ERROR)\s*:\s*")
 _WARNING = re.compile(r"^\s*(?:WARNING|ERROR)\s*:")
@@ -56,11 +59,9 @@ IntArray = NDArray[np.int64]
 
 
 class LocalFederation:
-    """The processes of a federation folder, by name, all on this machine; a context manager.
-
-    On entry the SuperLink is started, and every site is registered and started. On exit, also after an error, all
-    processes are ended. Each process writes to `logs/NAME.log` in the folder.
-    """
+    """The processes of a federation folder, by name, all on this machine; a context manager. On entry the SuperLink is
+    started, and every site is registered and started. On exit, also after an error, all processes are ended; on Linux,
+    where this process is killed, too. Each process writes to `logs/NAME.log` in the folder."""
 
     def __init__(self, folder: Path, port: int, sites: tuple[str, ...]) -> None:
         self.folder = folder.resolve()
@@ -113,6 +114,7 @@ class LocalFederation:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PATH": path, **(environment or {})},
                 start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         return self.processes[name]
 
@@ -191,6 +193,11 @@ class LocalFederation:
 
 def _plain(line: str) -> str:
     return _LEVEL.sub("", _COLOUR.sub("", line)).strip()
+
+
+def _end_with_parent() -> None:
+    """Have Linux kill this process, whatever it executes, when its parent ends: a killed one leaves nobody to do so."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _signal(process: subprocess.Popen[bytes], by: signal.Signals) -> None:
