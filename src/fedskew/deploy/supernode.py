@@ -246,15 +246,15 @@ def is_agreed(content: bytes, data: Path) -> bool:
         if app_hash(files) == Terms.read(terms_path(data)).app:
             shutil.rmtree(site / OFFERED, ignore_errors=True)
             return True
-        said = "app: the server sent another app than this site agreed to; it is not run"
+        look = f"look at it, and agree: fedskew deploy site --check {data}"
+        said = f"app: the server sent another app than this site agreed to; it is not run; {look}"
     except FedskewError as error:
         said = str(error)
     try:
         offer_app(files, site)
     except OSError as error:
         LOG.error("%s: can't be written: %s", site / OFFERED, error.strerror)
-    look = "" if "site --check" in said else f"; look at it, and agree: fedskew deploy site --check {data}"
-    LOG.error("%s%s", said, look)
+    LOG.error("%s", said)
     return False
 
 
