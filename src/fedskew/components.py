@@ -192,7 +192,7 @@ def make_component(index: Mapping[str, type], table: Mapping[str, Any], where: s
         raise ConfigError(f"{where}.{key}: missing (known: {', '.join(sorted(index))})")
     kind = find(index, str(table["name"]), f"{where}.{key}")
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        advice = f"expected a frozen dataclass, not a {type(kind).__name__}"
+        advice = f"expected a frozen dataclass, not a value of type {type(kind).__name__}"
         if isinstance(kind, type):
             advice = f"write @dataclass(frozen=True) above class {kind.__name__}, with its parameters as fields"
         raise ConfigError(f"{where}.{key}: {table['name']} is no component; {advice}")

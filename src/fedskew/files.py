@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,6 +82,13 @@ def private_folder(path: Path) -> None:
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def check_writable(folder: Path) -> None:
+    """Raise RunError where no file can be written in a folder, or it can't be made; nothing is left there."""
+    with writing(folder):
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        tempfile.TemporaryFile(dir=there).close()
+
+
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file's content, 64 hex digits."""
     with path.open("rb") as file:
@@ -142,9 +150,8 @@ def read_notes(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def locked(folder: Path, patience: float = 0.0, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keep every other process from writing in a folder, which is made, and removed if nothing was written; a killed
-    process's lock ends with it. `waiting` is called once if there is one to wait for; RunError where it writes on after
-    `patience` seconds."""
+    """Keep other processes from writing in a folder, which is made, and removed if nothing was written; a killed one's
+    lock ends with it. `waiting` is called once if one has to be waited for; RunError after `patience` seconds."""
     from filelock import FileLock, Timeout
 
     with writing(folder):

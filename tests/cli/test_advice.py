@@ -157,3 +157,9 @@ def test_the_command_says_what_methods_cost(tmp_path, command):
     said = " ".join(command("advise", "counts.csv", "--participation", "0.2").stdout.split())
     assert "costs beyond FedAvg" in said
     assert "client keeps 1 model" in said  # SCAFFOLD's
+
+
+def test_the_table_of_fedskew_counts_no_1_epochs():
+    federations = " ".join(near["federation"] for near in advise(COUNTS, TARGET).neighbours)
+    assert ", epochs 1" in federations
+    assert "1 epochs" not in federations

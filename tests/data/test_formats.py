@@ -85,7 +85,7 @@ def test_a_part_of_a_data_set_does_not_pass_for_the_whole(name, tmp_path):
 DAMAGED = [
     ("svhn", "svhn/test_32x32.mat", b"MATLAB 5.0 MAT-file", "it can't be read as a MATLAB file"),
     ("cifar100", "cifar-100-python/train", b"\x80\x02}q", "no pickle of arrays and plain values"),
-    ("cifar100", "cifar-100-python/meta", b"\x80\x02J\x01\x00\x00\x00.", "holds a int, not a dict"),
+    ("cifar100", "cifar-100-python/meta", b"\x80\x02J\x01\x00\x00\x00.", "holds what is of type int, not a dict"),
     ("cifar10", "cifar-10-batches-py/test_batch", b"\x80\x02}.", "has no 'data'"),
     ("mnist", "MNIST/raw/train-images-idx3-ubyte.gz", b"\0\0\x0d\x03", "it is no IDX file of uint8"),
     ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte.gz", b"\0\0\x08\1\0\0\0\5\1\2", "2 values follow"),

@@ -144,6 +144,14 @@ def test_numbers_with_decimal_commas_and_in_another_encoding(tmp_path):
     assert load(path, test="t.csv", decimal=",").mean[1] == 1.234
 
 
+def test_labels_and_clients_that_look_like_numbers_show_no_decimal_sign(tmp_path):
+    path = table(tmp_path / "t.csv", "age;ward;grade\n" + "".join(f"{age},5;1.5;{age % 3}.0\n" for age in range(9, 50)))
+    with pytest.warns(DataWarning, match="are taken for whole numbers"):
+        proposal = Proposal.of_files([path], "grade", "ward")
+    assert "t.csv: its decimal sign is a comma" in "".join(proposal.unclear)
+    assert proposal.schema.columns["age"].range == (0.0, 90.0)
+
+
 def test_dates_are_days(tmp_path):
     columns = {"seen": {"kind": "date", "missing": True}, "label": {"kind": "label"}}
     path = table(tmp_path / "t.csv", "seen,label\n1970-01-02,a\n,a\n2026-11-26T12:00,b\n")

@@ -30,11 +30,11 @@ NAMED_AFTER_DATA = type(SECRET, (OSError,), {})
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (KeyError(SECRET), "failed: KeyError in its own log"),
-        (ValueError(f"/data/{SECRET}: 3.5"), "failed: ValueError in its own log"),
-        (NAMED_AFTER_DATA(SECRET), "failed: OSError in its own log"),
-        (MemoryError(SECRET), "failed: MemoryError in its own log"),
-        (SystemExit(SECRET), "failed: SystemExit in its own log"),
+        (KeyError(SECRET), "KeyError in its own log"),
+        (ValueError(f"/data/{SECRET}: 3.5"), "ValueError in its own log"),
+        (NAMED_AFTER_DATA(SECRET), "OSError in its own log"),
+        (MemoryError(SECRET), "MemoryError in its own log"),
+        (SystemExit(SECRET), "SystemExit in its own log"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )

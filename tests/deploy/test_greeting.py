@@ -98,6 +98,10 @@ def test_what_answers_but_is_not_the_server_is_refused(keys: Path, tmp_path: Pat
     with server(keys, None) as address, pytest.raises(RunError, match="tells no time"):
         ServerCheck.of_site(site(tmp_path, keys, address))
     data = site(tmp_path, keys, "127.0.0.1:1")
+    for damaged in ((keys / "ca.crt").read_bytes()[:100], b""):
+        (tmp_path / "ca.crt").write_bytes(damaged)
+        with pytest.raises(ConfigError, match=rf"^{tmp_path}/ca\.crt: no certificates .*; put back the one that came"):
+            ServerCheck.of_site(data)
     (tmp_path / "ca.crt").unlink()
     with pytest.raises(ConfigError, match=r"ca\.crt"):
         ServerCheck.of_site(data)
@@ -128,6 +132,10 @@ def test_a_site_without_its_key_is_one_line(keys: Path, tmp_path: Path, monkeypa
     data = site(tmp_path, keys, "127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"key: is missing; .*put it back, or make another"):
         run_supernode(data, [])
+    for damaged in ((keys / "server.key").read_bytes(), b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3", b""):
+        (tmp_path / "key").write_bytes(damaged)
+        with pytest.raises(ConfigError, match=rf"^{tmp_path}/key: no ECDSA key .* can be read from it; put it back"):
+            run_supernode(data, [])
     monkeypatch.setattr("fedskew.deploy.supernode.run_agreed_only", lambda _: 1 / 0)  # where Flower is about to start
     for elsewhere in (["--auth-supernode-private-key", "/srv/key"], ["--auth-supernode-private-key=/srv/key"]):
         with pytest.raises(ZeroDivisionError):

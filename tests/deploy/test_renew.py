@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedskew.cli import app
-from fedskew.deploy import expires_soon
-from fedskew.deploy.keys import write_certificates
+from fedskew.deploy import expires_soon, run_superlink
+from fedskew.deploy.keys import check_server_files, write_certificates
 from fedskew.errors import ConfigError
 
 HOSTS = ["fl.example.org", "127.0.0.1", "::1"]
@@ -75,6 +75,23 @@ def test_authority_and_certificate_end_together(tmp_path: Path) -> None:
         assert lasts == pytest.approx(3650, abs=0.1)
     with pytest.raises(ConfigError, match="expected a certificate"):
         expires_soon(tmp_path / "server.key")
+
+
+def test_a_damaged_file_of_the_server_is_named_before_it_starts(tmp_path: Path) -> None:
+    write_certificates(tmp_path, HOSTS)
+    write_certificates(tmp_path / "other", HOSTS)
+    options = {"--ssl-keyfile": "server.key", "--ssl-certfile": "server.crt", "--ssl-ca-certfile": "ca.crt"}
+    arguments = [word for option, name in options.items() for word in (option, str(tmp_path / name))]
+    for name in options.values():
+        whole = (tmp_path / name).read_bytes()
+        for damaged in (whole[:100], b"", (tmp_path / "other" / "server.key").read_bytes()):
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(
+                ConfigError, match=rf"^{tmp_path}/{name}: expected (a certificate|the private key) .*put"
+            ):
+                run_superlink(arguments, 1000)
+        (tmp_path / name).write_bytes(whole)
+    assert check_server_files(*(tmp_path / name for name in ("ca.crt", "server.crt", "server.key"))) is None
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_sum_that_one_app_masked_is_opened_through_no_other_and_costs_what_it_
 def test_an_update_that_was_kept_for_one_app_is_masked_for_no_other(two: tuple[Federated, Federated, Message]) -> None:
     _, other, question = two
     later = {**NEXT, "fedskew-session": "next.2"}
-    assert other.refusal(question, "query.again", **later) == "failed: RunError in its own log"
+    assert other.refusal(question, "query.again", **later) == "RunError in its own log"
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_to_agree_anew_deletes_what_was_kept(tmp_path: Path) -> None:
     assert not list(kept.glob("*.safetensors"))
     assert masked_in(federation) == 0
     later = {**NEXT, "fedskew-session": "next.2"}
-    assert federation.refusal(question, "query.again", **later) == "failed: RunError in its own log"
+    assert federation.refusal(question, "query.again", **later) == "RunError in its own log"
 
 
 @pytest.mark.parametrize("kind", ["query.again", "query.unmask"])

@@ -10,10 +10,13 @@ from federated import federate, training, tree
 from flwr.app import Message
 
 from common import largest_file, save_image
-from fedskew.deploy import Agreement, Disclosure, SiteData
+from fedskew.deploy import Agreement, Disclosure, SiteData, Terms
+from fedskew.deploy._site import agreed_site
+from fedskew.deploy._wire import TrainInstruction
 from fedskew.deploy.site_data import SiteStates
-from fedskew.errors import ConfigError, DataError, RunError
+from fedskew.errors import ComponentError, ConfigError, DataError, RunError
 from fedskew.experiment import make_network
+from fedskew.local_steps import Scaffold
 from fedskew.methods import build
 from fedskew.models import FlatModel
 
@@ -86,6 +89,24 @@ def test_a_site_that_lost_what_it_kept_begins_anew_and_says_so(
     assert "begins without a state" in caplog.text
     with largest_file(1000), pytest.raises(RunError, match=r"/0a/4\.safetensors: can't be written: "):
         states.keep(4, {"kept": torch.ones(1000)})
+
+
+@pytest.mark.parametrize("hook", ["init_server", "broadcast", "init_client"])
+def test_what_hooks_return_is_checked_as_in_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    federation = federate(tmp_path, tree("scaffold"))
+    path, agreement = federation.data_of("ash"), federation.agreement
+    data, terms = SiteData.load(path, agreement), Terms.read(path.with_name("agreed.toml"))
+    worker = agreed_site(federation.config, agreement, data, terms, path).worker
+    content = training(worker.model, {"scaffold.server": torch.zeros(len(worker.model.vector))})
+    monkeypatch.setattr(Scaffold, hook, lambda *_: None)
+    said = rf"local_step scaffold: {hook}\(\) must return tensors by name, not None"
+    with pytest.raises(ComponentError, match=said):
+        federation.run(federation.grid())
+    if hook == "init_client":
+        with pytest.raises(ComponentError, match=f"round 1: {said}"):
+            worker.train(content, TrainInstruction("0a", 1, 0, 1, 0), None)
 
 
 def test_a_sites_data_gets_the_federations_class_ids_and_normalisation(tmp_path: Path) -> None:

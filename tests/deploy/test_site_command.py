@@ -17,7 +17,7 @@ from fedskew.cli import app
 from fedskew.deploy import Address, Agreement, Book, Terms, write_federation
 from fedskew.deploy.app_files import app_hash, read_app
 from fedskew.deploy.terms import CountsRequest
-from fedskew.errors import FedskewError
+from fedskew.errors import FedskewError, RunError
 from fedskew.experiment import resolve
 
 HELD = {"shoe": 6, "hat": 2, "glove": 0}
@@ -80,6 +80,15 @@ def test_looking_changes_nothing(tmp_path, capsys):
     before = set(folder.rglob("*"))
     check(folder, capsys)
     assert set(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("state", ["data.toml", "data.toml/below/state", "/proc/state"])
+def test_a_state_folder_that_cannot_be_written_is_said_before_a_site_joins(tmp_path, capsys, state):
+    folder = site(tmp_path)
+    data = folder / "data.toml"
+    data.write_text(data.read_text().replace('"state"', f'"{state}"'))
+    with pytest.raises(RunError, match=rf"{folder / state}: can't be written: \w+"):
+        check(folder, capsys)
 
 
 def test_the_agreement_may_be_elsewhere(tmp_path, capsys):

@@ -242,7 +242,7 @@ def test_a_damaged_agreed_toml_is_one_line(tmp_path: Path, edit: Callable[[str],
     path.write_text(edit(path.read_text()))
     with pytest.raises(ConfigError, match=message):
         Terms.read(path)
-    assert query(federation).error.reason == "failed: ConfigError in its own log"
+    assert query(federation).error.reason == "ConfigError in its own log"
 
 
 def test_a_damaged_count_of_rounds_refuses(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_damaged_count_of_rounds_refuses(tmp_path: Path) -> None:
     assert train(federation).has_content()
     book = Book(tmp_path / "ash" / "state").path
     book.write_text("{}")
-    assert train(federation).error.reason == "failed: RunError in its own log"
+    assert train(federation).error.reason == "RunError in its own log"
     book.unlink()
     agree(federation.data_of("ash"), federation.app)
     assert train(federation).has_content()
@@ -310,6 +310,11 @@ def test_an_app_that_was_not_agreed_on_is_kept_to_be_looked_at_and_not_run(app: 
     assert "has agreed to nothing yet" in caplog.text
     assert caplog.text.count("fedskew deploy site --check") == 1
     assert app_hash(read_app(data.parent / "offered")) == app_hash(read_app(app))
+    for damaged in (b"agreed = ", b"\xff", b"schema = 2\n"):
+        caplog.clear()
+        (data.parent / "agreed.toml").write_bytes(damaged)
+        assert not is_agreed(ours, data)
+        assert caplog.messages[0].endswith(f"move it away, and agree anew: fedskew deploy site --check {data}")
     terms = Terms(schema=1, agreed="now", app=app_hash(read_app(app)), fedskew=__version__, rounds=1, data="now")
     terms.write(data.parent / "agreed.toml")  # as `agree` does, without data
     assert is_agreed(ours, data)

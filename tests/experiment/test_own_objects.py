@@ -109,11 +109,11 @@ def test_tables_of_hugging_face_are_read_with_or_without_a_test_part():
     [
         (Pictures("random"), "its transform draws at random; leave that out, and set training.augmentation"),
         (Pictures("shape"), "data: item 7 is (1, 4, 8), item 0 is (1, 8, 8)"),
-        (Pictures("dict"), "item 0 is a dict; expected (input, label)"),
+        (Pictures("dict"), "item 0 is of type dict; expected (input, label)"),
         (Pictures("fails"), "item 0 can't be read: KeyError: 'gone' (test_own_objects.py, line "),
         (Pictures("label"), "the label of item 0 is 11, and there are classes 0 to 9"),
         (DataLoader(Pictures()), "a DataLoader; give its .dataset"),
-        (Stream(), "a Stream has no items by number"),
+        (Stream(), "Stream has no items by number"),
         (5, "data.name: "),
         ({"name": [(torch.zeros(3), 1)], "testshare": 0.1}, "no such option (did you mean 'test_share'?)"),
         ({"name": DIGITS, "test": DIGITS}, "data.test: a fedskew.data.Dataset has a test part"),

@@ -128,7 +128,7 @@ def test_each_sites_rounds_are_counted_by_what_came_of_them(run: SeedRun) -> Non
     assert SiteActivity.undone_rounds(run)[0].startswith(
         "Round 4, 2026-11-22T10:04:00+00:00, was undone: the model's loss is 9."
     )
-    run.rounds[5].deployment = {"failed": {"south": "failed: KeyError in its own log"}}
+    run.rounds[5].deployment = {"failed": {"south": "KeyError in its own log"}}
     assert SiteActivity.of(run)[2].trouble == "round 5: failed: KeyError in its own log"
 
 

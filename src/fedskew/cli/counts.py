@@ -91,8 +91,9 @@ def read_source(
     totals: options.TotalsAre,
     data_root: Path | None,
     target: Path | None = None,
+    held: bool = False,
 ) -> Source:
-    """Return the label counts that a file or folder holds, whatever it is, and the target mix of a file, or its own."""
+    """Return the label counts in a file or folder, of samples that must be there if `held`, and the target's mix."""
     is_config, is_run = path.suffix.lower() == ".toml" or str(path).startswith("@"), (path / "config.toml").exists()
     for option, value in (("label", label), ("client", client), ("separator", separator)):
         if value is not None and (is_config or is_run):
@@ -111,6 +112,8 @@ def read_source(
         from fedskew.data import holdings
 
         source = Source(LabelCounts(*holdings(path, label, client, separator)))
+    if held and not source.counts.sizes.any():
+        raise ArgumentError(f"{path}: no client holds a sample")
     if target is None:
         return source
     return source._replace(target=_read_mix(target, source.counts.classes, decimal), said=None)
@@ -178,7 +181,7 @@ def advise(
         fedskew advise counts.csv --target target.csv --participation 0.2 --epochs 5
         fedskew advise counts.csv --without fedentopt,ccvr
     """
-    source = read_source(path, client, label, separator, decimal, totals, data_root, target)
+    source = read_source(path, client, label, separator, decimal, totals, data_root, target, held=True)
     left_out = options.several("--without", without, options.named, "names") if without else []
     found = advice_for(source, participation, epochs, left_out, table)
     if as_json:

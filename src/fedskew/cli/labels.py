@@ -57,7 +57,7 @@ def describe(
         fedskew describe my.toml
     """
     drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
-    source = read_source(path, client, label, separator, decimal, totals, data_root, target)
+    source = read_source(path, client, label, separator, decimal, totals, data_root, target, held=True)
     report = describe_labels(source.counts, source.target)
     if drawn is not None:
         _draw(source, drawn)
@@ -105,7 +105,7 @@ def weights(
 
     Example: fedskew weights counts.csv --method fedpals --target target.csv --ess 0.5 --csv weights.csv
     """
-    source = read_source(path, client, label, separator, decimal, totals, data_root, target)
+    source = read_source(path, client, label, separator, decimal, totals, data_root, target, held=True)
     counts = source.counts
     given = {name: value for name, value in (("strength", strength), ("ess", ess)) if value is not None}
     found = _weigh(counts, method, source.target, given, parameters)

@@ -236,7 +236,7 @@ def _entries(source: Source, name: str, *entries: str) -> list[Any]:
     except Exception as error:  # a damaged pickle can raise almost anything
         raise source.damaged(name, f"no pickle of arrays and plain values ({error})") from None
     if not isinstance(found, dict):
-        raise source.damaged(name, f"holds a {type(found).__name__}, not a dict")
+        raise source.damaged(name, f"holds what is of type {type(found).__name__}, not a dict")
     for entry in entries:
         if entry not in found:
             raise source.damaged(name, f"has no {entry!r} (found: {', '.join(map(str, found))})")

@@ -78,7 +78,7 @@ def from_huggingface(
         raise DataError(f"table: has no part 'train' (found: {', '.join(parts)})")
     for name, part in parts.items():
         if not isinstance(part, package.Dataset):
-            raise DataError(f"table: {name} is a {type(part).__name__}; expected a datasets.Dataset, not streamed")
+            raise DataError(f"table: {name} is of type {type(part).__name__}; expected datasets.Dataset, not streamed")
     train = parts["train"].with_format(None)
     named = columns_in(label, train.column_names) if isinstance(label, str) else tuple(label)
     columns = _columns(train, named, client, inputs)

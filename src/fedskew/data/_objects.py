@@ -80,7 +80,7 @@ def _read(items: Items, where: str) -> tuple[RawSamples, tuple[str, ...]]:
         raise DataError(f"{where}: a DataLoader; give its .dataset, batches are made by training.batch_size")
     if isinstance(items, IterableDataset) or not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
         raise DataError(
-            f"{where}: a {kind} has no items by number; give a map-style data set of PyTorch, a table of datasets, a "
+            f"{where}: {kind} has no items by number; give a map-style data set of PyTorch, a table of datasets, a "
             "fedskew.data.Dataset, a function that returns one, or a name"
         )
     if not len(items):
@@ -117,14 +117,14 @@ def _item(items: Items, at: int, where: str) -> tuple[Any, Any]:
     except Exception as error:
         raise DataError(f"{where}: item {at} can't be read: {in_one_line(error)}") from error
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise DataError(f"{where}: item {at} is a {type(item).__name__}; expected (input, label)")
+        raise DataError(f"{where}: item {at} is of type {type(item).__name__}; expected (input, label)")
     value, label = item
     if isinstance(value, Image.Image):
         return value, label
     try:
         return torch.as_tensor(value).numpy(force=True), label
     except (TypeError, ValueError, RuntimeError):
-        raise DataError(f"{where}: the input of item {at} is a {type(value).__name__}, not numbers") from None
+        raise DataError(f"{where}: the input of item {at} is of type {type(value).__name__}, not numbers") from None
 
 
 def _class_names(items: Items) -> tuple[str, ...]:

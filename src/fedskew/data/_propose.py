@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class Proposal:
             unclear.append(
                 'no column is called label, class or the like; give one of them kind = "label" (or --label NAME)'
             )
-        signs = {table.where: _sign(table) for table in tables}
+        signs = {table.where: _sign(table, {*labels, client}) for table in tables}
         unclear += [f"{where}: its decimal sign is a comma" for where, sign in signs.items() if sign == ","]
         columns = {}
         for name in names:
@@ -138,13 +138,10 @@ def _named(names: Sequence[str], what: str, words: frozenset[str]) -> str | None
     return found[0] if len(found) == 1 else None
 
 
-def _sign(table: Table) -> Decimal:
-    numeric = [
-        name
-        for name, cells in table.columns.items()
-        if _kind([cell for cell in cells if cell.casefold() not in MISSING]) == "number"
-    ]
-    return table.sign(numeric)
+def _sign(table: Table, names: Collection[str | None]) -> Decimal:
+    there = {name: [cell for cell in cells if cell.casefold() not in MISSING] for name, cells in table.columns.items()}
+    # The labels 1.0 and 2.0 are names, whatever the sign of numbers is.
+    return table.sign([name for name, cells in there.items() if name not in names and _kind(cells) == "number"])
 
 
 def _labels(seen: _Seen, unclear: list[str]) -> Column:

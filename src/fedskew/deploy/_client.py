@@ -248,4 +248,4 @@ def _reason(error: BaseException) -> str:
         return f"another version: it runs fedskew {__version__}"
     # A type that is neither Python's nor fedskew's may be named after data.
     known = (kind for kind in type(error).__mro__ if kind.__module__.partition(".")[0] in ("builtins", "fedskew"))
-    return f"failed: {next(known).__name__} in its own log"
+    return f"{next(known).__name__} in its own log"

@@ -19,6 +19,7 @@ from fedskew.deploy._agreement import Agreement, method_of
 from fedskew.deploy._arrays import HEADER, ArraySpec, FloatArray, ModelLayout, Specs, bytes_of, specs_of
 from fedskew.deploy.site_data import SiteData
 from fedskew.engine import Assignment, Backend, ClientStates, Federation, LocalWork, Sent, SequentialBackend, Update
+from fedskew.engine.contracts import tensors_of
 from fedskew.engine.finish import check_finish
 from fedskew.engine.sums import FixedPoint, Floats, encode_update
 from fedskew.engine.target import Estimation
@@ -297,11 +298,11 @@ def returned_by(model: FlatModel, work: LocalWork, clients: int) -> dict[str, Ar
     if not work.hooks:
         return {}
     start = model.read_state()
-    sent: dict[str, Tensor] = {}
-    kept: dict[str, Tensor] = {}
-    for hooks in work.hooks.values():
-        sent |= hooks.broadcast(hooks.init_server(start.parameters, clients))
-        kept |= hooks.init_client(start.parameters)
+    sent, kept = dict[str, Tensor](), dict[str, Tensor]()
+    for name, hooks in work.hooks.items():
+        first = tensors_of(name, hooks, "init_server", start.parameters, clients)
+        sent |= tensors_of(name, hooks, "broadcast", first)
+        kept |= tensors_of(name, hooks, "init_client", start.parameters)
     (update,) = SequentialBackend(model, work).train(1, [Assignment(0, 1, kept)], Sent(start, sent))
     return specs_of(update.reply)
 

@@ -19,7 +19,7 @@ from fedskew.deploy.site_data import SiteData
 from fedskew.deploy.terms import CountsRequest, Terms, converted, terms_path
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import Config, read
-from fedskew.files import writing
+from fedskew.files import check_writable, writing
 from fedskew.metrics import Tally
 from fedskew.own_code import refused
 from fedskew.privacy import COVERED, most_rounds
@@ -133,15 +133,11 @@ def _unknown(agreement: Agreement) -> Disclosure:
 
 def _trained(plan: Plan) -> list[Disclosure]:
     arrays, epochs = plan.layout.specs, plan.config.training.most_epochs
+    model = f"the model after local training (epochs: {epochs:g} at most), {len(arrays)} arrays"
+    beside = "its mean training loss, and its number of local steps (which reveals its number of batches)"
     return [
-        Disclosure(
-            f"the model after local training (epochs: {epochs:g} at most), {len(arrays)} arrays",
-            EACH,
-            sum(spec.bytes for spec in arrays.values()),
-        ),
-        Disclosure(
-            "its mean training loss, and its number of local steps (which reveals its number of batches)", EACH, 16
-        ),
+        Disclosure(model, EACH, sum(spec.bytes for spec in arrays.values())),
+        Disclosure(beside, EACH, 16),
         *(
             Disclosure(f"{name}, {spec}, which the method needs", EACH, spec.bytes)
             for name, spec in plan.returned.items()
@@ -254,6 +250,8 @@ class Look:
         data, path = SiteData.load(place, agreement), terms_path(place)
         if agreement.updates == "masked":
             read_mask_key(place, agreement.keys)
+        assert data.state is not None, "data.toml always has one"
+        check_writable(data.state)
         before = Terms.read(path) if path.exists() else None
         may_build = not asked_of_site(config.model_dump())
         with refused(NOT_YET):

@@ -26,6 +26,7 @@ from fedskew.deploy.book import EVALUATED_AGAIN, FINISHED_MODELS, Book, Kind
 from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.deploy.terms import ROUNDING, CountsRequest, NotAgreedError, Release, Terms, is_too_noisy, refuse_unless
 from fedskew.engine import ClientSamples, LocalWork, Sent, SequentialBackend, Update, predict, stilled
+from fedskew.engine.contracts import tensors_of
 from fedskew.engine.finish import answer
 from fedskew.engine.sums import encode_answer, stand_ins, summable
 from fedskew.engine.target import logits_of
@@ -68,14 +69,12 @@ class Worker:
 
     def train(self, content: RecordDict, task: wire.TrainInstruction, states: SiteStates | None) -> Trained:
         """Train the model that a message contains, from the state after the last round that counted."""
-        received, _ = received_with(content)
-        sent = Sent(model_of(content, self.layout), received)
+        sent = Sent(model_of(content, self.layout), received_with(content)[0])
         before = {} if states is None else states.load(task.counted)
-        for hooks in self.work.hooks.values():
-            before = dict(hooks.init_client(sent.model.parameters)) | before
+        for name, one in self.work.hooks.items():
+            before = tensors_of(name, one, "init_client", sent.model.parameters, where=f"round {task.round}: ") | before
         own = {} if self.home is None else self.home.beside(task, len(self.data.targets), sent.model, before)
-        backend = SequentialBackend(self.model, self.work)
-        update, model = backend.train_client(task.round, task.assignment(before), sent)
+        update, model = SequentialBackend(self.model, self.work).train_client(task.round, task.assignment(before), sent)
         return Trained(update._replace(state={**update.state, **own}), model, before)
 
     def read(self, content: RecordDict) -> None:

@@ -18,6 +18,7 @@ import json
 import os
 import shlex
 import shutil
+import ssl
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,10 +73,7 @@ def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 def renew(folder: Path) -> float:
     """Make a new authority, and the server a new key and certificate for the same names; every site needs the `ca.crt`.
-
-    Returns the days for which they are valid. The old files in the server's folder are kept in `replaced`. Raises
-    ConfigError where there is no certificate of before.
-    """
+    Return the days for which they are valid. The old files are kept in `replaced`; ConfigError where there are none."""
     extensions = _read_certificate(folder / "server.crt").extensions
     names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     before = folder / "replaced" / _now().strftime("%Y%m%dT%H%M%S.%f")
@@ -96,6 +94,29 @@ def expires_soon(certificate: Path) -> str | None:
         return None
     when = f"expires in {duration(86400 * days)}" if days > 0 else "has expired, and sites can't connect"
     return f"{certificate} {when}; renew it: fedskew deploy renew FOLDER"
+
+
+def check_server_files(authority: Path, certificate: Path, key: Path) -> str | None:
+    """Say if a server's certificate expires soon; ConfigError where one of its files is damaged, or another's."""
+    _read_certificate(authority)
+    said = expires_soon(certificate)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
+    except OSError:
+        cure = "put it back, or make all anew: fedskew deploy renew FOLDER"
+        raise ConfigError(f"{key}: expected the private key of {certificate.name}; {cure}") from None
+    return said
+
+
+def check_node_key(path: Path) -> None:
+    """Raise ConfigError where a site's key is missing, or none that Flower takes."""
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm, AssertionError):
+        why = "no ECDSA key without a passphrase can be read from it" if path.exists() else "is missing"
+        how = "(ssh-keygen -t ecdsa -b 384 -N '' -f key), of which the server's operator registers key.pub"
+        raise ConfigError(f"{path}: {why}; put it back, or make another {how}") from None
 
 
 def write_node_key(path: Path) -> None:
@@ -150,9 +171,8 @@ def key_fingerprint(keys: Mapping[str, str]) -> str:
 
 def key_line(public: bytes) -> str:
     """Return a public key as in `deploy.toml`: the middle line of OpenSSL's PEM."""
-    content = X25519PublicKey.from_public_bytes(public).public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    content = X25519PublicKey.from_public_bytes(public).public_bytes(*form)
     return base64.b64encode(content).decode("ascii")
 
 
@@ -313,7 +333,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: expected a certificate ({type(error).__name__})") from None
+        raise ConfigError(f"{path}: expected a certificate ({type(error).__name__}); put back a copy of it") from None
 
 
 def _days_left(path: Path) -> float:

@@ -15,6 +15,7 @@ import ipaddress
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
 from fedskew.deploy._log import LOG
-from fedskew.deploy.keys import expires_soon
+from fedskew.deploy.keys import check_server_files
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -35,6 +36,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 SITES_API = "/v1/fleet/"
 PULL = f"{SITES_API}pull-messages"
 PUSHES = (f"{SITES_API}push-messages", f"{SITES_API}push-object")
+SSL_FILES = ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile")
 SMALL = 2**16
 """Bytes that anybody's request may have; those of a SuperNode that pushes nothing have a few hundred."""
 
@@ -148,6 +150,9 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
     """Run `flower-superlink` with these options until it ends, so that only this machine can give it commands."""
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    files = [Path(value).absolute() for name, value in sorted(pairwise(arguments)) if name in SSL_FILES]
+    if len(files) == len(SSL_FILES) and (warning := check_server_files(*files)):
+        LOG.warning("%s", warning)
     serve = uvicorn.run
 
     def serve_filtered(app: Application, **settings: Any) -> None:
@@ -162,8 +167,4 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
         pragmas = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", LONGEST_WAIT))  # type: ignore[attr-defined]
         setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)  # noqa: B010, it exports none
     sys.argv = ["flower-superlink", *arguments]
-    if "--ssl-certfile" in arguments[:-1] and (
-        warning := expires_soon(Path(arguments[arguments.index("--ssl-certfile") + 1]))
-    ):
-        LOG.warning("%s", warning)
     flower_superlink()

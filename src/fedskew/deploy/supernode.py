@@ -35,7 +35,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedskew.deploy._log import LOG
 from fedskew.deploy.app_files import OFFERED, AppFiles, app_hash, offer_app, unzip_app
-from fedskew.deploy.keys import SOON
+from fedskew.deploy.keys import SOON, check_node_key
 from fedskew.deploy.terms import Terms, terms_path
 from fedskew.errors import ConfigError, FedskewError, RunError
 from fedskew.tables import duration
@@ -132,7 +132,8 @@ def _check_server(address: str, authority: Path) -> ServerCheck:
     try:
         context = ssl.create_default_context(cafile=authority)
     except OSError as error:
-        raise ConfigError(f"{authority}: no certificates can be read from it ({type(error).__name__})") from None
+        why = f"no certificates can be read from it ({type(error).__name__})"
+        raise ConfigError(f"{authority}: {why}; put back the one that came with the site's folder") from None
     began = time.time()
     try:
         with (
@@ -197,9 +198,8 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
     authority, ending = folder / "ca.crt", Lock()
     for note in ServerCheck.of_site(data):
         LOG.warning("%s", note)
-    if not (folder / "key").exists() and not any(one.startswith("--auth-supernode-private-key") for one in arguments):
-        how = "(ssh-keygen -t ecdsa -b 384 -N '' -f key), of which the server's operator registers key.pub"
-        raise ConfigError(f"{folder / 'key'}: is missing; put it back, or make another {how}")
+    if not any(one.startswith("--auth-supernode-private-key") for one in arguments):
+        check_node_key(folder / "key")
 
     def refused(why: str) -> None:
         ending.acquire()  # for good: one thread says it
@@ -246,15 +246,15 @@ def is_agreed(content: bytes, data: Path) -> bool:
         if app_hash(files) == Terms.read(terms_path(data)).app:
             shutil.rmtree(site / OFFERED, ignore_errors=True)
             return True
-        said = "app: the server sent another app than this site agreed to; it is not run"
+        look = f"look at it, and agree: fedskew deploy site --check {data}"
+        said = f"app: the server sent another app than this site agreed to; it is not run; {look}"
     except FedskewError as error:
         said = str(error)
     try:
         offer_app(files, site)
     except OSError as error:
         LOG.error("%s: can't be written: %s", site / OFFERED, error.strerror)
-    look = "" if "site --check" in said else f"; look at it, and agree: fedskew deploy site --check {data}"
-    LOG.error("%s%s", said, look)
+    LOG.error("%s", said)
     return False
 
 

@@ -307,14 +307,14 @@ class Terms(BaseModel):
         if not path.exists():
             look = f"look, and agree: fedskew deploy site --check {path.with_name('data.toml')}"
             raise NotAgreedError("nothing", f"this site has agreed to nothing yet, as there is no {path}; {look}")
-        tree, _, _ = read_tree(path, "agreed terms", None, False)
+        again = f"move it away, and agree anew: fedskew deploy site --check {path.with_name('data.toml')}"
         try:
-            return Terms.model_validate(tree)
+            return Terms.model_validate(read_tree(path, "agreed terms", None, False)[0])
+        except ConfigError as error:
+            raise ConfigError(f"{error}; if that can't be mended, {again}") from None
         except pydantic.ValidationError as error:
-            raise ConfigError(
-                f"{path}: {first_mistake(error, fields=Terms)}; if an earlier fedskew wrote it, move it away, and "
-                f"agree anew: fedskew deploy site --check {path.with_name('data.toml')}"
-            ) from None
+            wrong = first_mistake(error, fields=Terms)
+            raise ConfigError(f"{path}: {wrong}; if an earlier fedskew wrote it, {again}") from None
 
 
 def terms_path(data: Path) -> Path:

@@ -90,7 +90,7 @@ def _value(part: Tensor, like: Any) -> Any:
 
 def _unfit(of: str, value: Any) -> ComponentError:
     return ComponentError(
-        f"{of} in the run's state is a {type(value).__name__} that can't be saved; what a component keeps between "
+        f"{of} in the run's state is of type {type(value).__name__} and can't be saved; what a component keeps between "
         "rounds is a frozen dataclass of tensors, arrays and plain values, or None"
     )
 

@@ -89,7 +89,8 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
     if given._version:
         raise ArgumentError("it writes to its samples: leave inplace=True out of its first layer, or copy them first")
     if not isinstance(logits, Tensor) or logits.shape[:-1] != inputs.shape[:1]:
-        got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        kind = type(logits).__name__
+        got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a value of type {kind}"
         raise ArgumentError(
             f"it must return logits, a tensor (batch, classes), and nothing else; for {len(inputs)} samples it returns "
             f"{got}"

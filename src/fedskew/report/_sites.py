@@ -148,8 +148,7 @@ def _troubles(notes: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for kind, words in _TROUBLES.items():
         found = notes.get(kind, ())
         for name in found:
-            said = words.format(found[name] if isinstance(found, dict) else "")
-            yield name, said.replace("failed: failed: ", "failed: ")  # a site's own word begins so, too
+            yield name, words.format(found[name] if isinstance(found, dict) else "")
     for name in notes.get("undone", {}).get("left_out", ()):
         yield name, f"left out, as the round was undone: {notes['undone']['reason']}"
 
