@@ -115,8 +115,11 @@ def check_node_key(path: Path) -> None:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm, AssertionError):
-        why = "no ECDSA key without a passphrase can be read from it" if path.exists() else "is missing"
+    except PermissionError:
+        raise ConfigError(f"{path}: the user who starts the site may not read it; give it to this user") from None
+    except (OSError, ValueError, TypeError, NotImplementedError, UnsupportedAlgorithm, AssertionError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = "is missing" if missing else "no ECDSA key without a passphrase can be read from it"
         how = "(ssh-keygen -t ecdsa -b 384 -N '' -f key), of which the server's operator registers key.pub"
         raise ConfigError(f"{path}: {why}; put it back, or make another {how}") from None
 
