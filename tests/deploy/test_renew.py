@@ -81,10 +81,12 @@ def test_a_damaged_file_of_the_server_is_named_before_it_starts(tmp_path: Path) 
     write_certificates(tmp_path, HOSTS)
     write_certificates(tmp_path / "other", HOSTS)
     options = {"--ssl-keyfile": "server.key", "--ssl-certfile": "server.crt", "--ssl-ca-certfile": "ca.crt"}
-    arguments = [word for option, name in options.items() for word in (option, str(tmp_path / name))]
+    apart = [word for option, name in options.items() for word in (option, str(tmp_path / name))]
+    joined = ["--ssl-keyfile", "none", *(f"{option}={tmp_path / name}" for option, name in options.items())]
     for name in options.values():
         whole = (tmp_path / name).read_bytes()
-        for damaged in (whole[:100], b"", (tmp_path / "other" / "server.key").read_bytes()):
+        other = (tmp_path / "other" / "server.key").read_bytes()
+        for damaged, arguments in ((whole[:100], apart), (b"", joined), (other, apart)):
             (tmp_path / name).write_bytes(damaged)
             with pytest.raises(
                 ConfigError, match=rf"^{tmp_path}/{name}: expected (a certificate|the private key) .*put"
