@@ -8,8 +8,8 @@ RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, ev
 `arena-heads`, `arena-words`, `arena-networks`, `arena-cifar10` and `arena-cifar100`.
 Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
 tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
-The two tables at the top of `docs/compare.md` are made anew (`compared_methods.py`). Run it again, in the repository's
-folder, whenever there are more runs.
+The two tables of `docs/compare.md` and their picture are made anew (`compared_methods.py`). Run it again, in the
+repository's folder, whenever there are more runs.
 """
 
 from __future__ import annotations

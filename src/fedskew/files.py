@@ -85,7 +85,7 @@ def private_folder(path: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Raise RunError where no file can be written in a folder, or it can't be made; nothing is left there."""
     with writing(folder):
-        there = next(place for place in (folder, *folder.parents) if place.exists())
+        there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))  # a link to nothing, too
         tempfile.TemporaryFile(dir=there).close()
 
 

@@ -1,5 +1,6 @@
 """What a site says of its server's clock and certificate, against a real TLS server whose clock is off."""
 
+import base64
 import datetime
 import ssl
 import threading
@@ -8,13 +9,14 @@ from contextlib import contextmanager
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from flwr.common.config import parse_config_args
 
 from fedskew.cli import app
 from fedskew.deploy import LocalFederation, ServerCheck, run_supernode
-from fedskew.deploy.keys import write_certificates
+from fedskew.deploy.keys import check_node_key, write_certificates, write_node_key
 from fedskew.deploy.supernode import node_config
 from fedskew.errors import ConfigError, RunError
 
@@ -100,7 +102,7 @@ def test_what_answers_but_is_not_the_server_is_refused(keys: Path, tmp_path: Pat
     data = site(tmp_path, keys, "127.0.0.1:1")
     for damaged in ((keys / "ca.crt").read_bytes()[:100], b""):
         (tmp_path / "ca.crt").write_bytes(damaged)
-        with pytest.raises(ConfigError, match=rf"^{tmp_path}/ca\.crt: no certificates .*; put back the one that came"):
+        with pytest.raises(ConfigError, match=rf"^{tmp_path}/ca\.crt: no certificates .*; put back .* sent last$"):
             ServerCheck.of_site(data)
     (tmp_path / "ca.crt").unlink()
     with pytest.raises(ConfigError, match=r"ca\.crt"):
@@ -140,6 +142,19 @@ def test_a_site_without_its_key_is_one_line(keys: Path, tmp_path: Path, monkeypa
     for elsewhere in (["--auth-supernode-private-key", "/srv/key"], ["--auth-supernode-private-key=/srv/key"]):
         with pytest.raises(ZeroDivisionError):
             run_supernode(data, elsewhere)
+
+
+def test_a_key_that_cannot_be_used_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = tmp_path / "key"
+    write_node_key(key)
+    first, *body, last = key.read_bytes().splitlines(keepends=True)
+    damaged = base64.b64decode(b"".join(body)).replace(b"\0\0\0\x61\x04", b"\0\0\0\x61\x02")  # the form of its points
+    key.write_bytes(first + base64.encodebytes(damaged) + last)
+    with pytest.raises(ConfigError, match="no ECDSA key without a passphrase can be read from it"):
+        check_node_key(key)
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError))
+    with pytest.raises(ConfigError, match="key: the user who starts the site may not read it"):
+        check_node_key(key)
 
 
 @pytest.mark.parametrize("folder", ["plain", "a b=c", "Föd 😀", "it's", 'say "hi"', "back\\slash", "\x7f"])

@@ -81,17 +81,33 @@ def test_a_damaged_file_of_the_server_is_named_before_it_starts(tmp_path: Path) 
     write_certificates(tmp_path, HOSTS)
     write_certificates(tmp_path / "other", HOSTS)
     options = {"--ssl-keyfile": "server.key", "--ssl-certfile": "server.crt", "--ssl-ca-certfile": "ca.crt"}
-    arguments = [word for option, name in options.items() for word in (option, str(tmp_path / name))]
+    apart = [word for option, name in options.items() for word in (option, str(tmp_path / name))]
+    joined = ["--ssl-keyfile", "none", *(f"{option}={tmp_path / name}" for option, name in options.items())]
     for name in options.values():
         whole = (tmp_path / name).read_bytes()
-        for damaged in (whole[:100], b"", (tmp_path / "other" / "server.key").read_bytes()):
+        other = (tmp_path / "other" / "server.key").read_bytes()
+        for damaged, arguments in ((whole[:100], apart), (b"", joined), (other, apart)):
             (tmp_path / name).write_bytes(damaged)
             with pytest.raises(
                 ConfigError, match=rf"^{tmp_path}/{name}: expected (a certificate|the private key) .*put"
             ):
                 run_superlink(arguments, 1000)
         (tmp_path / name).write_bytes(whole)
-    assert check_server_files(*(tmp_path / name for name in ("ca.crt", "server.crt", "server.key"))) is None
+    files = [tmp_path / name for name in ("ca.crt", "server.crt", "server.key")]
+    assert check_server_files(*files) is None
+    files[1].write_bytes(files[1].read_bytes() + files[0].read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"the private key of server\.crt, both whole \(\w+\); put them back"):
+        check_server_files(*files)
+
+
+@pytest.mark.parametrize("form", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL])
+def test_a_servers_key_may_have_a_passphrase(tmp_path: Path, form: serialization.PrivateFormat) -> None:
+    write_certificates(tmp_path, HOSTS)
+    files = [tmp_path / name for name in ("ca.crt", "server.crt", "server.key")]
+    key = serialization.load_pem_private_key(files[2].read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"it")
+    files[2].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, locked))
+    assert check_server_files(*files) is None
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,10 @@ def test_looking_changes_nothing(tmp_path, capsys):
     assert set(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("state", ["data.toml", "data.toml/below/state", "/proc/state"])
+@pytest.mark.parametrize("state", ["data.toml", "data.toml/below/state", "/proc/state", "link", "link/state"])
 def test_a_state_folder_that_cannot_be_written_is_said_before_a_site_joins(tmp_path, capsys, state):
     folder = site(tmp_path)
+    (folder / "link").symlink_to(tmp_path / "not-mounted")
     data = folder / "data.toml"
     data.write_text(data.read_text().replace('"state"', f'"{state}"'))
     with pytest.raises(RunError, match=rf"{folder / state}: can't be written: \w+"):

@@ -54,3 +54,12 @@ def test_a_difference_far_from_all_others_leaves_them_their_room() -> None:
     assert (-5 < low < -2, 9 < high < 12) == (True, True)
     assert "-40.0" in [text.get_text() for text in axes.texts]
     assert [mark.get_data() for mark in axes.lines if mark.get_marker() == "<"] == [([0], [2])]
+
+
+@pytest.mark.parametrize("means", [{"alone": -40.0, "b": 0.0}, {"ccvr": 25.4, "fedexp": 4.6}, {"a": 3.0, "b": 0.0}])
+def test_a_difference_that_hides_no_other_is_shown_itself(means: dict[str, float]) -> None:
+    axes = Figure().subplots()
+    drawing.differences(axes, means, [(mean - 2, mean + 2) for mean in means.values()], {})
+    low, high = axes.get_xlim()
+    assert (low < min(means.values()) and max(means.values()) < high) == ("alone" not in means)
+    assert low < -1 < 1 < high

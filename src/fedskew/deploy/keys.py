@@ -97,14 +97,16 @@ def expires_soon(certificate: Path) -> str | None:
 
 
 def check_server_files(authority: Path, certificate: Path, key: Path) -> str | None:
-    """Say if a server's certificate expires soon; ConfigError where one of its files is damaged, or another's."""
+    """Say if a server's certificate expires soon; ConfigError where a file is damaged, or the key another's."""
     _read_certificate(authority)
     said = expires_soon(certificate)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
-    except OSError:
-        cure = "put it back, or make all anew: fedskew deploy renew FOLDER"
-        raise ConfigError(f"{key}: expected the private key of {certificate.name}; {cure}") from None
+        if b"ENCRYPTED" not in key.read_bytes():  # else OpenSSL asks for its passphrase when the server starts
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
+    except OSError as error:
+        why = f"both whole ({getattr(error, 'reason', None) or error.strerror})"
+        cure = "put them back, or make all anew: fedskew deploy renew FOLDER"
+        raise ConfigError(f"{key}: expected the private key of {certificate.name}, {why}; {cure}") from None
     return said
 
 
@@ -113,8 +115,11 @@ def check_node_key(path: Path) -> None:
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm, AssertionError):
-        why = "no ECDSA key without a passphrase can be read from it" if path.exists() else "is missing"
+    except PermissionError:
+        raise ConfigError(f"{path}: the user who starts the site may not read it; give it to this user") from None
+    except (OSError, ValueError, TypeError, NotImplementedError, UnsupportedAlgorithm, AssertionError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        why = "is missing" if missing else "no ECDSA key without a passphrase can be read from it"
         how = "(ssh-keygen -t ecdsa -b 384 -N '' -f key), of which the server's operator registers key.pub"
         raise ConfigError(f"{path}: {why}; put it back, or make another {how}") from None
 

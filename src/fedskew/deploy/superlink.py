@@ -9,13 +9,13 @@ Flower also reads and parses a whole body before it looks at who sent it. Its Su
 for a reply to a message, which they push in pieces; so a larger body is let in only for that, and only so much of it.
 """
 
+import argparse
 import base64
 import binascii
 import ipaddress
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +150,11 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
     """Run `flower-superlink` with these options until it ends, so that only this machine can give it commands."""
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    files = [Path(value).absolute() for name, value in sorted(pairwise(arguments)) if name in SSL_FILES]
-    if len(files) == len(SSL_FILES) and (warning := check_server_files(*files)):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in SSL_FILES:
+        parser.add_argument(name, type=Path)
+    files = [*vars(parser.parse_known_args(arguments)[0]).values()]
+    if all(files) and (warning := check_server_files(*(file.absolute() for file in files))):
         LOG.warning("%s", warning)
     serve = uvicorn.run
 

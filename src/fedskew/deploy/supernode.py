@@ -133,7 +133,7 @@ def _check_server(address: str, authority: Path) -> ServerCheck:
         context = ssl.create_default_context(cafile=authority)
     except OSError as error:
         why = f"no certificates can be read from it ({type(error).__name__})"
-        raise ConfigError(f"{authority}: {why}; put back the one that came with the site's folder") from None
+        raise ConfigError(f"{authority}: {why}; put back the one that the server's operator sent last") from None
     began = time.time()
     try:
         with (

@@ -226,7 +226,7 @@ def differences(
 ) -> None:
     """Draw mean differences, first on top, coloured by the side of 0 of their intervals (NaN: unknown), and parts.
 
-    For a mean over three times as far from 0 as any other, which would hide these, a triangle stands at the edge.
+    For a mean over 8 times as far from 0 as any other and as a point, which hides these, a triangle is at the edge.
     """
     looks = {1: (_color(0), "ahead"), -1: (_color(1), "behind"), 0: (_MUTED, "can't be told")}
     ends, values = np.array(intervals), np.array([*means.values()])
@@ -241,10 +241,10 @@ def differences(
     for at, (label, own) in enumerate(parts.items()):
         axes.plot(own, range(len(means)), _MARKERS[at], color="0.35", ms=4.5, mfc="none", label=label)
     axes.axvline(0, color=_INK, linewidth=1)
-    near = np.abs(values) <= 3 * np.sort(np.abs(values))[-2:][0]
+    near = np.abs(values) <= 8 * max(1, np.sort(np.abs(values))[-2:][0])
     if not near.all():
         shown = np.column_stack([ends, *parts.values(), 0 * values, values])[near]
-        axes.set_xlim(1.04 * np.nanmin(shown), 1.04 * np.nanmax(shown))
+        axes.set_xlim(1.04 * min(-1, np.nanmin(shown)), 1.04 * max(1, np.nanmax(shown)))
         (row,) = np.flatnonzero(~near).tolist()
         right, edge = int(values[row] > 0), axes.get_yaxis_transform()
         axes.plot([right], [row], "<>"[right], color=looks[kinds[row]][0], ms=9, transform=edge, clip_on=False)
