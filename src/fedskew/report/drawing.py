@@ -226,7 +226,7 @@ def differences(
 ) -> None:
     """Draw mean differences, first on top, coloured by the side of 0 of their intervals (NaN: unknown), and parts.
 
-    For a mean over 8 times as far from 0 as any other and as a point, which hides these, a triangle is at the edge.
+    A mean over 8 times as far from 0 as all others, and as one point, would hide these: a triangle stands for it.
     """
     looks = {1: (_color(0), "ahead"), -1: (_color(1), "behind"), 0: (_MUTED, "can't be told")}
     ends, values = np.array(intervals), np.array([*means.values()])
