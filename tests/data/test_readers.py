@@ -329,7 +329,7 @@ def test_tables_that_do_not_fit_are_refused_in_one_line():
         data.from_huggingface(hf().Dataset.from_dict({"label": [0, 1] * 4}), rng=rng)
     with pytest.raises(DataError, match="has no part 'train'"):
         data.from_huggingface(hf().DatasetDict({"all": numbers(4)}), rng=rng)
-    with pytest.raises(DataError, match="train is a IterableDataset"):
+    with pytest.raises(DataError, match="train is of type IterableDataset"):
         data.from_huggingface(numbers(8).to_iterable_dataset(), rng=rng)
 
 
