@@ -113,11 +113,11 @@ def check_server_files(authority: Path, certificate: Path, key: Path) -> str | N
 def check_node_key(path: Path) -> None:
     """Raise ConfigError where a site's key is missing, or none that Flower takes."""
     try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        if not isinstance(serialization.load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey):
+            raise TypeError("another kind of key")
     except PermissionError:
         raise ConfigError(f"{path}: the user who starts the site may not read it; give it to this user") from None
-    except (OSError, ValueError, TypeError, NotImplementedError, UnsupportedAlgorithm, AssertionError) as error:
+    except (OSError, ValueError, TypeError, NotImplementedError, UnsupportedAlgorithm) as error:
         missing = isinstance(error, FileNotFoundError)
         why = "is missing" if missing else "no ECDSA key without a passphrase can be read from it"
         how = "(ssh-keygen -t ecdsa -b 384 -N '' -f key), of which the server's operator registers key.pub"
