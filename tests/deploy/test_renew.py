@@ -96,7 +96,7 @@ def test_a_damaged_file_of_the_server_is_named_before_it_starts(tmp_path: Path) 
     files = [tmp_path / name for name in ("ca.crt", "server.crt", "server.key")]
     assert check_server_files(*files) is None
     files[1].write_bytes(files[1].read_bytes() + files[0].read_bytes()[:100])
-    with pytest.raises(ConfigError, match=r"the private key of server\.crt, both whole \(\w+\); put them back"):
+    with pytest.raises(ConfigError, match=r"the private key of server\.crt, both undamaged \(\w+\); put them back"):
         check_server_files(*files)
 
 

@@ -104,7 +104,7 @@ def check_server_files(authority: Path, certificate: Path, key: Path) -> str | N
         if b"ENCRYPTED" not in key.read_bytes():  # else OpenSSL asks for its passphrase when the server starts
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, "")
     except OSError as error:
-        why = f"both whole ({getattr(error, 'reason', None) or error.strerror})"
+        why = f"both undamaged ({getattr(error, 'reason', None) or error.strerror})"
         cure = "put them back, or make all anew: fedskew deploy renew FOLDER"
         raise ConfigError(f"{key}: expected the private key of {certificate.name}, {why}; {cure}") from None
     return said
