@@ -347,14 +347,11 @@ def _has_batch_of_one(training: TrainingSection, size: int) -> bool:
 
 def run_notes(config: Config, method: Method, task: Task, network: nn.Module, features: str = "") -> tuple[str, ...]:
     """Say what can't be learnt from these labels, by this network or by this method, whatever the training."""
-    dataset, counts, weighting = task.dataset, task.counts, method.weighting
-    labels = dataset.test_targets[dataset.test_targets >= 0].numpy()
-    if dataset.multi_label:
-        tested = findings.as_table(labels, dataset.num_classes).sum(axis=0)
-    else:
-        tested = np.bincount(labels, minlength=dataset.num_classes)
+    dataset, counts, weighting, number = task.dataset, task.counts, method.weighting, task.dataset.num_classes
+    ids = dataset.test_targets[dataset.test_targets >= 0].numpy()
+    tested = findings.as_table(ids, number).sum(axis=0) if dataset.multi_label else np.bincount(ids, minlength=number)
     mix, of = (tested.astype(np.float64), "test part") if task.target is None else (task.target, "target")
-    relying = [_name(slot, one) for slot, one in method.components() if components.has(one, "needs_colocation")]
+    relying = [(slot, one) for slot, one in method.components() if components.has(one, "needs_colocation")]
     trained = [one for one in network.parameters() if one.requires_grad]
     told = config.engine.label_counts == "summed" and config.conditions.count_epsilon is None
     said = filled(
@@ -365,7 +362,7 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module, fe
         unheld=SkewReport.unheld_in_words(counts, mix, dataset.classes, of) if mix.any() else None,
         held=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0))],
         untested=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0) & (tested == 0))],
-        relying=relying[0] if relying else None,
+        relying=[(_name(slot, one), getattr(one, "weakened_by", "")) for slot, one in relying],
         pairs=ClassPairs.of(counts).in_words(dataset.classes) if relying and len(counts) > 1 else None,
         weights=[one for layer in network.modules() if (one := getattr(layer, "fedskew_note", None))],
         parameters=[sum(one.numel() for one in some) for some in (trained, [*network.parameters()])],

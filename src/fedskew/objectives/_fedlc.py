@@ -36,6 +36,7 @@ class FedLC(CrossEntropyOf):
     floor: Share = 0.0
 
     needs_colocation: ClassVar[bool] = True
+    weakened_by: ClassVar[str] = "floor"
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
     balances_classes: ClassVar[bool] = True

@@ -33,6 +33,7 @@ class FedRoD(CrossEntropyOf):
     least: NonNegative = 0.0
 
     needs_colocation: ClassVar[bool] = True
+    weakened_by: ClassVar[str] = "least"
     paper: ClassVar[str] = "Chen & Chao, ICLR 2022"
     balances_classes: ClassVar[bool] = True
 

@@ -52,6 +52,7 @@ class FedVLSCalibration(CrossEntropyOf):
     prior_eps: NonNegative = 1e-9
 
     needs_colocation: ClassVar[bool] = True
+    weakened_by: ClassVar[str] = "prior_eps"
     balances_classes: ClassVar[bool] = True
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 
