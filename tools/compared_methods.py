@@ -38,7 +38,7 @@ def is_small(line: Line) -> bool:
 COLUMNS: dict[str, tuple[list[str], Callable[[Line], bool]]] = {
     "last layer: images, texts, tables": (["heads", "heads-second-body"], lambda line: True),
     "small networks: digits, MNIST, Fashion-MNIST": (["arena", "priors"], is_small),
-    "two layers: words of AG News, tables, Fashion-MNIST": (["words"], lambda line: True),
+    "two layers: words of AG News, tables, MNIST, Fashion-MNIST": (["words"], lambda line: True),
     "LeNet-5, 3,000 of CIFAR-10, 40 rounds": (["arena"], lambda line: line["task"] == "CIFAR-10"),
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": (["networks"], lambda line: True),
     "LeNet-5, all of CIFAR-10 and CIFAR-100": (["cifar10", "cifar100"], lambda line: True),
