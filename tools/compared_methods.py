@@ -3,8 +3,8 @@
     python tools/compared_methods.py          # the page's tables and their picture, from docs/measured/*-runs.csv
 
 A cell is the mean difference from FedAvg in points over trainings (`fedskew.arena.Scores`), and in how many of them the
-method is ahead; bold: in all, or in none. One table is of trainings scored on the test data's own label mix, which are
-the picture's, one of those scored on 9 : 1. `tools/publish_arena.py` writes them, too.
+method is ahead, where there are several; bold: in all, or in none. One table is of trainings scored on the test data's
+own label mix, which are the picture's, one of those scored on 9 : 1. `tools/publish_arena.py` writes them, too.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ COLUMNS: dict[str, tuple[list[str], Callable[[Line], bool]]] = {
     "two layers: words of AG News, tables, MNIST, Fashion-MNIST": (["words"], lambda line: True),
     "LeNet-5, 3,000 of CIFAR-10, 40 rounds": (["arena"], lambda line: line["task"] == "CIFAR-10"),
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": (["networks"], lambda line: True),
-    "LeNet-5, all of CIFAR-10 and CIFAR-100": (["cifar10", "cifar100"], lambda line: True),
+    "LeNet-5, all of CIFAR-10, 80 rounds": (["cifar10"], lambda line: True),
+    "LeNet-5, CIFAR-100's 20 superclasses, 200 rounds": (["cifar100"], lambda line: True),
 }
 """By heading: the arenas, and which of their runs; each is compared with FedAvg of its own arena."""
+LAST = {"cifar100": 5}
+"""Number of evaluations whose mean is a score, where it is not 3."""
 MOST = 8.0
 """Points of accuracy at which the picture's colours end."""
 PRESETS = {"fedentopt, target": "fedentopt_target", "fedlc, no mask": "fedlc"}
@@ -66,13 +69,17 @@ def compared(heading: str, target: str) -> dict[str, tuple[float, int, int]]:
     lines = [line | {"arena": arena} for arena in arenas for line in published(arena)[1]]
     lines = [line for line in lines if fits(line) and line["stage"] == "run" and line.get("target", "none") == target]
     axes = ["arena", *published(arenas[0])[0]]
-    rows = Scores.of(lines, axes, "fedavg", last=3).standings("fedavg")
+    rows = Scores.of(lines, axes, "fedavg", last=LAST.get(arenas[0], 3)).standings("fedavg")
     return {row.method: (row.difference, round(row.ahead * row.trainings), row.trainings) for row in rows}
 
 
+def _agree(ahead: int, of: int) -> bool:
+    return of > 1 and ahead in (0, of)
+
+
 def _cell(mean: float, ahead: int, of: int) -> str:
-    whole = f"{mean:+.1f} ({ahead} of {of})"
-    return f"**{whole}**" if ahead in (0, of) else whole
+    whole = f"{mean:+.1f} ({ahead} of {of})" if of > 1 else f"{mean:+.1f}"
+    return f"**{whole}**" if _agree(ahead, of) else whole
 
 
 def cost(label: str) -> str:
@@ -114,7 +121,7 @@ def draw(path: Path) -> None:
             for at, column in enumerate(columns):
                 if name in column:
                     mean, ahead, of = column[name]
-                    weight, ink = "bold" if ahead in (0, of) else "normal", "white" if abs(mean) > 5 else "black"
+                    weight, ink = "bold" if _agree(ahead, of) else "normal", "white" if abs(mean) > 5 else "black"
                     plot.text(at, row, f"{mean:+z.1f}", ha="center", va="center", weight=weight, color=ink)
         plot.set_yticks(range(len(names)), names)
         plot.set_xticks(range(len(columns)), [fill(heading, 15) for heading in COLUMNS], fontsize=9)
