@@ -5,7 +5,7 @@
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
 `docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of
-`arena-priors`, `arena-heads`, `arena-words`, `arena-networks`, `arena-cifar10` and `arena-cifar100`.
+`arena-priors`, `arena-heads`, `arena-words`, `arena-silos`, `arena-networks`, `arena-cifar10` and `arena-cifar100`.
 Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
 tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 The two tables of `docs/compare.md` and their picture are made anew (`compared_methods.py`). Run it again, in the
@@ -28,7 +28,10 @@ from fedskew.tables import csv_text
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
 EVIDENCE = REPOSITORY / "src" / "fedskew" / "arena" / "evidence.csv.gz"
-BLOCKS = {"heads": "task", "words": "task", **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar100"))}
+BLOCKS = {
+    **dict.fromkeys(("heads", "words", "silos"), "task"),
+    **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar100")),
+}
 
 
 def arena_of(name: str, changes: dict[str, int]) -> Arena:

@@ -113,6 +113,8 @@ class Plan:
                 return steps
             tried |= {one: _judged(own, runs) for one, own in jobs.items()}
             best = self._best(tried)
+            if tried[best].score == -math.inf:
+                return steps  # the config is refused: no score chooses a value
         steps.append([self._job("run", self._config(best, seed), best) for seed in self.arena.settings.partitions])
         if self._may_pay and all(job.is_done(runs) for job in steps[-1]):
             steps.append([self._paying(job, best, runs) for job in steps[-1]])
@@ -149,11 +151,9 @@ class Plan:
     def _paying(self, job: ArenaJob, values: _Values, runs: Runs) -> ArenaJob:
         """Return a job whose rounds and finish need no more traffic than another's rounds alone."""
         training = job.config.training
-        share = 0.0
-        for line in (runs[key] for key in job.keys.values()):
-            if line["finish_megabytes"] and training.rounds:
-                finish = float(line["finish_megabytes"])
-                share = max(share, finish / (float(line["megabytes"]) - finish))
+        lines = [runs[key] for key in job.keys.values()]
+        spent = [(float(one["megabytes"]), float(one["finish_megabytes"])) for one in lines if one["finish_megabytes"]]
+        share = max((finish / (whole - finish) for whole, finish in spent), default=0.0)
         rounds = math.floor(training.rounds * max(0.0, 1 - share))
         fewer = training.model_copy(update={"rounds": rounds})
         return self._job("traffic", job.config.model_copy(update={"training": fewer}), values)
