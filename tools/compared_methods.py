@@ -84,7 +84,7 @@ def cost(label: str) -> str:
 
 
 def table(target: str) -> str:
-    """Return a table in Markdown: methods of the frozen body or of two columns, the best there first."""
+    """Return a table in Markdown: the methods of the first column, the best there first, then those of the next."""
     found = {heading: compared(heading, target) for heading in COLUMNS}
     lines = [["method", *found, "beyond FedAvg"], ["---", *["---:"] * len(found), "---"]]
     for name in _order(target):
@@ -94,9 +94,7 @@ def table(target: str) -> str:
 
 
 def _order(target: str) -> list[str]:
-    first, *others = (compared(heading, target) for heading in COLUMNS)
-    names = [name for column in (first, *others) for name in column]
-    return [name for name in dict.fromkeys(names) if names.count(name) > 1 or name in first]
+    return [*dict.fromkeys(name for heading in COLUMNS for name in compared(heading, target))]
 
 
 def draw(path: Path) -> None:

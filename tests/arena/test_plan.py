@@ -243,6 +243,10 @@ def test_a_method_with_a_finish_trains_once_more_for_as_many_rounds_fewer_as_tha
     assert plan.missing(book) == []
     assert plan.jobs(book)[-2:] == [compared, paying]
 
+    # where nothing is sent in a round, as all samples are in one place, no round pays for it
+    book |= {key: line | {"megabytes": "0"} for key, line in book.items() if key in compared.keys.values()}
+    assert [job.config.training.rounds for job in plan.steps(book)[-1]] == [20]
+
     (untrained,) = plans["none"].missing({})  # there is no rate to choose, and no round to save
     assert untrained.stage == "run"
     costs = {"finish_megabytes": "2.7", "megabytes": "2.7"}
@@ -301,6 +305,26 @@ def test_a_value_is_judged_by_all_tuning_runs_and_the_rate_next_to_divergence_is
     # All but the lowest diverge: the highest is not taken for having none above it, and the search goes down.
     down = [rate for rate, _ in tuned(plan, lambda rate, *_: (0.9 - abs(rate - 0.01), rate > 0.01))[3:]]
     assert down == [0.001, 0.0001, 0.00316, 0.000316, 0.00316]
+    # All diverge: the best of them, not the highest for having none above it.
+    assert tuned(plan, lambda rate, *_: (0.9 - abs(rate - 0.1), True))[-1] == (0.1, None)
+
+
+def test_what_is_refused_in_part_or_has_no_validation_score_is_compared_all_the_same(tmp_path) -> None:
+    plan = Plan(arena := arena_of(tmp_path, WIDE, only={"place": "few"}), arena.entries[0])
+    refused = {"validation": "", "failure": "refused: 20 draws have a client without samples", "diverged": ""}
+
+    def ended(part, line: dict[str, str]) -> set[tuple[str, float]]:
+        """The jobs of the last step, where all those of a part get this line, and the others the best score at 0.1."""
+        book: dict[str, dict[str, str]] = {}
+        while jobs := plan.missing(book):
+            for job in jobs:
+                score = {"validation": str(0.9 - abs(job.config.training.lr - 0.1)), "failure": "", "diverged": "0"}
+                book |= dict.fromkeys(job.keys.values(), line if part(job) else score)
+        return {(job.stage, job.config.training.lr) for job in plan.steps(book)[-1]}
+
+    assert ended(lambda job: job.config.partition.seed == 8, refused) == {("run", 0.1)}
+    assert ended(lambda job: True, {"validation": "", "failure": "", "diverged": "0"}) == {("run", 0.01)}
+    assert {stage for stage, _ in ended(lambda job: True, refused)} == {"tune"}
 
 
 def test_a_grid_of_tables_or_shares_ends_where_it_ends(tmp_path) -> None:

@@ -64,13 +64,16 @@ def running(folder: Path) -> list[str]:
     return found
 
 
+def assert_ended(folder: Path, process: subprocess.Popen[str], said: str, status: int, words: str) -> None:
+    assert (process.returncode, words in said, "Traceback" in said, running(folder)) == (status, True, False, []), said
+
+
 @pytest.mark.faults  # test_real_federation.py is the one that always runs
 def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, rounds=1) as process:
         said, _ = process.communicate(timeout=900)
-    assert process.returncode == 0, said
-    assert "accuracy on the sites' own test samples" in said
+    assert_ended(folder, process, said, 0, "accuracy on the sites' own test samples")
     (page,) = folder.glob("server/runs/*/report.html")
     assert str(page) in said
     record = json.loads((page.parent / "rounds.jsonl").read_text().split("\n")[1])
@@ -80,7 +83,6 @@ def test_a_whole_federation_in_one_command(tmp_path: Path) -> None:
     superlink = (folder / "logs" / "superlink.log").read_text()
     assert "https://127.0.0.1" in superlink
     assert "authentication is disabled" not in superlink
-    assert running(folder) == []
 
 
 @pytest.mark.faults
@@ -245,10 +247,7 @@ def test_whatever_stops_it_stops_all_of_it(tmp_path: Path, how: signal.Signals) 
         assert running(folder)
         process.send_signal(how)
         said, _ = process.communicate(timeout=200)
-    assert process.returncode == 130
-    assert "stopped, server and sites too" in said
-    assert "Traceback" not in said
-    assert running(folder) == []
+    assert_ended(folder, process, said, 130, "stopped, server and sites too")
 
 
 @pytest.mark.faults
@@ -256,10 +255,7 @@ def test_a_run_that_stands_still_ends_it_with_status_4(tmp_path: Path) -> None:
     folder = tmp_path / "trial"
     with deploy_local(folder, 6, "--set", "training.lr=1000.0") as process:
         said, _ = process.communicate(timeout=900)
-    assert process.returncode == 4, said
-    assert "Traceback" not in said
-    assert "rounds 1 and 2 left the model as it was: " in said
-    assert running(folder) == []
+    assert_ended(folder, process, said, 4, "rounds 1 and 2 left the model as it was: ")
 
 
 @pytest.mark.faults
@@ -273,10 +269,7 @@ def test_a_site_that_dies_ends_it_with_a_line(tmp_path: Path) -> None:
                 if "deploy supernode" in words and "sites/site-1/" in words:
                     child.kill()
         said, _ = process.communicate(timeout=200)
-    assert process.returncode == 2
-    assert "site-1 ended by SIGKILL" in said
-    assert "Traceback" not in said
-    assert running(folder) == []
+    assert_ended(folder, process, said, 2, "site-1 ended by SIGKILL")
 
 
 @pytest.mark.faults

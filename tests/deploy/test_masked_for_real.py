@@ -11,14 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
 from federated import Federated, check_models, federate, tree
 from safetensors.numpy import load_file
-from test_real_federation import PATIENCE, is_back, kill, rounds, run_folder, until
+from test_real_federation import PATIENCE, is_back, kill, real, rounds, run_folder, until
 
 from fedskew.data import load
-from fedskew.deploy import Address, Book, LocalFederation, agree, write_federation
+from fedskew.deploy import Book, LocalFederation
 from fedskew.engine import Federation, predict
 from fedskew.experiment import Config, TrainingLoop, make_training_loop
 from fedskew.privacy import epsilon
@@ -27,18 +26,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 FOUR = ("ash", "birch", "cedar", "dogwood")
 TEN = tuple(f"site-{place}" for place in range(10))
-
-
-def set_up(federation: Federated) -> LocalFederation:
-    folder, port = federation.folder / "real", LocalFederation.free_port()
-    write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), {"name": "npz"})
-    for name in federation.names:
-        data = {"name": "npz", "root": str(federation.folder / name / "own.npz")}
-        site = folder / "sites" / name
-        (site / "data.toml").write_text(tomli_w.dumps({"server": f"127.0.0.1:{port}", "state": "state", "data": data}))
-        shutil.copy(federation.folder / name / "mask.key", site / "mask.key")
-        agree(site / "data.toml", folder / "app")
-    return LocalFederation(folder, port, federation.names)
 
 
 def is_asked(local: LocalFederation, kind: str, after: int) -> bool:
@@ -80,7 +67,7 @@ def test_a_site_lost_before_its_answer_and_one_before_the_opening(tmp_path: Path
     config = {**tree("fedavg", rounds=8, weight_limit=0.5), "evaluation": {"every": 8}}
     config["engine"] = {"updates": "masked"}
     federation = federate(tmp_path, config, FOUR, updates="masked", start_timeout=300.0, round_timeout=300.0)
-    with set_up(federation) as local:
+    with real(federation) as local:
         run = local.run()
         until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         until(lambda: is_asked(local, "query.unmask", after=1), PATIENCE, local.log("run"))
@@ -117,7 +104,7 @@ def test_noise_on_updates_is_paid_for_at_every_site(tmp_path: Path) -> None:
     config["privacy"] = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0, "delta": 1e-3}
     told = {"updates": "masked", "evaluation": "none", "start_timeout": 300.0, "round_timeout": 300.0}
     federation = federate(tmp_path, config, FOUR, **told)
-    with set_up(federation) as local:
+    with real(federation) as local:
         local.wait("run", local.run(), PATIENCE)
 
     found = rounds(local)
@@ -134,7 +121,7 @@ def test_ten_sites_whose_counts_are_only_summed_train_fedla_as_simulated(tmp_pat
     config["engine"] = {"updates": "masked", "label_counts": "summed"}
     told = {"updates": "masked", "label_counts": "summed", "evaluation": "none"}
     federation = federate(tmp_path, config, TEN, start_timeout=300.0, round_timeout=300.0, **told)
-    with set_up(federation) as local:
+    with real(federation) as local:
         local.wait("run", local.run(), 2 * PATIENCE)
     found, folder = rounds(local), run_folder(local)
     assert folder is not None

@@ -42,6 +42,8 @@ def real(federation: Federated) -> Iterator[LocalFederation]:
         else:
             own["unlabelled"] = str(federation.folder / "new.npz")
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
+        if (key := federation.folder / name / "mask.key").exists():
+            shutil.copy(key, folder / "sites" / name)
         agree(folder / "sites" / name / "data.toml", folder / "app")
     os.environ["OMP_NUM_THREADS"] = "1"
     with LocalFederation(folder, port, members) as local:

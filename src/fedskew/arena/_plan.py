@@ -113,8 +113,8 @@ class Plan:
                 return steps
             tried |= {one: _judged(own, runs) for one, own in jobs.items()}
             best = self._best(tried)
-            if tried[best].score == -math.inf:
-                return steps  # the config is refused: no score chooses a value
+            if all(runs[key]["failure"] for step in steps for job in step for key in job.keys.values()):
+                return steps  # whatever is tried is refused, so would be what is compared
         steps.append([self._job("run", self._config(best, seed), best) for seed in self.arena.settings.partitions])
         if self._may_pay and all(job.is_done(runs) for job in steps[-1]):
             steps.append([self._paying(job, best, runs) for job in steps[-1]])
@@ -153,7 +153,7 @@ class Plan:
         training = job.config.training
         lines = [runs[key] for key in job.keys.values()]
         spent = [(float(one["megabytes"]), float(one["finish_megabytes"])) for one in lines if one["finish_megabytes"]]
-        share = max((finish / (whole - finish) for whole, finish in spent), default=0.0)
+        share = max([0.0, *(finish / (whole - finish) for whole, finish in spent if whole > finish)])
         rounds = math.floor(training.rounds * max(0.0, 1 - share))
         fewer = training.model_copy(update={"rounds": rounds})
         return self._job("traffic", job.config.model_copy(update={"training": fewer}), values)
@@ -181,11 +181,11 @@ class Plan:
     def _best(self, tried: Mapping[_Values, _Judged]) -> _Values:
         """Return the best values, the first of equals; those that diverged come last, before them those next to one."""
 
-        def merit(one: _Values) -> tuple[bool, bool, float]:
+        def merit(one: _Values) -> tuple[int, float]:
             above = [other for other in tried if other.own == one.own and (other.rate or 0) > (one.rate or 0)]
-            following = [tried[other].diverged for other in sorted(above, key=lambda other: other.rate or 0)[:1]]
-            widen = self.arena.settings.widen
-            return not (widen and tried[one].diverged), not (widen and any(following)), tried[one].score
+            following = sorted(above, key=lambda other: other.rate or 0)[:1]
+            diverged = [tried[other].diverged for other in (one, *following) if self.arena.settings.widen]
+            return (0 if any(diverged[:1]) else 1 if any(diverged) else 2), tried[one].score
 
         return max(tried, key=merit)
 
@@ -260,11 +260,11 @@ def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[list[ArenaJob]]]
 
 
 def _judged(jobs: Sequence[ArenaJob], runs: Runs) -> _Judged:
-    """Return what the tuning runs of some values say: of one that has no score there is none."""
+    """Return what the tuning runs of some values say; one that is refused, or has no validation part, has no score."""
     lines = [runs[key] for job in jobs for key in job.keys.values()]
-    texts = [line["validation"] for line in lines]
-    score = fmean(map(float, texts)) if all(texts) else -math.inf
-    return _Judged(score, any(line["failure"] or int(line["diverged"] or 0) for line in lines))
+    scores = [float(line["validation"]) for line in lines if line["validation"]]
+    diverged = any(line["failure"] or int(line["diverged"] or 0) for line in lines)
+    return _Judged(fmean(scores) if scores else -math.inf, diverged)
 
 
 def further(entry: ArenaEntry, key: str, value: Any, tried: Collection[Any]) -> float | None:

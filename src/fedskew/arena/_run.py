@@ -339,8 +339,8 @@ def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping
 
 
 def _finished(plans: Sequence[Plan], files: _Files) -> int:
-    """Return how many of the runs that are asked for are there; views also have lines that nobody asks for."""
-    return sum(len(plan.finished(files.runs)) for plan in plans)
+    """Return how many runs that plans ask for are there, or no longer needed, as their config is refused."""
+    return sum(len(plan.finished(files.runs)) if plan.missing(files.runs) else plan.number for plan in plans)
 
 
 class _Files:

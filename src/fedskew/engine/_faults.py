@@ -29,7 +29,9 @@ from fedskew.objectives import Context, Objective
 
 def finite(updates: Sequence[Update]) -> list[Update]:
     """Return the updates without a NaN or infinite value. Waits for the GPU once, not once an update."""
-    norms = torch.stack([_norm(update) for update in updates]).tolist() if updates else []
+    # a sum of norms is finite only if all of the update is, and far faster than a test of every element
+    sums = [sum(map(torch.linalg.vector_norm, _beside(update)), start=update.norm) for update in updates]
+    norms = torch.stack(sums).tolist() if updates else []
     return [
         update
         for update, norm in zip(updates, norms, strict=True)
@@ -56,11 +58,6 @@ def find_fault(
     find = getattr(backend, "find_fault", None)  # a user's own backend may have none
     if task is not None and find is not None and (fault := find(round, task, sent)) is not None:
         raise fault
-
-
-def _norm(update: Update) -> Tensor:
-    """Return a 0-d sum of norms, finite only if all of the update is; far faster than a test of every element."""
-    return sum((torch.linalg.vector_norm(part) for part in _beside(update)), start=update.norm)
 
 
 def _beside(update: Update) -> list[Tensor]:

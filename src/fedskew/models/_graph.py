@@ -161,7 +161,7 @@ def layers_of(program: fx.GraphModule) -> list[nn.Module]:
         tensors = [one for one in node.all_input_nodes if one not in sizes]
         if node.op == "placeholder" and last is None:
             last = node
-        elif (node.op == "call_method" and node.target == "size") or _is_shape(node) or not tensors:
+        elif (node.op, node.target) == ("call_method", "size") or node.args[1:] == ("shape",) or not tensors:
             sizes.add(node)
         elif tensors != [last] or node.args[:1] not in ((last,), ((last,),)):
             raise UnreadableError("it is no chain of layers")
@@ -173,10 +173,6 @@ def layers_of(program: fx.GraphModule) -> list[nn.Module]:
     if len(used) != len(set(used)):
         raise UnreadableError("it uses a layer or a parameter twice")
     return [layer for layer in layers if type(layer) is not nn.Identity]
-
-
-def _is_shape(node: fx.Node) -> bool:
-    return node.target is getattr and node.args[1] == "shape"
 
 
 def _layer(program: fx.GraphModule, node: fx.Node) -> nn.Module:

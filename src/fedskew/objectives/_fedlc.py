@@ -36,10 +36,14 @@ class FedLC(CrossEntropyOf):
     floor: Share = 0.0
 
     needs_colocation: ClassVar[bool] = True
-    weakened_by: ClassVar[str] = "floor"
     takes_stacks: ClassVar[bool] = True
     paper: ClassVar[str] = "Zhang et al., ICML 2022"
     balances_classes: ClassVar[bool] = True
+
+    @property
+    def weakened_by(self) -> str:
+        """The parameter that, raised, lessens what needs two classes at one client; none once it is at its most."""
+        return "floor" if self.floor < 1 else ""
 
     def change(self, counts: Tensor) -> Change:
         """See `CrossEntropyOf.change`."""
