@@ -30,7 +30,7 @@ from fedskew.engine import Assignment, Evaluation, LocalWork, RoundRecord
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError, FedskewError
 from fedskew.experiment import Config, RunFolder, make_work, read, summarise
-from fedskew.files import private_folder, write_text, writing
+from fedskew.files import private_folder, write_text
 from fedskew.metrics import FindingScores, Scores, SiteRow
 from fedskew.models import FlatModel, ModelState, last_layer
 from fedskew.personal import HeldOut, OwnTraining
@@ -142,9 +142,8 @@ class _Models:
         if "personal" in found:
             model = folder / PERSONAL
             private_folder(model)
-            with writing(model):
-                write_text(model / "config.toml", config, private=True)
-                write_text(model / "rounds.jsonl", "", private=True)
+            write_text(model / "config.toml", config, private=True)
+            write_text(model / "rounds.jsonl", "", private=True)
             info, network = self.plan.agreement.info, found["personal"].network
             RunFolder(model).save_model("model.safetensors", network.state_dict(), info)
             RunFolder(model).write_profile(info.profile(self.data.inputs))

@@ -8,7 +8,7 @@ from typing import Any
 from fedskew import models
 from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import Spread, csv_text, filled, markdown_table
 
@@ -152,8 +152,6 @@ class SweepResult:
             "runs.csv": csv_text(self._run_lines()),
             "table.md": "\n".join([f"# {self.sweep.name}", "", table, "", *notes, ""]),
         }
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_text(self.folder / name, text)
 

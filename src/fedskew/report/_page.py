@@ -16,7 +16,7 @@ import numpy as np
 import tomli_w
 
 from fedskew.errors import ArgumentError
-from fedskew.files import replacing, writing
+from fedskew.files import replacing, write_text, writing
 from fedskew.names import visible
 from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves  # noqa: F401  (the figures that they register)
@@ -85,10 +85,7 @@ def write_report(
         script=_script() if library is None else "",
         library=None if library is None else quote(Path(library).as_posix()),
     )
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.write_text(page, encoding="utf-8", newline="\n")
+    write_text(path, page)
     return path
 
 
