@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_902, "docstrings": 9_572, "files": 316, "names": 338},
+    "src": {"code": 38_834, "docstrings": 9_567, "files": 316, "names": 338},
     "tests": {"code": 33_892},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -70,9 +70,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, private: bool = False) -> None:
-    """Write a UTF-8 text file atomically, replacing an existing one; RunError where that is not possible."""
-    with writing(path), replacing(path, private=private) as part:
-        part.write_text(text, encoding="utf-8")
+    """Write a UTF-8 text file atomically, in a folder that is made if need be; RunError where that is not possible."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, private=private) as part:
+            part.write_text(text, encoding="utf-8", newline="\n")
 
 
 def private_folder(path: Path) -> None:
@@ -106,15 +108,17 @@ def append(path: Path, content: bytes) -> None:
 def save_tensors(
     path: Path, tensors: "Mapping[str, Tensor]", notes: Mapping[str, Any] | None = None, *, wait: bool = True
 ) -> None:
-    """Write tensors on the CPU and plain notes whole as safetensors, with a checksum that `load_tensors` looks at."""
+    """Write tensors and plain notes whole, in a folder that is made if need be, as safetensors with a checksum."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     notes = dict(notes or {})
-    unwritten = placed(f"{path}: can't be written: ", RunError, of=SafetensorError)
-    with unwritten, writing(path), replacing(path, wait=wait) as part:
-        said = {"checksum": _checksum(tensors, notes), "notes": notes}
-        save_file(dict(tensors), part, metadata={_KEY: json.dumps(said)})
+    tensors = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
+    said = {"checksum": _checksum(tensors, notes), "notes": notes}
+    with placed(f"{path}: can't be written: ", RunError, of=SafetensorError), writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, wait=wait) as part:
+            save_file(tensors, part, metadata={_KEY: json.dumps(said)})
 
 
 def load_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":

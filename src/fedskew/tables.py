@@ -6,12 +6,15 @@ import io
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import jinja2
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,14 @@ def latex_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return (
         f"\\begin{{tabular}}{{{form}}}\n\\toprule\n{line(headings)}\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}"
     )
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return items by a key of each, in the order in which keys and items come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from fedskew.arena._arena import Arena, ArenaEntry
 from fedskew.errors import FedskewError
 from fedskew.experiment import Config
+from fedskew.tables import grouped
 
 Line = Mapping[str, str]
 """A line of `runs.csv`: one run, its texts by column."""
@@ -224,29 +225,26 @@ class Plan:
         return []
 
 
-def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
+def sharing(plans: Sequence[Plan]) -> list[list[Plan]]:
     """Return the plans in groups: those of one situation, and of all that have views of its trainings."""
     name: dict[tuple[str, ...], tuple[str, ...]] = {}
     first: dict[tuple[str, str], tuple[str, ...]] = {}
     for entry in (plan.entry for plan in plans):
         own = tuple(entry.situation.values())
         name[own] = name.get(first.setdefault((entry.method, entry.training), own), name.setdefault(own, own))
-    groups: dict[tuple[str, ...], list[Plan]] = {}
-    for plan in plans:
-        groups.setdefault(name[tuple(plan.entry.situation.values())], []).append(plan)
-    return list(groups.values())
+    return list(grouped(plans, lambda plan: name[tuple(plan.entry.situation.values())]).values())
 
 
 def _together(jobs: Sequence[ArenaJob], most: int) -> list[list[list[ArenaJob]]]:
     """Divide jobs into calls of at most so many runs; jobs of one training stand in one list and train once."""
     # Jobs with the same objective and local step stand side by side, as these can become one cohort, as a rule.
-    distinct: dict[str, list[ArenaJob]] = {}
-    for job in jobs:  # methods with the same config, and views of one training, share its runs
-        distinct.setdefault(job.training, []).append(job)
-    alike: dict[str, list[list[ArenaJob]]] = {}
-    for same in distinct.values():
+    distinct = grouped(jobs, lambda job: job.training)  # methods with the same config share its runs, as do views
+
+    def objective_and_step(same: list[ArenaJob]) -> str:
         method = same[0].config.method
-        alike.setdefault(json.dumps([method["objective"], method["local_step"]]), []).append(same)
+        return json.dumps([method["objective"], method["local_step"]])
+
+    alike = grouped(distinct.values(), objective_and_step)
     calls: list[list[list[ArenaJob]]] = []
     room = 0
     for same in (same for group in alike.values() for same in group):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedskew import Result, errors, methods, simulate
 from fedskew.arena._advice import figures
 from fedskew.arena._arena import Arena
-from fedskew.arena._plan import ArenaJob, Line, Plan, grouped
+from fedskew.arena._plan import ArenaJob, Line, Plan, sharing
 from fedskew.engine import Evaluation
 from fedskew.errors import reason_of
 from fedskew.experiment import Config, resolve, shared_data, simulate_together
@@ -282,7 +282,7 @@ def run_arena(
         if progress is not None:
             state = _state(arena, plans, files)
             progress.begin(len(state.runs), state.number)
-        left = grouped(plans)
+        left = sharing(plans)
         waiting: dict[int, list[list[ArenaJob]]] = {}  # by group, the calls of its step that are not submitted yet
         under_way: dict[Future[list[list[Trained]]], tuple[int, list[list[ArenaJob]]]] = {}  # each job with its views
 

@@ -38,11 +38,10 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
         "choices.csv": csv_text(choice_lines(state)),
     }
     evidence = folder / "evidence.csv.gz"
-    with writing(folder):
-        for name, text in texts.items():
-            write_text(folder / name, text)
-        with replacing(evidence) as part:
-            part.write_bytes(_evidence(state, found["rounds"]))
+    for name, text in texts.items():
+        write_text(folder / name, text)
+    with writing(evidence), replacing(evidence) as part:
+        part.write_bytes(_evidence(state, found["rounds"]))
     found["rounds"].draw(arena.settings.reference, folder / "differences.png")
     return [*(folder / name for name in texts), evidence, folder / "differences.png"]
 

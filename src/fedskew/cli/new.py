@@ -8,10 +8,10 @@ import shlex
 import sys
 import textwrap
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedskew.cli.config_keys import Entry, Key
     from fedskew.data import Dataset, Proposal
 
+T = TypeVar("T", str, int)
 SCHEMA = "fedskew.schema.json"
 WIDTH = 110
 
@@ -92,7 +93,7 @@ def new(
     if root is None and data in OWN:
         if not sys.stdin.isatty():
             raise ConfigError(f"--root: data set {data!r} is a folder or file of yours; say which, such as --root mine")
-        root = Path(_answer("Folder or file of the data", None, "data", []))
+        root = Path(_answer("Folder or file of the data", None, "data"))
     rule = _answer("Partition rule", rule, "dirichlet_by_class", known["partition.rule"])
     with_clients = [name for name, reader in INDEX.items() if hasattr(reader, "names_clients")]
     if rule == "natural" and data not in with_clients:
@@ -120,12 +121,12 @@ def new(
         size = _Size.of(found, chosen["data"].get("rows"), rule)
         clients = chosen["partition"].get("clients", clients)
         if clients is None and rule != "natural":
-            clients = _number("Clients", None, str(size.clients))
+            clients = _answer("Clients", None, size.clients)
         size = replace(size, clients=clients or size.clients)
         usual = "fasttext" if size.is_text else "table" if data == "csv" else "mlp3"
         model = _answer("Network", model, usual, known["model.name"])
         method = _answer("Method, or methods joined by +", method, "fedavg", list(methods.PRESETS))
-        rounds = _number("Rounds", rounds, str(size.rounds))
+        rounds = _answer("Rounds", rounds, size.rounds)
         own: tuple[Key, ...] = next((one.keys for one in choices()["partition.rule"] if one.name == rule), ())
         values = {
             "beta": 0.3,
@@ -296,21 +297,16 @@ def _doubts(chosen: Mapping[str, Any], size: _Size, is_there: bool) -> list[str]
     return notes
 
 
-def _answer(question: str, given: str | None, default: str, known: list[str]) -> str:
+def _answer(question: str, given: T | None, default: T, known: Sequence[str] = ()) -> T:
     """Return the value of an option; without one the answer of the user on a terminal, or else the default."""
-    if given is not None or not sys.stdin.isatty():
-        return given or default
+    if given is not None:
+        return given
+    if not sys.stdin.isatty():
+        return default
     if known:
         typer.echo(textwrap.fill(f"  ({', '.join(known)})", WIDTH, subsequent_indent="   "))
-    return str(typer.prompt(question, default=default)).strip()
-
-
-def _number(question: str, given: int | None, default: str) -> int:
-    """Return a whole number that an option gives, or else the user, or else the default."""
-    answer = _answer(question, None if given is None else str(given), default, [])
-    if not answer.isdecimal():
-        raise ConfigError(f"{question}: expected a whole number, not {answer!r}")
-    return int(answer)
+    answer: T = typer.prompt(question, default=default)
+    return answer.strip() if isinstance(answer, str) else answer
 
 
 def _run_name(path: Path) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 from typer import Option
 
 from fedskew.errors import ArgumentError
-from fedskew.files import write_text
+from fedskew.files import replacing, writing
 from fedskew.names import visible
 from fedskew.tables import csv_text, latex_table
 
@@ -167,7 +167,8 @@ def print_json(value: Any) -> None:
 def write_csv(path: Path, rows: Iterable[Sequence[Any]], *read: Path | None) -> None:
     """Write a table of cells, over nothing that the command read."""
     check_apart(path, *read)
-    write_text(path, csv_text(rows))
+    with writing(path), replacing(path) as part:
+        part.write_text(csv_text(rows), encoding="utf-8")
 
 
 def check_apart(path: Path | None, *read: Path | None) -> None:

@@ -17,7 +17,7 @@ from fedskew.tables import counted
 
 if TYPE_CHECKING:
     from fedskew.arena import ArenaJob, Trained
-    from fedskew.experiment import Config, Job
+    from fedskew.experiment import Config
 
 AnyBar = TypeVar("AnyBar", bound=Bar)
 
@@ -68,8 +68,8 @@ class SweepProgressBar(Bar):
 
     console: Console
 
-    def __init__(self, console: Console, every: float = 30.0) -> None:
-        super().__init__(console, "rounds ", period=600.0, every=every)  # methods differ in cost
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, "rounds ", period=600.0)  # methods differ in cost
 
     def moved(self, folders: Sequence[Path]) -> None:
         """Say where runs are now that are trained anew."""

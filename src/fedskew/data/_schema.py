@@ -397,8 +397,8 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:6])) + (", ..." if len(names) > 6 else "")
 
 
-ENCODERS: dict[str, Callable[[Mapping[str, Any]], Encoder]] = {"table": TableSchema.of_plain}
-"""What makes an encoder of its plain values, by its kind."""
+ENCODERS: dict[str, Callable[..., Encoder]] = {"table": lambda **values: TableSchema.of_plain(values)}
+"""What makes an encoder of its plain values, by name, by its kind."""
 
 
 def encoder_of(plain: Mapping[str, Any]) -> Encoder:
@@ -406,4 +406,4 @@ def encoder_of(plain: Mapping[str, Any]) -> Encoder:
     kind = plain.get("kind", "table")
     if kind not in ENCODERS:
         raise ArgumentError(f"encoder.kind: there is none {kind!r}{nearest(str(kind), ENCODERS)}")
-    return ENCODERS[kind](plain)
+    return ENCODERS[kind](**{name: value for name, value in plain.items() if name != "kind"})

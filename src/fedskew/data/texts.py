@@ -7,8 +7,8 @@ import io
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from fedskew.data._schema import ENCODERS, Encoder
 from fedskew.data._table import Table, is_saved
 from fedskew.data.published import Source
 from fedskew.errors import ArgumentError, DataError, DataWarning, in_one_line, optional
+from fedskew.parameters import Count, Size, component
 from fedskew.tables import counted
 
 TEXT = ".txt"
@@ -135,7 +136,7 @@ class Texts:
         return names, list(table.columns[column]), list(table.columns[label] if label else ())
 
 
-@dataclass(frozen=True)
+@component
 class Vocabulary(Texts):
     """How texts become token ids: the words of ids 2 and on; 0 pads, and 1 is any other word.
 
@@ -150,7 +151,7 @@ class Vocabulary(Texts):
     kind: ClassVar[str] = "text"
 
     words: tuple[str, ...]
-    length: int
+    length: Count
     column: str = "text"
 
     @classmethod
@@ -167,15 +168,6 @@ class Vocabulary(Texts):
     def plain(self) -> dict[str, Any]:
         """See `Encoder.plain`."""
         return {"kind": self.kind, **asdict(self)}
-
-    @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Vocabulary:
-        """Read what `plain` returned; ArgumentError where it is none."""
-        values = {name: value for name, value in plain.items() if name != "kind"}
-        words, length = values.get("words"), values.get("length")
-        if not isinstance(words, list | tuple) or not isinstance(length, int) or length < 1:
-            raise ArgumentError("words, length: expected the words of ids 2 and on, and how many are kept of a text")
-        return cls(**values | {"words": tuple(map(str, words))})
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -204,7 +196,7 @@ class Vocabulary(Texts):
         return [" ".join(words[number] for number in row if number != PADDING) for row in ids.tolist()]
 
 
-ENCODERS[Vocabulary.kind] = Vocabulary.of_plain
+ENCODERS[Vocabulary.kind] = Vocabulary
 
 
 def read_texts(files: list[Path], tray: Tray) -> list[str]:
@@ -234,7 +226,7 @@ def _words(text: str) -> list[str]:
     return text.lower().replace("<br />", " ").translate(_SEPARATED).split()
 
 
-@dataclass(frozen=True)
+@component
 class Tokens(Texts):
     """How texts become ids by a tokeniser of the package tokenizers, which travels with the model.
 
@@ -248,8 +240,8 @@ class Tokens(Texts):
     kind: ClassVar[str] = "tokens"
 
     tokenizer: str
-    padding: int
-    length: int
+    padding: Size
+    length: Count
     column: str = "text"
 
     @classmethod
@@ -269,15 +261,6 @@ class Tokens(Texts):
     def plain(self) -> dict[str, Any]:
         """See `Encoder.plain`."""
         return {"kind": self.kind, **asdict(self)}
-
-    @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Tokens:
-        """Read what `plain` returned; ArgumentError where it is none."""
-        values = {name: value for name, value in plain.items() if name != "kind"}
-        kinds = {"tokenizer": str, "padding": int, "length": int, "column": str}
-        if values.keys() != kinds.keys() or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
-            raise ArgumentError("tokenizer, padding, length, column: expected those of a tokeniser")
-        return cls(**values)
 
     @cached_property
     def _made(self) -> Any:
@@ -304,4 +287,4 @@ class Tokens(Texts):
         return list(self._made.decode_batch(kept, skip_special_tokens=False))
 
 
-ENCODERS[Tokens.kind] = Tokens.of_plain
+ENCODERS[Tokens.kind] = Tokens

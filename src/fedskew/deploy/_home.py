@@ -119,9 +119,8 @@ class Home:
         """Keep the trained model, what the server says of it, and the means and deviations that it told."""
         private_folder(self.folder)
         told = {f"told.{name}": part for name, part in beside.items()}
-        tensors = {name: part.detach().cpu().contiguous() for name, part in model._asdict().items()}
         notes = {"run": task.run, "round": task.round, "client": task.client, "counted": task.counted, **means}
-        save_tensors(self.folder / COMMON, {**tensors, **told}, notes)
+        save_tensors(self.folder / COMMON, {**model._asdict(), **told}, notes)
 
     def common(self) -> tuple[ModelState, dict[str, Tensor], dict[str, Any]]:
         """Read the trained model, what the server said of it, and of which run and round it is."""

@@ -28,32 +28,26 @@ UNEXPECTED = 70
 """Exit status after an error that is not of fedskew's own kinds (EX_SOFTWARE)."""
 
 
-class VisibleText(logging.Filter):
-    """Writes every record as one line, with control characters as escapes (see `names.visible`)."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record's message, and let it pass."""
-        record.msg, record.args = visible(record.getMessage()), None
-        return True
+def _visible(record: logging.LogRecord) -> bool:
+    """Write a record as one line, with control characters as escapes (see `names.visible`)."""
+    record.msg, record.args = visible(record.getMessage()), None
+    return True
 
 
-class OneLineErrors(logging.Filter):
-    """Writes an error of fedskew's own, which says all in one line, without its traceback."""
+LOG.addFilter(_visible)
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record, and let it pass."""
-        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, FedskewError):
-            record.msg, record.args, record.exc_info = visible(str(error)), None, None
-        return True
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Write an error of fedskew's own, which says all in one line, without its traceback."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, FedskewError):
+        record.msg, record.args, record.exc_info = visible(str(error)), None, None
+    return True
 
 
 def say_errors_in_one_line() -> None:
     """From now on, Flower's log shows an error of fedskew's own without its traceback."""
-    logging.getLogger("flwr").addFilter(OneLineErrors())
-
-
-LOG.addFilter(VisibleText())
+    logging.getLogger("flwr").addFilter(_in_one_line)
 
 
 def utc_now() -> str:

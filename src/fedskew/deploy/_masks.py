@@ -230,9 +230,8 @@ class Masks:
 
     def _keep(self, purpose: str, round: int, answer: str, about: str, parts: Mapping[str, Tensor]) -> None:
         private_folder(self.folder)
-        tensors = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
         same = hashlib.sha256(f"{purpose} {answer}".encode()).hexdigest()
-        save_tensors(self._path(purpose), tensors, {"round": round, "answer": same, "about": about})
+        save_tensors(self._path(purpose), parts, {"round": round, "answer": same, "about": about})
 
     def _path(self, purpose: str) -> Path:
         return self.folder / f"{purpose}.safetensors"

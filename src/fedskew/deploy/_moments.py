@@ -150,7 +150,6 @@ def profiled(plan: Plan, roster: Roster, folder: Path) -> None:
     except (EndedEarlyError, ArgumentError) as error:
         LOG.warning("what inputs look like is not known, for fedskew watch: %s", error)
         return
-    folder.mkdir(parents=True, exist_ok=True)
     RunFolder(folder).write_profile(profile)
     LOG.info("what the inputs of %d samples look like is known, for fedskew watch", profile.samples)
 

@@ -19,7 +19,7 @@ from fedskew.deploy._log import LOG, utc_now
 from fedskew.deploy._replies import MOST_SAMPLES, check_counts, check_only_samples, only
 from fedskew.deploy.terms import NOISIEST, CountsRequest, is_too_noisy
 from fedskew.errors import EndedEarlyError, RunError
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 from fedskew.labels import SENSITIVITY
 from fedskew.tables import json_text
 
@@ -216,6 +216,4 @@ class Roster:
             "sites": self._reports,
             "label_counts": self.shown[1].tolist(),
         }
-        with writing(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self._path, json_text(content), private=True)
+        write_text(self._path, json_text(content), private=True)

@@ -30,17 +30,16 @@ STILL = 2
 """Rounds in a row that may leave the model as it was before the run is stopped."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SiteSums(FixedPoint):
     """Masked updates of real sites: weights come first, and the server opens the sum."""
 
-    sites: Sites | None = None
+    sites: Sites
 
     def collect(
         self, federation: Federation, state: ServerState, cohort: Cohort, sent: Sent, tasks: Sequence[Assignment]
     ) -> tuple[Collected, list[Update]]:
         """See `Floats.collect`; no update comes by itself."""
-        assert self.sites is not None, "as the server makes it"
         own = self.announced is not None  # each site weighs itself, and the server sees the sum of the weights
 
         def weights_of(clients: Collection[int]) -> tuple[Cohort, Weights]:

@@ -142,7 +142,8 @@ def make_deployed_loop(
     sizes = roster.sizes if agreement.multi_label else None
     federation = plan.federation(sites, roster.counts, clients, mix, announced, sizes)
     if isinstance(federation.codec, FixedPoint):
-        federation = dataclasses.replace(federation, codec=SiteSums(plan.protection, federation.codec.announced, sites))
+        codec = SiteSums(plan.protection, federation.codec.announced, sites=sites)
+        federation = dataclasses.replace(federation, codec=codec)
     runner = DeployedRunner(federation, sites, folder)
 
     def task() -> TaskInfo:

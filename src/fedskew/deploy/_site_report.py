@@ -6,7 +6,7 @@ It is made at the site from what the site keeps, when the site asks for it; noth
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +26,11 @@ from fedskew.deploy._plan import Plan
 from fedskew.deploy.app_files import APP, read_app, running
 from fedskew.deploy.site_data import SiteData, SiteStates
 from fedskew.deploy.terms import Terms, terms_path
-from fedskew.engine import Assignment, Evaluation, LocalWork, RoundRecord
+from fedskew.engine import Assignment, Evaluation, RoundRecord
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError, FedskewError
-from fedskew.experiment import Config, RunFolder, make_work, read, summarise
-from fedskew.files import private_folder, write_text, writing
+from fedskew.experiment import RunFolder, make_work, read, summarise
+from fedskew.files import private_folder, write_text
 from fedskew.metrics import FindingScores, Scores, SiteRow
 from fedskew.models import FlatModel, ModelState, last_layer
 from fedskew.personal import HeldOut, OwnTraining
@@ -87,31 +87,23 @@ class SiteReport:
             return made.written(data.parent, (folder / "run.toml").read_text(encoding="utf-8"))
 
 
-@dataclass
 class _Models:
     """The models that a site has, and its report on them; `earlier` are records of rounds that are trained alone."""
 
-    plan: Plan
-    terms: Terms
-    data: SiteData
-    notes: list[str] = field(default_factory=list)
-    earlier: list[RoundRecord] = field(default_factory=list)
-    config: Config = field(init=False)
-    work: LocalWork = field(init=False)
-    untrained: ModelState = field(init=False)
-
-    def __post_init__(self) -> None:
-        plan, agreement = self.plan, self.plan.agreement
-        self.config, self.untrained = plan.config, plan.model.read_state()
+    def __init__(self, plan: Plan, terms: Terms, data: SiteData) -> None:
+        self.plan, self.terms, self.data = plan, terms, data
+        self.notes: list[str] = []
+        self.earlier: list[RoundRecord] = []
+        self.config, self.untrained, agreement = plan.config, plan.model.read_state(), plan.agreement
         mean, std = tuple(agreement.mean), tuple(agreement.std)
         self.work = make_work(
-            self.config, self.config.seeds[0], plan.method, plan.model, self.data, mean, std, self.data.num_classes
+            self.config, self.config.seeds[0], plan.method, plan.model, data, mean, std, data.num_classes
         )
         torch.set_num_threads(self.config.engine.threads)
-        assert self.data.state is not None, "data.toml always has one"
-        self.home = Home(self.terms.folder(self.data.state) / HOME)
+        assert data.state is not None, "data.toml always has one"
+        self.home = Home(terms.folder(data.state) / HOME)
         self.common, self.told, self.about = self.home.common()
-        self.kept = SiteStates(self.data.state, self.about["run"]).load(self.about["counted"])
+        self.kept = SiteStates(data.state, self.about["run"]).load(self.about["counted"])
 
     @cached_property
     def models(self) -> dict[str, _Model]:
@@ -142,9 +134,8 @@ class _Models:
         if "personal" in found:
             model = folder / PERSONAL
             private_folder(model)
-            with writing(model):
-                write_text(model / "config.toml", config, private=True)
-                write_text(model / "rounds.jsonl", "", private=True)
+            write_text(model / "config.toml", config, private=True)
+            write_text(model / "rounds.jsonl", "", private=True)
             info, network = self.plan.agreement.info, found["personal"].network
             RunFolder(model).save_model("model.safetensors", network.state_dict(), info)
             RunFolder(model).write_profile(info.profile(self.data.inputs))

@@ -22,7 +22,7 @@ from fedskew.deploy._replies import arrays_of, figures_of
 from fedskew.deploy._roster import Roster
 from fedskew.engine.sums import decode_answers
 from fedskew.errors import EndedEarlyError, RunError, SumsError, placed
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 from fedskew.sums import Key, Masked, SumContext, unmask
 from fedskew.weighting import Facts
 
@@ -225,9 +225,7 @@ def kept(path: Path, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         found = ask()
     except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path}: can't be read ({type(error).__name__}); restore it") from None
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(found), private=True)
+    write_text(path, json.dumps(found), private=True)
     return found
 
 

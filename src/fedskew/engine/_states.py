@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedskew.engine._backend import tensor_bytes
 from fedskew.errors import ComponentError, RunError
-from fedskew.files import load_tensors, save_tensors, sync_files, writing
+from fedskew.files import load_tensors, save_tensors, sync_files
 from fedskew.models import ModelState
 
 Named = Mapping[str, Tensor]
@@ -218,10 +218,7 @@ class ClientStates:
         if key not in self._unwritten:
             return
         path = self._path(key)
-        with writing(path):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._cached[key].items()}
-        save_tensors(path, tensors, {"of": path.stem}, wait=False)
+        save_tensors(path, self._cached[key], {"of": path.stem}, wait=False)
         self._written.append(path)
         self._unwritten.remove(key)
 

@@ -154,7 +154,7 @@ class RunFolder:
         if self._identity is not None:
             self._identity.write(path)
         if self._frozen:
-            self._keep({name: one.cpu().contiguous() for name, one in self._frozen.items()})
+            self._keep({name: one.cpu() for name, one in self._frozen.items()})
 
     def _keep(self, frozen: Mapping[str, Tensor]) -> None:
         """Write what no round changes, once; RunError where there is another already."""
@@ -200,19 +200,13 @@ class RunFolder:
 
     def save_checkpoint(self, state: RunState) -> None:
         """Replace the checkpoint by a state, of a round whose record has been added."""
-        # safetensors writes no memory twice
-        tensors = {
-            name: part.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, part in state.tensors().items()
-        }
-        path = self.path / CHECKPOINT
-        with writing(path):
-            path.parent.mkdir(exist_ok=True)
-        save_tensors(path, tensors, {"numbers": state.numbers(), "records": self._marks[state.server.round]})
+        tensors = {name: part.cpu().clone() for name, part in state.tensors().items()}  # no memory is written twice
+        notes = {"numbers": state.numbers(), "records": self._marks[state.server.round]}
+        save_tensors(self.path / CHECKPOINT, tensors, notes)
 
     def save_model(self, name: str, tensors: Mapping[str, Tensor], info: ModelInfo) -> None:
         """Write a model's state dict to a file of this name, with its notes."""
-        save_tensors(self.path / name, {key: value.detach().cpu() for key, value in tensors.items()}, info.plain())
+        save_tensors(self.path / name, tensors, info.plain())
 
     def write_profile(self, profile: Profile) -> None:
         """Write `inputs.json`: what the training samples look like."""

@@ -268,12 +268,9 @@ class Identity:
             "directory": str(self.origin.directory),
             "data_root": None if self.origin.data is None else str(self.origin.data),
         }
-        with writing(folder / IDENTITY):
-            for name, text in self.sources.items():
-                path = folder / CODE / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, text)
-            write_text(folder / IDENTITY, json.dumps(said, indent=1) + "\n")
+        for name, text in self.sources.items():
+            write_text(folder / CODE / name, text)
+        write_text(folder / IDENTITY, json.dumps(said, indent=1) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Identity:

@@ -232,7 +232,7 @@ def _export_weights(network: nn.Module, path: Path, kind: str) -> Path:
             save_adapters(network, path)
         else:
             inner = network.network if isinstance(network, TextClassifier) else network
-            tensors = {name: one.clone().contiguous() for name, one in merged(inner).cpu().state_dict().items()}
+            tensors = {name: one.clone() for name, one in merged(inner).cpu().state_dict().items()}
             save_tensors(path, tensors)
     return path
 

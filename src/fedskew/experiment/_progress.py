@@ -274,7 +274,6 @@ def _import(tracker: str, module: str) -> Any:
 
 def _run_id(path: Path, create: Callable[[], str]) -> str:
     """Return the run id stored in a file, so that a resumed run continues the same run at the tracker."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         write_text(path, create())
     return path.read_text(encoding="utf-8")

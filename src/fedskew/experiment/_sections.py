@@ -11,11 +11,7 @@ from fedskew.engine.target import Estimation
 from fedskew.executors import cores
 from fedskew.labels import MixMethod
 from fedskew.local_steps import Adam
-from fedskew.parameters import Seed
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+from fedskew.parameters import BelowOne, Count, NonNegative, Positive, Seed, Share, Size
 
 
 class Section(BaseModel):
@@ -52,17 +48,17 @@ class DataSection(Named):
     tokenizer: str | None = None
     """Folder of a tokeniser (tokenizer.json) by which texts become ids, `length` of each; it travels with the model.
     Without it: words of the training texts."""
-    validation: Annotated[float, Field(ge=0.0, lt=1.0)] | Literal["own"] = 0.0
+    validation: BelowOne | Literal["own"] = 0.0
     """Share of the training samples of each class that is held out, for early stopping and for choosing values; "own":
     the samples that the data set itself sets aside, which are never trained on in any case."""
-    held_out: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    held_out: BelowOne = 0.0
     """Share of each client's samples that it does not train on, drawn at random by class: it calibrates on them, and
     with them the label mix of a target is estimated. Label counts are those of the other samples."""
-    client_test: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    client_test: BelowOne = 0.0
     """Share of each client's samples that it is tested on and never trains on, drawn at random by class: what the
     model is worth to each client (`fedskew sites`). Of each class that a client holds, one sample at least is trained
     on."""
-    rows: Annotated[int, Field(ge=1)] | None = None
+    rows: Count | None = None
     """Use only so many of the training samples, drawn at random with the same share of every class (and the validation
     samples among them); without it: all."""
 
@@ -73,7 +69,7 @@ class PartitionSection(Named):
     rule: str
     """A partition rule; "natural": the data set's own clients; "file": a saved partition, whose parameters are `path`
     and `target_client`, whether its last client is the target."""
-    clients: Annotated[int, Field(ge=1)] | None = None
+    clients: Count | None = None
     """Number of clients, including a target client where the rule has one. "natural" merges whole clients until so many
     are left (without it: it keeps all); "file" has its own number."""
     seed: Seed | None = None
@@ -129,14 +125,14 @@ class GroupSection(Section):
     """Pattern of their names, such as "head.*" (`fedskew list models NAME`); the first that matches counts."""
     lr: Positive | None = None
     """Their learning rate in the first round; from then on it changes as `training.lr` does."""
-    weight_decay: Annotated[float, Field(ge=0.0)] | None = None
+    weight_decay: NonNegative | None = None
     """Their weight decay."""
 
 
 class TrainingSection(Section):
     """Rounds, and the local training of each client in a round."""
 
-    rounds: Annotated[int, Field(ge=0)]
+    rounds: Size
     """Number of rounds."""
     participation: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Share of the clients that is selected in each round."""
@@ -145,11 +141,11 @@ class TrainingSection(Section):
     others by their weights. Without it: no limit."""
     epochs: Annotated[int | Annotated[float, Field(allow_inf_nan=False)], Field(ge=0, lt=2**31)] = 1
     """Local epochs; a fraction such as 0.5 trains on as many of an epoch's batches, at least one."""
-    steps: Annotated[int, Field(ge=1)] | None = None
+    steps: Count | None = None
     """Local steps, the same at every client, in place of `epochs`; without it: as `epochs` says."""
-    batch_size: Annotated[int, Field(ge=1)] = 64
+    batch_size: Count = 64
     """Samples in a batch."""
-    smallest_batch: Annotated[int, Field(ge=1)] = 1
+    smallest_batch: Count = 1
     """A last batch of an epoch with fewer samples is left out."""
     lr: Positive = 0.01
     """Learning rate of the first round."""
@@ -158,21 +154,21 @@ class TrainingSection(Section):
     schedule: Literal["cosine", "step", "linear"] | None = None
     """How the learning rate goes down over the rounds: from `lr` to `final_lr` by half a cosine or a straight line, or
     in steps; without it: by `lr_decay`."""
-    decay_every: Annotated[int, Field(ge=1)] | None = None
+    decay_every: Count | None = None
     """With `schedule = "step"`: rounds from one factor of `lr_decay` to the next."""
-    final_lr: Annotated[float, Field(ge=0.0)] | None = None
+    final_lr: NonNegative | None = None
     """With "cosine" and "linear": the learning rate that the round after the last would have; without it: 0."""
-    warmup: Annotated[int, Field(ge=1)] | None = None
+    warmup: Count | None = None
     """So many rounds at first, in which the learning rate grows to `lr` by equal steps; the schedule comes after."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """What takes the clients' steps. "adamw": Adam with weight decay apart from the gradient."""
-    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    momentum: BelowOne = 0.0
     """Momentum of SGD."""
     betas: Annotated[tuple[BelowOne, BelowOne], Field(strict=False)] = Adam().betas
     """Of "adam" and "adamw": decay of the means of gradients, and of their squares."""
     eps: Positive = Adam().eps
     """Of "adam" and "adamw": added to the root of the mean square."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    weight_decay: NonNegative = 0.0
     """L2 penalty, added to the gradient; of "adamw" the share of `lr` by which parameters shrink in a step."""
     keep_optimizer: bool = Field(False, validation_alias=AliasChoices("keep_optimizer", "persist_momentum"))
     """Each client keeps what its optimiser carries between participations (SGD's momentum buffer, as FedVLS's public
@@ -187,7 +183,7 @@ class TrainingSection(Section):
     faster where the processor has instructions for it, and slower where not; without it: float32."""
     teacher_train_mode: bool = False
     """The teacher's batch norm uses batch statistics, as FedVLS's public code does for itself."""
-    class_weights: Literal["balanced"] | list[Annotated[float, Field(ge=0.0)]] | None = None
+    class_weights: Literal["balanced"] | list[NonNegative] | None = None
     """What a sample of each class counts for in the classification loss, in the order of the classes; "balanced":
     inversely to the samples of its class in the whole federation, 1 in the mean over samples; of several labels a
     sample, what having each counts for, "balanced": samples without it by those with it; without it: all 1."""
@@ -232,17 +228,17 @@ class TargetSection(Section):
     """The mix by which accuracy on the target is measured, where the server is told another or estimates it; without
     it: `mix`, or where that is estimated, the target client's. With "estimate" and no target client, unlabelled samples
     of this mix are drawn from the validation samples."""
-    unlabelled: Annotated[int, Field(ge=1)] | Annotated[str, Field(min_length=1)] = 1000
+    unlabelled: Count | Annotated[str, Field(min_length=1)] = 1000
     """Number of unlabelled samples of a simulated target; fewer are drawn where a class runs short. Or where your own
     unlabelled samples of the target are: a folder of images, or an .npz file with an array x; `truth` may then be left
     out."""
-    noise: Annotated[float, Field(ge=0.0)] = 0.0
+    noise: NonNegative = 0.0
     """The server is given the mix plus noise * max(0, a standard normal draw) in each class, normalised (FedPALS,
     appendix A.4); accuracy on the target is measured with the exact mix."""
-    warmup: Annotated[int, Field(ge=0)] = 10
+    warmup: Size = 10
     """With "estimate": the round after which the first estimate is made. Until then, and while none is sure enough,
     weightings that need a target give way to FedAvg's."""
-    every: Annotated[int, Field(ge=1)] = 5
+    every: Count = 5
     """With "estimate": rounds from one estimate to the next; the newest that is sure enough is used."""
     estimator: MixMethod = "gls"
     """How the mix is estimated (see `fedskew.labels.estimate_mix`)."""
@@ -252,7 +248,7 @@ class TargetSection(Section):
     on_misfit: Literal["warn", "fedavg", "stop"] = "fedavg"
     """What to do where the target looks like no mix of the clients' classes: "fedavg", weigh as FedAvg until another
     estimate fits; "warn", use the estimate in spite of that; "stop" the run."""
-    ask: Annotated[int, Field(ge=1)] = 10_000
+    ask: Count = 10_000
     """Held-out samples that an estimate is made from, about; where clients hold more, some clients are asked, drawn
     anew for each estimate."""
 
@@ -272,7 +268,7 @@ class TargetSection(Section):
 class ConditionsSection(Section):
     """Clients that drop out or do less work, and noise on the label counts."""
 
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    dropout: BelowOne = 0.0
     """Share of each cohort that drops out after selection."""
     dropout_rule: Literal["exact", "bernoulli"] = "exact"
     """"exact": that share, rounded down, and never the whole cohort; "bernoulli": each client on its own with this
@@ -310,7 +306,7 @@ class PrivacySection(Section):
 class EvaluationSection(Section):
     """When and what to evaluate."""
 
-    every: Annotated[int, Field(ge=1)] = 1
+    every: Count = 1
     """Rounds from one evaluation to the next; the last round is always evaluated."""
     clients: bool = False
     """Also evaluate each client's model after its local training."""
@@ -321,7 +317,7 @@ class EvaluationSection(Section):
     """What the models at each client are compared with: "alone", each client's own training, as many steps as it takes
     in the federation, of which the best on its held-out samples counts; "pooled", one model of all training samples in
     one place, in every round as many steps as a client takes in the mean."""
-    patience: Annotated[int, Field(ge=0)] = 0
+    patience: Size = 0
     """Stop after so many evaluations in which validation samples give no better `measure`; 0: never."""
     intervals: bool = True
     """Intervals of the last model's figures, by bootstrap over the test samples (AUROC's takes half a second for 10,000
@@ -360,12 +356,12 @@ class EngineSection(Section):
     once, equal to floating-point tolerance. "auto": "cohort" where that is known to be faster
     (`engine.cohort.CohortBackend.is_faster`); else, from the command line, "processes" where a run is worth their
     start; else "sequential". The run's summary names the backend."""
-    chunk: Annotated[int, Field(ge=1)] | None = None
+    chunk: Count | None = None
     """How many clients the backend "cohort" stacks at a time, at most; without it: as many as memory allows."""
     seeds_together: bool = False
     """With "cohort": the clients of all seeds train as one cohort; where a method draws a last layer that nobody
     trains, which differs between seeds, those of each seed."""
-    processes: Annotated[int, Field(ge=1)] | None = None
+    processes: Count | None = None
     """Number of processes of the backend "processes", which does not change the result; without it: as many as the
     cores allow."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -396,7 +392,7 @@ class EngineSection(Section):
 class OutputSection(Section):
     """Files that a run writes in addition to its records."""
 
-    checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    checkpoint_every: Count = 1
     """Rounds from one checkpoint to the next."""
     trackers: list[Literal["tensorboard", "mlflow", "wandb"]] = []
     """Experiment trackers that get every record."""

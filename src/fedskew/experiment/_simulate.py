@@ -28,7 +28,7 @@ from fedskew.experiment._sections import OutputSection
 from fedskew.experiment._setup import make_training_loop, try_out
 from fedskew.experiment._summary import headline, over_seeds
 from fedskew.experiment._trained import load
-from fedskew.files import locked, write_text, writing
+from fedskew.files import locked, write_text
 from fedskew.report import SeedRun, write_report
 from fedskew.tables import counted, flatten, json_text
 
@@ -201,10 +201,9 @@ def _simulate(
     if folder is not None and torchrun.rank() == 0 and not (resume and is_finished(folder)):
         if not single:
             parts = {"parts": [name for _, name, _ in best.values()]}
-            with writing(folder):
-                tried = {} if resolved.tune is None else {"validation": scores}
-                resolved.write(folder / "config.toml")
-                write_text(folder / "summary.json", json_text(summary | parts | tried))
+            tried = {} if resolved.tune is None else {"validation": scores}
+            resolved.write(folder / "config.toml")
+            write_text(folder / "summary.json", json_text(summary | parts | tried))
         write_report(runs, folder / "report.html", resolved.name, scripts=scripts)
     return result
 
@@ -266,9 +265,7 @@ def _resolve(config: Config | Mapping[str, Any] | str | Path | None, tables: Map
 def _begin_whole(config: Config, folder: Path | None) -> None:
     """Write the config of a folder that is going to hold several runs, so that it can be gone on with."""
     if folder is not None and not (folder / "config.toml").exists():
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            config.write(folder / "config.toml")
+        config.write(folder / "config.toml")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from fedskew.experiment._sweep_tables import SweepResult, refused_cells
 from fedskew.experiment._task import make_task
 from fedskew.files import locked
 from fedskew.report import SeedRun
+from fedskew.tables import grouped
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,8 @@ class Job:
     @staticmethod
     def configs(jobs: "Sequence[Job]") -> list[Config]:
         """Return the config of each cell that some jobs are of, with the seeds of these jobs."""
-        seeds: dict[str, list[int]] = {}
-        configs = {job.cell.label: job.cell.config for job in jobs}
-        for job in jobs:
-            seeds.setdefault(job.cell.label, []).append(job.seed)
-        return [config.model_copy(update={"seeds": seeds[label]}) for label, config in configs.items()]
+        cells = grouped(jobs, lambda job: job.cell.label).values()
+        return [own[0].cell.config.model_copy(update={"seeds": [job.seed for job in own]}) for own in cells]
 
 
 class SweepProgress(Protocol):

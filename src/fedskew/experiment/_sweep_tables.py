@@ -8,9 +8,9 @@ from typing import Any
 from fedskew import models
 from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 from fedskew.report import SeedRun, write_report
-from fedskew.tables import Spread, csv_text, filled, markdown_table
+from fedskew.tables import Spread, csv_text, filled, grouped, markdown_table
 
 HEADINGS = {
     **SeedRun.FIGURES,
@@ -152,8 +152,6 @@ class SweepResult:
             "runs.csv": csv_text(self._run_lines()),
             "table.md": "\n".join([f"# {self.sweep.name}", "", table, "", *notes, ""]),
         }
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             write_text(self.folder / name, text)
 
@@ -214,9 +212,7 @@ def _rows(
         for reasons in (failed, refused)
     )
     own = [run for run in runs if run.label == cell.label]
-    by_label: dict[str, list[SeedRun]] = {}
-    for run in SeedRun.with_finished(own):
-        by_label.setdefault(run.label, []).append(run)
+    by_label = grouped(SeedRun.with_finished(own), lambda run: run.label)
     if len(by_label) < 2:
         by_label = {cell.label: own}
     found: list[CellResult] = []

@@ -38,7 +38,8 @@ def make_watch(seed: int, runner: engine.RoundRunner, model: FlatModel, task: Ta
     if task.unlabelled is None:
         return None
     assert isinstance(runner, engine.Federation), "the config has been checked"
-    return TargetWatch(runner, model, held_out_data(task), task.unlabelled, seed)
+    assert runner.aim is not None, "the mix is estimated"
+    return TargetWatch(runner, runner.aim, model, held_out_data(task), task.unlabelled, seed)
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,15 @@ class TargetWatch:
     """Estimates the target's label mix after the rounds in which that is due, by held-out samples; a `Watch`."""
 
     federation: engine.Federation
+    estimation: Estimation
     model: FlatModel
     held_out: engine.PartitionedData
     unlabelled: Inputs
     seed: int
 
-    @property
-    def _estimation(self) -> Estimation:
-        assert self.federation.aim is not None, "the mix is estimated"
-        return self.federation.aim
-
     def review(self, server: engine.ServerState, record: engine.RoundRecord) -> engine.ServerState:
         """Estimate the mix where that is due, and complete the round's record (see `Watch.review`)."""
-        if not self._estimation.is_due(record.round):
+        if not self.estimation.is_due(record.round):
             return server
         self.model.write_state(self.federation.evaluated_model(server))
         before = EstimatedMix.of(server)
@@ -72,10 +69,10 @@ class TargetWatch:
         """End a run whose target does not fit, if it is to end (see `Watch.check`)."""
         known = EstimatedMix.of(server)
         assert known is not None, "as the federation starts"
-        self._estimation.check(known)
+        self.estimation.check(known)
 
     def _updated(self, known: EstimatedMix, round: int) -> tuple[EstimatedMix, dict[str, Any]]:
-        estimation, data = self._estimation, self.held_out
+        estimation, data = self.estimation, self.held_out
         asked = self._asked(round)
         rows = np.concatenate([data.rows[client] for client in asked])
         true = data.targets.numpy()[rows]
@@ -95,11 +92,11 @@ class TargetWatch:
     def _asked(self, round: int) -> list[int]:
         """Return the clients whose held-out samples an estimate is made from, ascending."""
         sizes = np.array([len(rows) for rows in self.held_out.rows])
-        if sizes.sum() <= self._estimation.ask:
+        if sizes.sum() <= self.estimation.ask:
             return np.flatnonzero(sizes).tolist()
         order = generator(self.seed, Purpose.ASKED, round).permutation(len(sizes))
         before = np.cumsum(sizes[order]) - sizes[order]
-        return sorted(order[(before < self._estimation.ask) & (sizes[order] > 0)].tolist())
+        return sorted(order[(before < self.estimation.ask) & (sizes[order] > 0)].tolist())
 
 
 class _Tables(Mapping[int, FloatArray]):
@@ -112,11 +109,11 @@ class _Tables(Mapping[int, FloatArray]):
         self._places = {
             client: slice(start, end) for client, start, end in zip(clients, [0, *ends], ends, strict=False)
         }
-        self._true, self._cells, self._estimation = true, cells, estimation
+        self._true, self._cells, self.estimation = true, cells, estimation
 
     def __getitem__(self, client: int) -> FloatArray:
         place = self._places[client]
-        return outcome_table(self._true[place], self._cells[place], self._estimation.classes, self._estimation.bins)
+        return outcome_table(self._true[place], self._cells[place], self.estimation.classes, self.estimation.bins)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._places)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
 from fedskew.objectives._tensors import Out, at_target
-from fedskew.parameters import Positive, component
+from fedskew.parameters import component
 
 
 @component
@@ -27,8 +27,6 @@ class FedLMD(Distillation):
     Attributes:
         temperature: Divides both models' logits.
     """
-
-    temperature: Positive = 1.0
 
     paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
 

@@ -13,6 +13,7 @@ from fedskew.papers._recipe import FigurePart, Kind, Recipe, RecipeRow
 from fedskew.papers._values import repetitions, unit_of, value_of
 from fedskew.report import SeedRun, drawing, label_shares
 from fedskew.report.drawing import FloatArray
+from fedskew.tables import grouped
 
 Runs = list[tuple[RecipeRow, Sequence[SeedRun]]]
 
@@ -35,10 +36,8 @@ def draw(recipe: Recipe, runs: Sequence[tuple[RecipeRow, Sequence[SeedRun]]], fo
 
 def _draw(figure: Figure, part: FigurePart, shown: Runs) -> None:
     apart = part.kind in ("confusion", "classes", "mixes")  # a panel for each row
-    panels: dict[tuple[str, ...], Runs] = {}
-    for row, seeds in shown:
-        axes_of_panels = (*part.panels, part.lines) if apart else part.panels
-        panels.setdefault(tuple(row.labels.get(axis, "") for axis in axes_of_panels), []).append((row, seeds))
+    axes_of_panels = (*part.panels, part.lines) if apart else part.panels
+    panels = grouped(shown, lambda run: tuple(run[0].labels.get(axis, "") for axis in axes_of_panels))
     columns = min(len(panels), 4 if apart else 3)
     high = -(-len(panels) // columns)
     wide = max(5.6, columns * _PANEL[0])

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedskew.errors import CombinationError, DataError
 from fedskew.experiment import Cell, Config, Job, RefusedCell, RunFolder, Sweep, SweepProgress, SweepResult, run_sweep
-from fedskew.files import write_text, writing
+from fedskew.files import write_text
 from fedskew.papers._published import Printed
 from fedskew.papers._recipe import Labels, Recipe, RecipeRow
 from fedskew.papers._values import BASELINE, DRAWN, ceiling, domain_accuracies, in_words, paired, unit_of, value_of
@@ -321,8 +321,6 @@ def _write(done: Reproduction, command: str) -> list[Path]:
         page += [f"## Differences from {BASELINE}, paired by {by}", "", markdown_table(*found), ""]
     page += [*(f"- {note}" for note in done.notes), ""]
     files = {"comparison.csv": csv_text(lines), "by_seed.csv": csv_text(single), "comparison.md": "\n".join(page)}
-    with writing(done.folder):
-        done.folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            write_text(done.folder / name, content)
+    for name, content in files.items():
+        write_text(done.folder / name, content)
     return [done.folder / name for name in files]

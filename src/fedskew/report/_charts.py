@@ -30,8 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew.names import visible
-from fedskew.report._runs import Group, alike, listed
+from fedskew.report._runs import Group, listed
 from fedskew.report.drawing import Curve, FloatArray
+from fedskew.tables import grouped
 
 GOOD, SITES, CLASSES, DATA, ROUND, LOCAL = (
     "How good the model is",
@@ -213,7 +214,7 @@ def figures(groups: list[Group]) -> list[tuple[str, list[Figure]]]:
     """Draw every figure that these runs have the records for, under its heading."""
     sections: dict[str, list[Figure]] = {section: [] for section in (GOOD, SITES, CLASSES, DATA, ROUND, LOCAL)}
     for draw, key, settings in FIGURES:
-        for members in alike(groups, key):
+        for members in grouped(groups, key).values():
             drawn = Figure(groups, members, **settings)
             draw(drawn)
             if len(drawn.picks) < 2:

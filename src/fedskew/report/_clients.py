@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from fedskew.labels import ClassPairs
 from fedskew.metrics import SiteRow
 from fedskew.report import _charts as charts
-from fedskew.report._runs import Group, alike, label_shares, listed, same_cohorts, same_data, together
+from fedskew.report._runs import Group, label_shares, listed, same_cohorts, same_data, together
 from fedskew.report._sites import ClientTable
 from fedskew.report.drawing import FloatArray
-from fedskew.tables import counted
+from fedskew.tables import counted, grouped
 
 _CELLS = 120_000
 _MOST_BARS = 200
@@ -110,7 +110,7 @@ def _pairs(drawn: charts.Figure) -> None:
 def _participation(drawn: charts.Figure) -> None:
     """Draw how often each client was chosen, once for groups that chose the same ones; name who never was."""
     rows: list[tuple[list[Group], FloatArray]] = []
-    for members in alike(drawn.groups, lambda group: (same_data(group), same_cohorts(group))):
+    for members in grouped(drawn.groups, lambda group: (same_data(group), same_cohorts(group))).values():
         run = members[0].first
         rounds = sum(record.round > 0 for record in run.rounds)
         if not any(record.cohort for record in run.rounds):

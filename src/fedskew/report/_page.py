@@ -16,15 +16,15 @@ import numpy as np
 import tomli_w
 
 from fedskew.errors import ArgumentError
-from fedskew.files import replacing, writing
+from fedskew.files import replacing, write_text, writing
 from fedskew.names import visible
 from fedskew.privacy import COVERED
 from fedskew.report import _classes, _clients, _curves  # noqa: F401  (the figures that they register)
 from fedskew.report._charts import figures
 from fedskew.report._ranking import ranking
-from fedskew.report._runs import Group, SeedRun, alike, averaged_over, listed, same_data, same_test
+from fedskew.report._runs import Group, SeedRun, averaged_over, listed, same_data, same_test
 from fedskew.report._sites import SiteActivity
-from fedskew.tables import Spread, counted, flatten
+from fedskew.tables import Spread, counted, flatten, grouped
 
 _NOTHING = "\u2013"
 _FEW = 8  # labels that have a card each and whose figures are all drawn at first
@@ -85,10 +85,7 @@ def write_report(
         script=_script() if library is None else "",
         library=None if library is None else quote(Path(library).as_posix()),
     )
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.write_text(page, encoding="utf-8", newline="\n")
+    write_text(path, page)
     return path
 
 
@@ -183,15 +180,15 @@ def _grouped(runs: Sequence[SeedRun]) -> list[Group]:
 
 def _warnings(groups: list[Group]) -> list[str]:
     """Return what makes a comparison of these runs unfair."""
-    if len(tests := alike(groups, same_test)) > 1:
-        parts = [f"{listed(group.label for group in members)}: {_data(members[0])}" for members in tests]
+    if len(tests := grouped(groups, same_test)) > 1:
+        parts = [f"{listed(group.label for group in members)}: {_data(members[0])}" for members in tests.values()]
         return [
             "These runs are not of the same data, so their accuracies are of different tests: compare within each of "
             f"these only. {'. '.join(parts)}."
         ]
     seeds = {tuple(run.seed for run in group.seeds) for group in groups}
-    if len(splits := alike(groups, same_data)) > 1 and len(seeds) == 1:
-        parts = [f"{listed(group.label for group in members)}: {_split(members[0])}" for members in splits]
+    if len(splits := grouped(groups, same_data)) > 1 and len(seeds) == 1:
+        parts = [f"{listed(group.label for group in members)}: {_split(members[0])}" for members in splits.values()]
         return [
             "The clients of these runs do not hold the same samples, so differences between runs are not of the "
             f"method alone. {'; '.join(parts)}."

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedskew.tables import grouped
 
 if TYPE_CHECKING:
     from fedskew.engine import Evaluation, RoundRecord
@@ -270,9 +272,7 @@ class SeedRun:
     @staticmethod
     def headline_in_words(runs: Iterable[SeedRun]) -> str:
         """Say in words what the headline figures of some runs are of, such as "the final model"."""
-        by_kind: dict[str, list[SeedRun]] = {}
-        for run in runs:
-            by_kind.setdefault(run.summarised_by, []).append(run)
+        by_kind = grouped(runs, lambda run: run.summarised_by)
         words = {
             "final": "the final model",
             "last 10": averaged_over(by_kind.get("last 10", [])),
@@ -368,14 +368,6 @@ class Group:
     def first(self) -> SeedRun:
         """The lowest seed, which figures of single clients show: another seed may split the data otherwise."""
         return self.seeds[0]
-
-
-def alike(groups: Iterable[Group], kind: Callable[[Group], Hashable]) -> list[list[Group]]:
-    """Return the groups that can share a figure."""
-    found: dict[Hashable, list[Group]] = {}
-    for group in groups:
-        found.setdefault(kind(group), []).append(group)
-    return list(found.values())
 
 
 def same_classes(group: Group) -> Hashable:
