@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_834, "docstrings": 9_567, "files": 316, "names": 338},
-    "tests": {"code": 33_892},
+    "src": {"code": 38_852, "docstrings": 9_569, "files": 316, "names": 338},
+    "tests": {"code": 33_901},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

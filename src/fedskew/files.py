@@ -26,7 +26,8 @@ def replacing(path: Path, shared: bool = False, private: bool = False, wait: boo
         with replacing(folder / "config.toml") as part:
             part.write_text(text, encoding="utf-8")
 
-    A reader finds the old file or the new one, never half of one, also after a kill or a power cut.
+    A reader finds the old file or the new one, never half of one, also after a kill or a power cut. RunError where the
+    path is a folder, a pipe or a device.
 
     Args:
         path: The file to write; its folder must exist.
@@ -34,6 +35,8 @@ def replacing(path: Path, shared: bool = False, private: bool = False, wait: boo
         private: Whether only the file's owner may read it (mode 0600), from its first byte on.
         wait: Whether to wait until it is on the disk; otherwise `sync_files` does, for many at once.
     """
+    if path.exists() and not path.is_file():  # whoever may would put a file in the place of a device
+        raise RunError(f"{path}: can't be written: it is {'a folder' if path.is_dir() else 'a device'}, and no file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
     try:
         if private:

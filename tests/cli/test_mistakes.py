@@ -1,5 +1,6 @@
 """Mistakes as people make them, each answered by one line that says what is wrong and what to do: no traceback."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -237,6 +238,10 @@ COMMANDS = [  # a command, and words of the answer
     ("weights counts.csv --method afl", ["--method: afl learns its weights during training"]),
     ("weights counts.csv --method nowhere:Rule", ["--method: 'nowhere:Rule' can't be imported"]),
     ("weights counts.csv --method fedla --csv none/w.csv", ["none/w.csv: can't be written"]),
+    ("weights counts.csv --method fedla --csv .", [".: can't be written: it is a folder, and no file"]),
+    ("weights counts.csv --method fedla --csv pipe", ["pipe: can't be written: it is a device, and no file"]),
+    (f"{PALS} --set strength=200 --strength 1", ["--strength: is given by --set, too"]),
+    (f"{TARGET} --picture a.svg --out ./a.svg", ["--out: a.svg is where --picture draws"]),
     (PALS, ["--target: fedpals weighs clients towards a target"]),
     (f"{PALS} --target target.csv --ess 2", ["--ess: input should be less than or equal to 1"]),
     (f"{PALS} --target target.csv --strength -1", ["--strength: input should be greater than or equal to 0"]),
@@ -297,6 +302,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
+    os.mkfifo(tmp_path / "pipe")
     return tmp_path
 
 

@@ -60,6 +60,7 @@ def test_what_is_missing_is_said_in_one_line(command, run, tmp_path):
     assert "again: is not finished (seed 0); go on with" in command("sites", again, status=None).stderr
     over = command("sites", f"mine={run}", "--csv", f"{run}/config.toml", status=2)
     assert "config.toml: is there already, among what the command reads" in over.stderr
+    assert "has seed 0 twice; give each" in command("sites", run, f"{run}/.", status=2).stderr
     assert "'accurcy' is not one of" in command("sites", run, "--figure", "accurcy", status=None).stderr
 
 
@@ -77,6 +78,7 @@ def test_what_real_sites_added_up(command, tmp_path):
     assert "Means over 3 sites" in out
     assert ["alone", "0.500", "1.250", "3"] in [line.split() for line in out.splitlines()]
     assert json.loads(command("sites", "real", "--json").stdout)["sites"] == ["ash", "birch", "cedar"]
+    assert "--csv: real has what its sites added up" in command("sites", "real", "--csv", "a.csv", status=2).stderr
     said = command("sites", "real", "--figure", "auroc", status=2).stderr
     assert "--figure: sites don't add up auroc; take one of accuracy, loss" in said
     file.write_text("{")

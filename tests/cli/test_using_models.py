@@ -144,6 +144,7 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
     [
         ([], "FILES: give images, a folder of them, an .npz or CSV file; or --export onnx"),
         (["images", "--out", "x.pt"], "--out: says where --export writes"),
+        (["--export", "onnx", "--csv", "a.csv"], "FILES: --csv, --json and --skip-broken are of predictions"),
         (["--export", "tflite"], "--export: can't export as 'tflite' (known: onnx, torchscript, weights, adapters)"),
         (["images", "--seed", "7"], "has no seed 7; its seeds: 0"),
         (["images", "--best"], "no validation samples were held out"),

@@ -247,7 +247,10 @@ def _weigh(
     """Weigh all clients by the weighting of a name, as if every one of them replied in the first round."""
     if len(given) > 1:
         raise ArgumentError("--ess: finds the strength itself; give --strength or --ess, not both")
-    table = {"name": method, **given, **dict(map(parse_change, settings or []))}
+    changes = dict(map(parse_change, settings or []))
+    if twice := given.keys() & changes.keys():
+        raise ArgumentError(f"--{min(twice)}: is given by --set, too; give it once")
+    table = {"name": method, **given, **changes}
     try:
         chosen = make_component(INDEX, table, "--set")
     except ConfigError as error:

@@ -78,6 +78,8 @@ def predict(
 
     if not images and export is None:
         raise ArgumentError("FILES: give images, a folder of them, an .npz or CSV file; or --export onnx")
+    if not images and (csv_path is not None or as_json or skip_broken):
+        raise ArgumentError("FILES: --csv, --json and --skip-broken are of predictions; give images, or leave them out")
     if out is not None and export is None:
         raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
     if export is not None and export not in ModelInfo.EXPORTS:

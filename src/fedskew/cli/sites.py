@@ -45,21 +45,24 @@ def sites(
     """
     from fedskew.experiment import RunFolder
     from fedskew.metrics import SiteRow
-    from fedskew.report import ClientTable
+    from fedskew.report import ClientTable, SeedRun
 
     paths = [Path(one.partition("=")[2] or one) for one in folders]
     place = paths[0] / RunFolder.SITE_FIGURES
     if len(folders) == 1 and place.exists():
+        if csv_path is not None:
+            raise DataError(
+                f"--csv: {paths[0]} has what its sites added up, and no site's own figures; leave --csv out"
+            )
         _print_summed(place, figure, as_json)
         return
     runs = read_runs(folders)
     for run in runs:
         _check(run)
+    tables = [ClientTable.of(own) for own in SeedRun.by_label(runs).values()]
     if csv_path is not None:
         cells = [(run.label, run.seed, run.client_names[row.client], *row.cells()) for run in runs for row in run.sites]
         write_csv(csv_path, [("run", "seed", "name", *SiteRow.__annotations__), *cells], *paths)
-    labels = dict.fromkeys(run.label for run in runs)
-    tables = [ClientTable.of([run for run in runs if run.label == label]) for label in labels]
     if as_json:
         print_json({"figure": figure, "runs": [_plain(table, figure) for table in tables]})
         return

@@ -82,6 +82,8 @@ def target(
     Example: fedskew target predictions.csv --tables held-out.csv --out target.csv
     """
     drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
+    if drawn is not None and out is not None and drawn.resolve() == out.resolve():
+        raise ArgumentError(f"--out: {out} is where --picture draws; write to another file")
     from fedskew.labels import Outcomes
 
     outcomes = Outcomes.read(predictions, tables, several("--bins", bins, float, "numbers between 0 and 1"), decimal)

@@ -8,7 +8,7 @@ import hashlib
 import io
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -216,9 +216,12 @@ def digits() -> Dataset:
 def _digits_table() -> NDArray[np.uint8]:
     """Read 64 levels and a label a row from scikit-learn's file, as to import its package takes seconds; from the
     package where the file is elsewhere."""
-    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     try:
-        return np.loadtxt(str(path), delimiter=",", dtype=np.uint8)
+        return np.loadtxt(path, delimiter=",", dtype=np.uint8)
     except OSError:
         from sklearn.datasets import load_digits
 

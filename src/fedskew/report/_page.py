@@ -164,17 +164,9 @@ def _clock(run: SeedRun) -> dict[str, list[float]]:
 def _grouped(runs: Sequence[SeedRun]) -> list[Group]:
     if not runs:
         raise ArgumentError("runs: a report needs at least one run, got none")
-    by_label: dict[str, list[SeedRun]] = {}
-    for run in runs:
-        if any(run.seed == other.seed for other in by_label.setdefault(run.label, [])):
-            raise ArgumentError(
-                f"runs: {run.label!r} has seed {run.seed} twice; give each configuration its own label (fedskew report "
-                "LABEL=RUN ...)"
-            )
-        by_label[run.label].append(run)
     return [
         Group(label, style, sorted(seeds, key=lambda run: run.seed))
-        for style, (label, seeds) in enumerate(by_label.items())
+        for style, (label, seeds) in enumerate(SeedRun.by_label(runs).items())
     ]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedskew.errors import ArgumentError
 from fedskew.tables import grouped
 
 if TYPE_CHECKING:
@@ -248,6 +249,18 @@ class SeedRun:
         """Return the evaluations of the last so many rounds, never the untrained model's."""
         trained = [record.evaluation for record in rounds if record.round > _first(rounds, last)]
         return [evaluation for evaluation in trained if evaluation is not None]
+
+    @staticmethod
+    def by_label(runs: Iterable[SeedRun]) -> dict[str, list[SeedRun]]:
+        """Return the runs of each label; ArgumentError where one has a seed twice."""
+        found = grouped(runs, lambda run: run.label)
+        for label, own in found.items():
+            seeds = [run.seed for run in own]
+            if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
+                raise ArgumentError(
+                    f"runs: {label!r} has seed {twice[0]} twice; give each configuration its own label (LABEL=RUN)"
+                )
+        return found
 
     @staticmethod
     def with_finished(runs: Iterable[SeedRun]) -> list[SeedRun]:
