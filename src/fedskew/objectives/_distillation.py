@@ -10,7 +10,7 @@ from typing import ClassVar
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
 from fedskew.objectives._tensors import Out
-from fedskew.parameters import component
+from fedskew.parameters import Positive, component
 
 
 @component
@@ -20,6 +20,8 @@ class FedKD(Distillation):
     Attributes:
         temperature: Divides both models' logits.
     """
+
+    temperature: Positive = 1.0
 
     paper: ClassVar[str] = "Hinton et al., 2015"
 
@@ -35,6 +37,8 @@ class FedEKD(Distillation):
     Attributes:
         temperature: Divides both models' logits.
     """
+
+    temperature: Positive = 1.0
 
     paper: ClassVar[str] = "Guo et al., AAAI 2025"
 

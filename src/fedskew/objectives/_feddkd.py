@@ -19,7 +19,7 @@ from torch import Tensor
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
 from fedskew.objectives._tensors import at_target, distilled, divergence, is_target, logsumexp_over, real_rows, row_mean
-from fedskew.parameters import NonNegative, component
+from fedskew.parameters import NonNegative, Positive, component
 
 
 @component
@@ -32,6 +32,7 @@ class FedDKD(Distillation):
         rest_weight: Weight of the others among themselves (beta).
     """
 
+    temperature: Positive = 1.0
     target_weight: NonNegative = 1.0
     rest_weight: NonNegative = 1.0
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
 from fedskew.objectives._tensors import Out, at_target
-from fedskew.parameters import component
+from fedskew.parameters import Positive, component
 
 
 @component
@@ -27,6 +27,8 @@ class FedLMD(Distillation):
     Attributes:
         temperature: Divides both models' logits.
     """
+
+    temperature: Positive = 1.0
 
     paper: ClassVar[str] = "Lu et al., ACM Multimedia 2023"
 

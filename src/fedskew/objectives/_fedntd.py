@@ -12,7 +12,7 @@ from typing import ClassVar
 from fedskew.hooks import Batch
 from fedskew.objectives._protocol import Context, Distillation
 from fedskew.objectives._tensors import Out, at_target
-from fedskew.parameters import component
+from fedskew.parameters import Positive, component
 
 
 @component
@@ -22,6 +22,8 @@ class FedNTD(Distillation):
     Attributes:
         temperature: Divides both models' logits.
     """
+
+    temperature: Positive = 1.0
 
     paper: ClassVar[str] = "Lee et al., NeurIPS 2022"
 

@@ -13,7 +13,6 @@ from fedskew.errors import ArgumentError, ComponentError
 from fedskew.hooks import Batch
 from fedskew.models import Outputs
 from fedskew.objectives._tensors import Out, distilled, distilled_slope
-from fedskew.parameters import Positive, component
 
 T = TypeVar("T")
 
@@ -103,14 +102,13 @@ class Term:
     reads: ClassVar[frozenset[str]] = frozenset()
 
 
-@component
 class Distillation(Term):
     """Base class of terms that compare with the sent model's outputs on the same rows, by a mean divergence."""
 
     takes_stacks: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"teacher"})
     default_weight: ClassVar[float] = 0.1
-    temperature: Positive = 1.0
+    temperature: float = 1.0
 
     def left_out(self, batch: Batch, context: Context) -> Out:
         """Return which classes the client's softmax leaves out, and which the sent model's: the same, or more."""
