@@ -5,7 +5,8 @@
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
 `docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of
-`arena-priors`, `arena-heads`, `arena-words`, `arena-silos`, `arena-networks`, `arena-cifar10` and `arena-cifar100`.
+`arena-priors`, `arena-heads`, `arena-words`, `arena-silos`, `arena-networks`, `arena-cifar10`, `arena-cifar10-long` and
+`arena-cifar100`.
 Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
 tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 The two tables of `docs/compare.md` and their picture are made anew (`compared_methods.py`). Run it again, in the
@@ -30,7 +31,7 @@ MEASURED = REPOSITORY / "docs" / "measured"
 EVIDENCE = REPOSITORY / "src" / "fedskew" / "arena" / "evidence.csv.gz"
 BLOCKS = {
     **dict.fromkeys(("heads", "words", "silos"), "task"),
-    **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar100")),
+    **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar10-long", "cifar100")),
 }
 
 
