@@ -35,7 +35,7 @@ def replacing(path: Path, shared: bool = False, private: bool = False, wait: boo
         private: Whether only the file's owner may read it (mode 0600), from its first byte on.
         wait: Whether to wait until it is on the disk; otherwise `sync_files` does, for many at once.
     """
-    if path.exists() and not path.is_file():  # whoever may would put a file in the place of a device
+    if path.exists() and not path.is_file():  # a rename would put a file in a device's place
         raise RunError(f"{path}: can't be written: it is {'a folder' if path.is_dir() else 'a device'}, and no file")
     part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
     try:

@@ -133,6 +133,13 @@ class Plan:
         """Return the digests of those of its runs that have ended."""
         return [*dict.fromkeys(key for job in self.jobs(runs) for key in job.keys.values() if key in runs)]
 
+    def ended(self, runs: Runs) -> int:
+        """Return how many of its runs have ended, or are no longer needed, as its config is refused."""
+        steps = self.steps(runs)
+        if all(job.is_done(runs) for job in steps[-1]):
+            return self.number
+        return len({key for step in steps for job in step for key in job.keys.values() if key in runs})
+
     @property
     def number(self) -> int:
         """Number of runs in all."""

@@ -313,14 +313,14 @@ def run_arena(
                 trained = future.result() if reason is None else [[Trained({}, {}, reason_of(reason))] * len(views[0])]
                 pairs = [pair for own in map(zip, views, trained) for pair in own]
                 results = [(job, one) for job, one in pairs if not job.is_done(files.runs)]
-                before = _finished(left[at], files)
+                before = sum(plan.ended(files.runs) for plan in left[at])
                 files.add(results)
                 for job, result in results:
                     if result.failed:
                         failures[job.name] = result.failed
                         failed.update(job.keys.values())
                 if progress is not None:
-                    progress.ended(results, _finished(left[at], files) - before)
+                    progress.ended(results, sum(plan.ended(files.runs) for plan in left[at]) - before)
 
 
 def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping[str, str] | None = None) -> ArenaState:
@@ -336,11 +336,6 @@ def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping
     failed = tuple(f"{name}: {reason}" for name, reason in (failures or {}).items())
     number = len(runs) + sum(left for _, left in missing)
     return ArenaState(arena, ordered, files.federations, tuple(missing), failed, number)
-
-
-def _finished(plans: Sequence[Plan], files: _Files) -> int:
-    """Return how many runs that plans ask for are there, or no longer needed, as their config is refused."""
-    return sum(len(plan.finished(files.runs)) if plan.missing(files.runs) else plan.number for plan in plans)
 
 
 class _Files:

@@ -398,7 +398,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 ENCODERS: dict[str, Callable[..., Encoder]] = {"table": lambda **values: TableSchema.of_plain(values)}
-"""What makes an encoder of its plain values, by name, by its kind."""
+"""By kind: what makes an encoder anew from the values that its `plain` gave, each by its name."""
 
 
 def encoder_of(plain: Mapping[str, Any]) -> Encoder:

@@ -10,7 +10,7 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._grid import Cell, Sweep
 from fedskew.files import write_text
 from fedskew.report import SeedRun, write_report
-from fedskew.tables import Spread, csv_text, filled, grouped, markdown_table
+from fedskew.tables import Spread, csv_text, filled, markdown_table
 
 HEADINGS = {
     **SeedRun.FIGURES,
@@ -212,7 +212,7 @@ def _rows(
         for reasons in (failed, refused)
     )
     own = [run for run in runs if run.label == cell.label]
-    by_label = grouped(SeedRun.with_finished(own), lambda run: run.label)
+    by_label = SeedRun.by_label(SeedRun.with_finished(own))
     if len(by_label) < 2:
         by_label = {cell.label: own}
     found: list[CellResult] = []
