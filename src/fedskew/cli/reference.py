@@ -134,9 +134,9 @@ def check(
 ) -> None:
     """Test your own components, of any slot, before you train with them.
 
-    Every class of the file that has a slot's main function (select, value, step, weigh, combine, update, finish) is
-    made, tested in corner cases, trained for three rounds of a tiny federation, repeated and resumed. Takes seconds for
-    each. The exit status is 1 if a problem was found.
+    Every class of the file that has a slot's main function (select, value, step, weigh, combine, move, finish,
+    trainings) is made, tested in corner cases, trained for three rounds of a tiny federation, repeated and resumed.
+    Takes seconds for each. The exit status is 1 if a problem was found.
 
     Example: fedskew check my_method.py
 
@@ -151,8 +151,8 @@ def check(
     found = checks.FoundComponent.in_file(file)
     if not found:
         raise ConfigError(
-            f"{file}: defines no component: no class has select, value, step, weigh, combine, update or finish (see "
-            "the tutorial 'Add a method of your own')"
+            f"{file}: defines no component: no class has select, value, step, weigh, combine, move, finish or "
+            "trainings (see the tutorial 'Add a method of your own')"
         )
     names = {one.kind.__name__ for one in found}
     given: dict[str, dict[str, object]] = {}
