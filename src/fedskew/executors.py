@@ -46,6 +46,7 @@ class Processes(Executor):
                 child.interrupt()
             self._threads.shutdown()
             for child in list(self._children):
+                child.connection.close()  # one that was being started has heard no interrupt
                 child.process.join()
         finally:
             for child in list(self._children):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ import pytest
 
 from fedskew import simulate
 from fedskew.arena import Arena, ArenaState, Scores, run_arena, write_comparison
-from fedskew.arena._run import train
-from fedskew.errors import RunError
-from fedskew.executors import executor
+from fedskew.arena._run import _RUN, FIGURES, train
+from fedskew.errors import ConfigError, RunError
+from fedskew.executors import Processes, executor
 from fedskew.experiment import Sweep, _simulate, make_training_loop, resolve, run_sweep, simulate_together
 
 ROOT = Path(__file__).parents[2]
@@ -429,3 +430,56 @@ def test_a_mix_that_does_not_fit_is_refused_in_its_view_alone(tmp_path) -> None:
     # it has no score that could choose a value, so its plan ends with the rates, and trains none of its own
     asked = {line["config"] for line in state.runs}
     assert {line["config"] for line in lines(tmp_path) if line["target"] == "none"} <= asked
+
+
+@pytest.mark.slow
+def test_a_process_that_is_being_started_ends_with_its_executor() -> None:
+    pool = Processes(1)
+    pool.submit(os.getpid)
+    end = Thread(target=pool.shutdown, kwargs={"wait": False}, daemon=True)
+    end.start()
+    end.join(30)
+    assert not end.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("said", "cells"),
+    [
+        ("its stage can't be 'runn'", {"stage": "runn"}),
+        ("its seed can't be 'x'", {"seed": "x"}),
+        ("its validation can't be '0.1?'", {"validation": "0.1?"}),
+        ("its curve can't be '100 2OO'", {"curve": "100 2OO"}),
+        ("it has too few or too many cells", {"made": "a,b"}),
+    ],
+)
+def test_a_damaged_line_is_refused_with_its_number(tmp_path, said: str, cells: dict[str, str]) -> None:
+    folder = tmp_path / "runs" / "arena-tiny"
+    folder.mkdir(parents=True)
+    line = {"participation": "0.4", "method": "fedavg", "stage": "run", "partition": "0", "seed": "0", "lr": "1e-05"}
+    line = dict.fromkeys([*line, "own", "config", *FIGURES], "") | line
+    rows = [line, *(row.values() for row in (line, line, line | cells))]
+    (folder / "runs.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    (tmp_path / "tiny.toml").write_text(FILE)
+    with pytest.raises(RunError, match=rf"runs\.csv, line 4: {re.escape(said)}; mend it, or move the file away"):
+        ArenaState.read(Arena.read(tmp_path / "tiny.toml"), tmp_path / "runs")
+
+
+def test_who_only_reads_leaves_a_line_that_is_being_written(tmp_path) -> None:
+    file = tmp_path / "runs" / "arena-tiny" / "runs.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text(",".join(["participation", "method", *_RUN, *FIGURES]) + "\n0.4,fedavg,run,0,0,0.")
+    (tmp_path / "tiny.toml").write_text(FILE)
+    assert ArenaState.read(Arena.read(tmp_path / "tiny.toml"), tmp_path / "runs").runs == ()
+    assert file.read_text().endswith("0.4,fedavg,run,0,0,0.")
+
+
+def test_a_rate_without_end_is_refused(tmp_path) -> None:
+    (tmp_path / "tiny.toml").write_text(FILE.replace("1.0]\nbudget", "inf]\nbudget"))
+    with pytest.raises(ConfigError, match=r"arena\.rates"):
+        Arena.read(tmp_path / "tiny.toml")
+
+
+def test_an_axis_with_the_name_of_a_column_is_refused(tmp_path) -> None:
+    (tmp_path / "tiny.toml").write_text(FILE + "training.steps = [2, 3]\n")
+    with pytest.raises(ConfigError, match=r"the axis 'steps' has the name of a column of runs\.csv"):
+        ArenaState.read(Arena.read(tmp_path / "tiny.toml"), tmp_path / "runs")

@@ -59,3 +59,11 @@ def test_the_arenas_that_ship_can_be_read(name):
     whole = Arena.read(config_file(name), few)
     assert len({entry.method for entry in whole.entries}) >= 9
     assert tomllib.loads(config_file(name).read_text())["name"] == whole.name
+
+
+@pytest.mark.slow
+def test_where_all_is_refused_the_reason_is_said(tmp_path, command):
+    (tmp_path / "small.toml").write_text(FILE + "[target]\nmix = [0.5, 0.5]\n")
+    done = command("arena", "small.toml", "--processes", "1", status=1)
+    assert "Nothing can be compared with fedavg yet." in done.stdout
+    assert done.stderr.count("refused: target.mix: must have the shape (10,)") == 1

@@ -63,7 +63,7 @@ _DIGITS = 3  # significant digits of a drawn number, which people read and compa
 
 
 class _Table(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class _Draw(_Table):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
@@ -217,6 +218,9 @@ OF_FEDERATION = "of:"
 
 _AHEAD = 2  # calls submitted for each that can run, so that workers need not wait for this process
 _RUN = ("stage", "partition", "seed", "lr", "own", "config")
+_CELLS = {name: re.compile(r"(-?[\d.]+(e[-+]\d+)?)?") for name in ("lr", *FIGURES[:5], *FIGURES[6:-2])}
+_CELLS |= {"stage": re.compile("tune|run|traffic"), "curve": re.compile(r"[-\d ]*")}
+_CELLS |= dict.fromkeys(("partition", "seed"), re.compile(r"\d+"))
 
 
 class ArenaProgress(Protocol):
@@ -259,7 +263,8 @@ class ArenaState:
         Raises:
             RunError: Its files can't be read.
         """
-        return _state(arena, [Plan(arena, entry) for entry in arena.entries], _Files(arena, arena.folder(out)))
+        files = _Files(arena, arena.folder(out), writes=False)
+        return _state(arena, [Plan(arena, entry) for entry in arena.entries], files)
 
 
 def run_arena(
@@ -278,7 +283,7 @@ def run_arena(
     failures: dict[str, str] = {}
     failed: set[str] = set()
     with locked(folder):
-        files = _Files(arena, folder)
+        files = _Files(arena, folder, writes=True)
         if progress is not None:
             state = _state(arena, plans, files)
             progress.begin(len(state.runs), state.number)
@@ -341,14 +346,20 @@ def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping
 class _Files:
     """`runs.csv` and `federations.csv`: one line for each run and each federation, added whole and never changed."""
 
-    def __init__(self, arena: Arena, folder: Path) -> None:
+    def __init__(self, arena: Arena, folder: Path, writes: bool) -> None:
         self._axes = arena.axes
         self._runs_file, self._federations_file = folder / "runs.csv", folder / "federations.csv"
         tested = any(entry.config.data.client_test for entry in arena.entries)
         self._figures = (*FIGURES, *(AT_CLIENTS if tested else ()))
-        lines = _read(self._runs_file, [*arena.axes, "method", *_RUN, *self._figures])
+        columns = "method", *_RUN, *self._figures
+        if (axis := next((axis for axis in arena.axes if axis in columns), None)) is not None:
+            raise errors.ConfigError(
+                f"sweep.grid: the axis {axis!r} has the name of a column of runs.csv; name it otherwise, as "
+                f"own-{axis} = [{{label = ..., set = ...}}, ...]"
+            )
+        lines = _read(self._runs_file, [*arena.axes, *columns], writes)
         self.runs = {line["config"]: line for line in lines}
-        lines = _read(self._federations_file, [*arena.axes, "partition"])
+        lines = _read(self._federations_file, [*arena.axes, "partition"], writes)
         self.federations = {self._key(line): line for line in lines}
 
     def add(self, trained: Sequence[tuple[ArenaJob, Trained]]) -> None:
@@ -375,15 +386,15 @@ class _Files:
         return (*(line[axis] for axis in self._axes), line["partition"])
 
 
-def _read(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+def _read(path: Path, columns: Sequence[str], writes: bool) -> list[dict[str, str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.RunError(f"{path}: can't be read: {error}") from None
+        raise errors.RunError(f"{path}: can't be read: {error}; move it away, or write elsewhere with --out") from None
     whole = text[: text.rfind("\n") + 1]
-    if whole != text:  # the line that was being written when the machine or its power failed
+    if writes and whole != text:  # the last line was being written when the machine or its power failed
         write_text(path, whole)
     reader = csv.DictReader(io.StringIO(whole, newline=""))
     if whole and list(reader.fieldnames or [])[: len(columns)] != list(columns):
@@ -391,10 +402,19 @@ def _read(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             f"{path}: belongs to an arena with other columns than {', '.join(columns)}; write elsewhere with "
             "--out, or give this arena another name"
         )
-    lines = list(reader)
-    if any(None in line or None in line.values() for line in lines):
-        raise errors.RunError(f"{path}: a line has too few or too many cells; mend it, or move the file away")
+    lines = []
+    for line in reader:
+        if (wrong := _wrong(line)) is not None:
+            raise errors.RunError(f"{path}, line {reader.line_num}: {wrong}; mend it, or move the file away")
+        lines.append(line)
     return lines
+
+
+def _wrong(line: Mapping[str | None, str | None]) -> str | None:
+    if None in line or None in line.values():
+        return "it has too few or too many cells"
+    own = {name: cell for name, cell in line.items() if name in _CELLS and not _CELLS[name].fullmatch(cell or "")}
+    return next((f"its {name} can't be {cell!r}" for name, cell in own.items()), None)
 
 
 def _add(path: Path, lines: Sequence[Line]) -> None:

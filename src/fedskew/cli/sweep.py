@@ -157,12 +157,14 @@ def arena(
             state = run_arena(whole, out, pool, at_once, bar)
     files = write_comparison(state, out)
     headings, body, notes = comparison(state)
+    refused: list[str] = []
     if not body:
+        refused = list(dict.fromkeys(line["failure"] for line in state.runs if line["failure"]))[:_SHOWN]
         notes = [f"Nothing can be compared with {whole.settings.reference} yet."]
     made = "; ".join(filter(None, [str(whole.folder(out) / "runs.csv"), ", ".join(file.name for file in files)]))
     smaller = options.quick_note(path, changed) if quick else ""
     trained = f"{len(state.runs):,} of {counted(state.number, 'run')}: {made}"
-    options.finish("", (headings, body, 1), notes, smaller, [trained], state.failures)
+    options.finish("", (headings, body, 1), notes, smaller, [trained], state.failures, refused)
 
 
 def _labels(only: list[str] | None) -> dict[str, str]:
