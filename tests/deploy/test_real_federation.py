@@ -175,7 +175,7 @@ def test_a_site_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) ->
 
 @pytest.mark.faults
 def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
-    federation = federate(tmp_path, config_of("fedavg", rounds=5), start_timeout=120.0, round_timeout=30.0)
+    federation = federate(tmp_path, config_of("fedavg", rounds=5), start_timeout=120.0, round_timeout=120.0)
     with real(federation) as local:
         run = local.run()
         until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
