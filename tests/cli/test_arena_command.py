@@ -66,4 +66,4 @@ def test_where_all_is_refused_the_reason_is_said(tmp_path, command):
     (tmp_path / "small.toml").write_text(FILE + "[target]\nmix = [0.5, 0.5]\n")
     done = command("arena", "small.toml", "--processes", "1", status=1)
     assert "Nothing can be compared with fedavg yet." in done.stdout
-    assert done.stderr.count("refused: target.mix: must have the shape (10,)") == 1
+    assert done.stderr.count("refused: target.mix: must have the shape (10,)") == done.stderr.count("refused") == 1

@@ -218,8 +218,8 @@ OF_FEDERATION = "of:"
 
 _AHEAD = 2  # calls submitted for each that can run, so that workers need not wait for this process
 _RUN = ("stage", "partition", "seed", "lr", "own", "config")
-_CELLS = {name: re.compile(r"(-?[\d.]+(e[-+]\d+)?)?") for name in ("lr", *FIGURES[:5], *FIGURES[6:-2])}
-_CELLS |= {"stage": re.compile("tune|run|traffic"), "curve": re.compile(r"[-\d ]*")}
+_CELLS = dict.fromkeys({"lr", *FIGURES} - {"made", "failure"}, re.compile(r"(-?\d+(\.\d+)?(e[-+]\d+)?)?"))
+_CELLS |= {"stage": re.compile("tune|run|traffic"), "curve": re.compile(r"(-?\d+( -?\d+)*)?")}
 _CELLS |= dict.fromkeys(("partition", "seed"), re.compile(r"\d+"))
 
 
@@ -413,8 +413,10 @@ def _read(path: Path, columns: Sequence[str], writes: bool) -> list[dict[str, st
 def _wrong(line: Mapping[str | None, str | None]) -> str | None:
     if None in line or None in line.values():
         return "it has too few or too many cells"
-    own = {name: cell for name, cell in line.items() if name in _CELLS and not _CELLS[name].fullmatch(cell or "")}
-    return next((f"its {name} can't be {cell!r}" for name, cell in own.items()), None)
+    for name, cell in line.items():
+        if name in _CELLS and not _CELLS[name].fullmatch(cell or ""):
+            return f"its {name} can't be {cell!r}"
+    return None
 
 
 def _add(path: Path, lines: Sequence[Line]) -> None:

@@ -159,7 +159,8 @@ def arena(
     headings, body, notes = comparison(state)
     refused: list[str] = []
     if not body:
-        refused = list(dict.fromkeys(line["failure"] for line in state.runs if line["failure"]))[:_SHOWN]
+        reasons = (line["failure"].removeprefix("refused: ") for line in state.runs if line["failure"])
+        refused = list(dict.fromkeys(reasons))[:_SHOWN]
         notes = [f"Nothing can be compared with {whole.settings.reference} yet."]
     made = "; ".join(filter(None, [str(whole.folder(out) / "runs.csv"), ", ".join(file.name for file in files)]))
     smaller = options.quick_note(path, changed) if quick else ""
