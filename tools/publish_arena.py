@@ -2,52 +2,57 @@
 
     python tools/publish_arena.py RUNS
     python tools/publish_arena.py      # only the figures, from the runs that are published
+    python tools/publish_arena.py --evidence    # what `fedskew advise` looks up: with .data, heads/, cifar10-part.npz
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
 `docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of
 `arena-priors`, `arena-heads`, `arena-words`, `arena-silos`, `arena-networks`, `arena-cifar10`, `arena-cifar10-long` and
 `arena-cifar100`.
-Of its `arena-advice`, every run goes to `docs/measured/advice-runs.csv`, the table of evidence into the package, the
-tables to `docs/measured/advice.md`. Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
+Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
 The two tables of `docs/compare.md` and their picture are made anew (`compared_methods.py`). Run it again, in the
 repository's folder, whenever there are more runs.
 """
 
 from __future__ import annotations
 
-import csv
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import compared_methods
 
 from fedskew.arena import Arena, ArenaState, Scores, write_comparison
+from fedskew.arena._advice import SHIPPED, evidence_bytes
+from fedskew.arena._run import federation_of
+from fedskew.arena._tables import evidence_rows
+from fedskew.errors import FedskewError
+from fedskew.experiment import make_task, shared_data
 from fedskew.files import write_text
 from fedskew.tables import csv_text
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
-EVIDENCE = REPOSITORY / "src" / "fedskew" / "arena" / "evidence.csv.gz"
+EVIDENCE: dict[str, dict[str, str]] = {
+    **{name: {} for name in ("heads", "words", "silos", "networks", "cifar10-long", "cifar100")},
+    "arena": {"task": "CIFAR-10"},
+}
+"""The arenas that `fedskew advise` looks up, and which part of each."""
 BLOCKS = {
     **dict.fromkeys(("heads", "words", "silos"), "task"),
     **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar10-long", "cifar100")),
 }
 
 
-def arena_of(name: str, changes: dict[str, int]) -> Arena:
-    """The arena of this name, with some of its values changed."""
-    folder = "recipes" if name in ("arena", "advice", "personal") else "benchmarks"
-    return Arena.read(Path(folder) / f"{name}.toml", changes)  # as it is said on the page
+def arena_of(name: str, only: dict[str, str] | None = None) -> Arena:
+    """The arena of this name, or its entries with some labels."""
+    folder = "recipes" if name in ("arena", "personal") else "benchmarks"
+    return Arena.read(Path(folder) / f"{name}.toml", only=only)  # as it is said on the page
 
 
 def state_of(name: str, runs: Path) -> ArenaState:
-    """Where an arena stands, and its tables, written; of drawn situations, those that have runs."""
-    changes = {}
-    if name == "advice":
-        with (runs / "arena-advice" / "runs.csv").open(newline="", encoding="utf-8") as file:
-            changes["arena.draw.points"] = max(int(line["point"]) for line in csv.DictReader(file)) + 1
-    state = ArenaState.read(arena_of(name, changes), runs)
+    """Where an arena stands, and its tables, written."""
+    state = ArenaState.read(arena_of(name), runs)
     write_comparison(state, runs)
     return state
 
@@ -75,18 +80,45 @@ def draw(name: str) -> None:
     lines = [line for line in every if line["stage"] != "tune"]
     fixed = [axis for axis in axes if axis != "target"]
     trainings = {tuple(line[axis] for axis in axes): tuple(line[axis] for axis in fixed) for line in lines}
-    last = arena_of(name, {}).settings.last
+    last = arena_of(name).settings.last
     scores = Scores.of(lines, axes, "fedavg", last=last, trainings=trainings, blocks=BLOCKS.get(name))
     scores.draw("fedavg", MEASURED / f"{name}-differences.png")
+
+
+def federations(arena: Arena) -> dict[tuple[str, ...], dict[str, str]]:
+    """The federations of an arena's situations and partitions, and their figures; nothing is trained."""
+    found = {}
+    for entry in arena.entries:
+        for seed in arena.settings.partitions if entry.method == arena.settings.reference else ():
+            partition = entry.config.partition.model_copy(update={"seed": seed})
+            config = entry.config.model_copy(update={"partition": partition})
+            with suppress(FedskewError):  # a mix or a rule for another number of classes
+                task = make_task(config, config.seeds[0])
+                figures = federation_of(config, task.counts, task.target)
+                found[*entry.situation.values(), str(seed)] = {f"of:{name}": value for name, value in figures.items()}
+    return found
+
+
+def publish_evidence() -> None:
+    """Write what methods gained in each situation of the tuned arenas, where `fedskew advise` looks it up."""
+    rows = []
+    for name, only in EVIDENCE.items():
+        arena, (axes, lines) = arena_of(name, only), compared_methods.published(name)
+        lines = [line for line in lines if line["stage"] != "tune"]
+        last = compared_methods.LAST.get(name, arena.settings.last)
+        scores = Scores.of(lines, axes, arena.settings.reference, last=last)
+        with shared_data():
+            found = evidence_rows(arena, federations(arena), scores)
+        rows += [
+            (one, texts, {label.replace(",", ":"): gain for label, gain in own.items()}) for one, texts, own in found
+        ]
+    SHIPPED.write_bytes(evidence_bytes(rows))
 
 
 def main(runs: Path) -> None:
     """Publish the arenas that there are."""
     if not [*runs.glob("arena-*/runs.csv")]:
         sys.exit(f"{runs}: holds no arena's runs (arena-NAME/runs.csv); give the folder of fedskew arena --out")
-    if (runs / "arena-advice" / "runs.csv").exists():
-        publish_page("advice", state_of("advice", runs), runs)
-        shutil.copy(runs / "arena-advice" / "evidence.csv.gz", EVIDENCE)
     for name in BLOCKS:
         if (runs / f"arena-{name}" / "runs.csv").exists():
             publish_page(name, state_of(name, runs), runs)
@@ -96,8 +128,11 @@ def main(runs: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    for published in (*BLOCKS, "advice"):
-        draw(published)
-    compared_methods.main()
+    if sys.argv[1:] == ["--evidence"]:
+        publish_evidence()
+    else:
+        if len(sys.argv) > 1:
+            main(Path(sys.argv[1]))
+        for published in BLOCKS:
+            draw(published)
+        compared_methods.main()

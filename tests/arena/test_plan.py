@@ -184,44 +184,6 @@ def test_a_mistake_in_the_file_is_one_line(tmp_path, old: str, new: str, message
     assert "\n" not in str(caught.value)
 
 
-DRAWN = """
-name = "drawn"
-seeds = [0]
-data = {name = "digits"}
-partition = {rule = "iid"}
-model = {name = "logistic"}
-training = {rounds = 2}
-[arena.draw]
-points = 6
-seed = 3
-[arena.draw.set]
-training.lr = {low = 0.01, high = 1.0, log = true}
-training.epochs = {low = 1, high = 3, whole = true}
-partition = {one_of = [
-    {rule = "iid", clients = {low = 2, high = 9, whole = true}},
-    {rule = "quantity", clients = 10, labels_per_client = {low = 1, high = 2, whole = true}},
-]}
-[sweep]
-methods = ["fedavg", "fedla"]
-"""
-
-
-def test_drawn_situations_stay_when_more_are_drawn(tmp_path) -> None:
-    few = arena_of(tmp_path, DRAWN)
-    more = arena_of(tmp_path, DRAWN, changes={"arena.draw.points": 24})
-    assert [one.config.hash for one in few.entries] == [one.config.hash for one in more.entries[:12]]
-    assert len({one.situation["point"] for one in more.entries}) == 24
-    configs = [one.config for one in more.entries]
-    assert all(0.01 <= config.training.lr <= 1 for config in configs)
-    assert {config.training.epochs for config in configs} == {1, 2, 3}
-    assert {config.partition.rule for config in configs} == {"iid", "quantity"}
-    assert all(2 <= config.partition.clients <= 10 for config in configs)
-    # evenly spread: half of the rates below the middle of their logarithms
-    assert 10 <= sum(config.training.lr < 0.1 for config in configs[::2]) <= 14
-    # nothing is tuned, so all runs can begin
-    assert [job.stage for job in Plan(few, few.entries[0]).missing({})] == ["run"]
-
-
 def test_a_method_with_a_finish_trains_once_more_for_as_many_rounds_fewer_as_that_costs(tmp_path) -> None:
     untrained = '{label = "none", preset = "ccvr", set = {training.rounds = 0}}'
     text = FILE.replace('"fedavg", {', f'"fedavg", "ccvr", {untrained}, {{').replace("rounds = 2}", "rounds = 20}")

@@ -16,6 +16,7 @@ from fedskew.tables import csv_text
 
 COUNTS = np.array([[50, 50, 0, 0], [0, 50, 50, 0], [0, 0, 50, 50], [50, 0, 0, 50]])
 HALF = [0.1] * 10 + [1.0] * 10
+LIKE = np.eye(20, 10, dtype=int) * 150 + np.eye(20, 10, -10, dtype=int) * 150 + 5  # what ships is of such federations
 
 
 FIGURES = {  # of COUNTS, by hand
@@ -31,15 +32,15 @@ DISTANCE = math.sqrt(0.25**2 + 3 * (1 / 12) ** 2)
 
 @pytest.fixture
 def table(tmp_path: Path) -> Any:
-    """Writes a table of federations that are alike but for the participation and whether there is a target."""
+    """Writes a table of federations that are alike but for the participation, a target and the network."""
 
-    def write(gains, shares, target=(False,) * 99):
+    def write(gains, shares, target=(False,) * 99, networks=("net",) * 99):
         names = [f"gain:{method}" for method in "abcdef"[: len(gains[0])]]
-        lines = [["federation", *FIGURES, "participation", "target", "target_distance", *names]]
+        lines = [["network", "federation", *FIGURES, "participation", "target", "target_distance", *names]]
         for at, (row, share) in enumerate(zip(gains, shares, strict=True)):
             setting = [share, float(target[at]), DISTANCE if target[at] else 0.0]
             points = ["" if math.isnan(gain) else gain for gain in row]
-            lines.append([f"number {at}", *FIGURES.values(), *setting, *points])
+            lines.append([networks[at], f"number {at}", *FIGURES.values(), *setting, *points])
         path = tmp_path / "evidence.csv.gz"
         path.write_bytes(gzip.compress(csv_text(lines).encode()))
         return path
@@ -48,63 +49,80 @@ def table(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("words", "distance"),
+    ("words", "apart"),
     [
         ({}, 0),
         ({"target": TARGET}, 0),
-        ({"epochs": math.e}, 1),  # figures that never vary in a table are compared as they are
-        ({"counts": COUNTS * 10}, math.log(10)),
-        ({"counts": np.eye(4) * 100}, 0.5),
-        ({"counts": np.vstack([COUNTS, COUNTS])}, math.log(2)),
-        ({"target": [1, 1, 1, 1]}, 2),  # which varies: in standard deviations
+        ({"epochs": 3}, 1),
+        ({"participation": 0.25}, 1),
+        ({"counts": COUNTS * 25}, 2),
+        ({"counts": np.eye(4) * 100}, 2),
+        ({"counts": np.vstack([COUNTS] * 3)}, 1),
+        ({"target": [1, 1, 1, 1]}, DISTANCE / 0.2),
     ],
 )
-def test_federations_are_compared_by_their_figures(table, words, distance):
+def test_federations_are_compared_by_their_figures(table, words, apart):
     path = table([[1.0]] * 12, [0.5] * 12, [True, False] * 6)
-    found = advise(**{"counts": COUNTS, "participation": 0.5, "table": path} | words)
-    assert found.neighbours[0]["distance"] == pytest.approx(distance / math.sqrt(8), abs=1e-6)
+    (found,) = advise(**{"counts": COUNTS, "participation": 0.5, "table": path} | words)
+    assert found.neighbours[0]["distance"] == pytest.approx(apart / math.sqrt(8), abs=1e-6)
 
 
 def test_a_federation_is_compared_with_its_nearest(table):
     path = table([[float(at), -1.0] for at in range(20)], HALF)
-    found = advise(COUNTS, None, 0.1, 1, table=path)
-    assert {one["federation"] for one in found.neighbours} == {f"number {at}" for at in range(10)}
+    (found,) = advise(COUNTS, None, 0.1, 1, table=path)
+    assert [one["federation"] for one in found.neighbours] == [f"number {at}" for at in range(5)]
     first, second = found.methods
-    ends = {"low": pytest.approx(0.9), "high": pytest.approx(8.1)}
-    assert first == {"method": "a", "median": 4.5, "ahead": 9, "of": 10} | ends
-    assert (second["method"], second["median"], second["ahead"]) == ("b", -1.0, 0)
+    assert first == {"method": "a", "mean": 2.0, "least": 0.0, "most": 4.0, "ahead": 4, "of": 5}
+    assert (second["method"], second["mean"], second["ahead"]) == ("b", -1.0, 0)
     assert (found.neighbours[0]["best"], found.neighbours[3]["best"], found.neighbours[3]["gain"]) == ("fedavg", "a", 3)
-    assert (found.supported, found.method) == (True, "a")
-    assert "it was ahead of FedAvg in 9 of 10, by +4.5 points" in found.sentence()
-    rest = advise(COUNTS, None, 0.1, 1, without=["a"], table=path)
+    assert (found.supported, found.method, found.network) == (True, "a", "net")
+    assert "a gained most: ahead of FedAvg in 4 of 5, by +2.0 points on average (+0.0 to +4.0)" in found.sentence()
+    (rest,) = advise(COUNTS, None, 0.1, 1, without=["a"], table=path)
     assert ([one["method"] for one in rest.methods], rest.method) == (["b"], "fedavg")
+
+
+def test_each_network_has_its_own_advice(table):
+    path = table([[1.0, -1.0]] * 6 + [[-1.0, 1.0]] * 6, [0.1] * 12, networks=["small"] * 6 + ["large"] * 6)
+    assert [(one.network, one.method) for one in advise(COUNTS, None, 0.1, 1, table=path)] == [
+        ("small", "a"),
+        ("large", "b"),
+    ]
 
 
 def test_the_nearest_by_participation_come_first_of_those_where_not_all_take_part(table):
     path = table([[float(at)] for at in range(24)], [*np.linspace(0.1, 0.9, 20), 1, 1, 1, 1])
-    found = advise(COUNTS, None, 0.9, 1, table=path)
-    assert [one["federation"] for one in found.neighbours] == [f"number {at}" for at in range(19, 9, -1)]
-    all_take_part = advise(COUNTS, table=path).neighbours
+    (found,) = advise(COUNTS, None, 0.9, 1, table=path)
+    assert [one["federation"] for one in found.neighbours] == [f"number {at}" for at in range(19, 14, -1)]
+    all_take_part = advise(COUNTS, table=path)[0].neighbours
     assert [one["federation"] for one in all_take_part] == [f"number {at}" for at in range(20, 24)]
 
 
 def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table):
     path = table([[9.0, 1.0]] * 15 + [[math.nan, 1.0]] * 5, [0.1] * 20, [True] * 15 + [False] * 5)
-    without = advise(COUNTS, None, 0.1, 1, table=path)
+    (without,) = advise(COUNTS, None, 0.1, 1, table=path)
     assert (without.method, [one["method"] for one in without.methods]) == ("b", ["b"])
-    assert advise(COUNTS, TARGET, 0.1, 1, table=path).method == "a"
-    assert advise(COUNTS, TARGET, 1.0, 1, table=path).method is None  # nowhere do all take part
+    assert advise(COUNTS, TARGET, 0.1, 1, table=path)[0].method == "a"
+    (nowhere,) = advise(COUNTS, TARGET, 1.0, 1, table=path)  # do all take part
+    assert (nowhere.method, nowhere.neighbours) == (None, ())
+    assert "no method is named" in nowhere.sentence()
+
+
+def test_a_method_that_trained_in_few_of_the_nearest_is_not_named(table):
+    path = table([[9.0, 1.0], [9.0, 1.0], *[[math.nan, 1.0]] * 4], [0.1] * 6)
+    (found,) = advise(COUNTS, None, 0.1, 1, table=path)
+    assert ([one["of"] for one in found.methods], found.method) == ([2, 5], "b")
 
 
 def test_outside_the_table_no_method_is_named(table):
-    found = advise(np.full((300, 100), 7), None, 0.1, 1, table=table([[2.0, 1.0]] * 20, np.linspace(0.1, 0.9, 20)))
-    assert (found.supported, found.method, len(found.neighbours)) == (False, None, 10)
+    path = table([[2.0, 1.0]] * 20, np.linspace(0.1, 0.9, 20))
+    (found,) = advise(np.full((300, 100), 7), None, 0.1, 1, table=path)
+    assert (found.supported, found.method, len(found.neighbours)) == (False, None, 5)
     assert "unlike all simulated ones" in found.sentence()
 
 
 def test_where_a_sample_may_have_several_labels_no_method_is_named(table):
     both, path = (LabelCounts(COUNTS), LabelCounts(COUNTS, sizes=[60] * 4)), table([[2.0]] * 20, HALF)
-    assert [advise(counts, None, 0.1, 1, table=path).method for counts in both] == ["a", None]
+    assert [advise(counts, None, 0.1, 1, table=path)[0].method for counts in both] == ["a", None]
     assert ["FedVLS" in str(describe(counts)) for counts in both] == [True, False]
 
 
@@ -128,38 +146,52 @@ def test_what_is_no_table_is_named(tmp_path):
         advise(COUNTS, table=path)
 
 
-def test_the_table_that_ships_names_a_method():
-    rng = np.random.default_rng(0)
-    found = advise(rng.multinomial(60, np.full(10, 0.1), 20), None, 0.2)
-    assert found.supported
-    assert {"ccvr", "fedentopt"} <= {one["method"] for one in found.methods}
+def test_the_table_that_ships_names_a_method_for_each_network():
+    found = advise(LIKE, None, 0.2)
+    assert [one.network for one in found] == ["logistic", "mlp3", "lenet5"]
+    assert all(one.supported for one in found)
+    assert all({"ccvr", "fedentopt"} <= {one["method"] for one in own.methods} for own in found)
 
 
-def test_the_command_shows_methods_and_neighbours(tmp_path, table, command):
-    table([[2.0 + at % 3, -1.0] if at < 10 else [-2.0, 3.0] for at in range(20)], HALF)
+@pytest.fixture
+def counts_file(tmp_path):
     lines = ["client,w,x,y,z", *(f"{at},{','.join(map(str, row))}" for at, row in enumerate(COUNTS.tolist()))]
     (tmp_path / "counts.csv").write_text("\n".join(lines))
+
+
+def test_the_command_shows_methods_and_neighbours(counts_file, table, command):
+    table([[2.0 + at % 3, -1.0] if at < 10 else [-2.0, 3.0] for at in range(20)], HALF)
     own = ("advise", "counts.csv", "--table", "evidence.csv.gz")
     done = command(*own, "--participation", "0.1")
-    assert "simulated federations that are most like this one, a gained most" in " ".join(done.stdout.split())
+    assert "simulated federations most like this one, a gained most" in " ".join(done.stdout.split())
     assert "fedskew methods NAME says what a method asks of clients and reveals" in " ".join(done.stdout.split())
-    assert "number 9" in done.stdout or "number 0" in done.stdout
-    assert "Small networks, digits and clothes" in done.stdout
-    found = json.loads(command(*own, "--json").stdout)
-    assert (found["method"], found["supported"], len(found["neighbours"])) == ("b", True, 10)
-    assert found["methods"][0] == {"method": "b", "median": 3.0, "low": 3.0, "high": 3.0, "ahead": 10, "of": 10}
+    assert "number 0" in done.stdout
+    assert "Small networks, some thousand samples" in done.stdout
+    found = json.loads(command(*own, "--json").stdout)["net"]
+    assert (found["method"], found["supported"], len(found["neighbours"])) == ("b", True, 5)
+    assert found["methods"][0] == {"method": "b", "mean": 3.0, "least": 3.0, "most": 3.0, "ahead": 5, "of": 5}
     assert "no method gained over FedAvg" in " ".join(command(*own, "--without", "b").stdout.split())
 
 
+def test_a_network_can_be_named_or_is_the_config_s(tmp_path, counts_file, table, command):
+    table([[1.0]] * 6 + [[-1.0]] * 6, [0.1] * 6 + [1.0] * 6, networks=["mlp3", "net"] * 6)
+    own = ("--participation", "0.1", "--table", "evidence.csv.gz", "--json")
+    assert [*json.loads(command("advise", "counts.csv", *own).stdout)] == ["mlp3", "net"]
+    assert [*json.loads(command("advise", "counts.csv", "--network", "net", *own).stdout)] == ["net"]
+    text = 'data = {name = "digits"}\npartition = {rule = "iid", clients = 4}\ntraining = {rounds = 1}\n'
+    for model, networks in (("mlp3", ["mlp3"]), ("logistic", ["mlp3", "net"])):
+        (tmp_path / "my.toml").write_text(f'{text}model = {{name = "{model}"}}\n')
+        assert [*json.loads(command("advise", "my.toml", *own).stdout)] == networks
+
+
 def test_the_command_says_what_methods_cost(tmp_path, command):
-    counts = np.random.default_rng(0).multinomial(60, np.full(10, 0.1), 20)
-    LabelCounts(counts, classes=list("abcdefghij")).to_csv(tmp_path / "counts.csv")
-    said = " ".join(command("advise", "counts.csv", "--participation", "0.2").stdout.split())
+    LabelCounts(LIKE, classes=list("abcdefghij")).to_csv(tmp_path / "counts.csv")
+    said = " ".join(command("advise", "counts.csv", "--participation", "0.2", "--network", "lenet5").stdout.split())
     assert "costs beyond FedAvg" in said
     assert "client keeps 1 model" in said  # SCAFFOLD's
 
 
 def test_the_table_of_fedskew_counts_no_1_epochs():
-    federations = " ".join(near["federation"] for near in advise(COUNTS, TARGET).neighbours)
+    federations = " ".join(near["federation"] for one in advise(COUNTS) for near in one.neighbours)
     assert ", epochs 1" in federations
     assert "1 epochs" not in federations

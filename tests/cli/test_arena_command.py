@@ -50,15 +50,13 @@ def test_what_is_missing_is_estimated(tmp_path, command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["arena", "advice"])
-def test_the_arenas_that_ship_can_be_read(name):
-    quick = Arena.read(config_file(name), quick=True)
+def test_the_arena_that_ships_can_be_read():
+    quick = Arena.read(config_file("arena"), quick=True)
     assert quick.settings.reference == "fedavg"
     assert len({entry.method for entry in quick.entries}) == 3
-    few = {"arena.draw.points": 8} if name == "advice" else {"sweep.grid.training.participation": [0.2]}
-    whole = Arena.read(config_file(name), few)
+    whole = Arena.read(config_file("arena"), {"sweep.grid.training.participation": [0.2]})
     assert len({entry.method for entry in whole.entries}) >= 9
-    assert tomllib.loads(config_file(name).read_text())["name"] == whole.name
+    assert tomllib.loads(config_file("arena").read_text())["name"] == whole.name
 
 
 @pytest.mark.slow

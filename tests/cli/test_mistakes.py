@@ -231,6 +231,7 @@ COMMANDS = [  # a command, and words of the answer
     ("weights none_held.csv --method fedavg", ["none_held.csv: no client holds a sample"]),
     ("advise counts.csv --participation 0", ["participation: must be a share above 0"]),
     ("advise counts.csv --without bb", ["the table has no method 'bb'"]),
+    ("advise counts.csv --network lenet", ["--network: the table has logistic, mlp3, lenet5 (did you mean 'lenet5'?)"]),
     ("advise counts.csv --table counts.csv", ["counts.csv: the table of evidence can't be read"]),
     ("weights counts.csv --method fedpal", ["--method: unknown name 'fedpal' (did you mean 'fedpals'?)"]),
     ("weights counts.csv --method fedla --ess 0.5", ["--ess: fedla has no such parameter"]),

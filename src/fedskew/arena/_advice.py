@@ -4,8 +4,8 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +14,71 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, DataError, nearest, placed
 from fedskew.labels import CountsLike, LabelCounts, describe
-from fedskew.tables import csv_text
+from fedskew.tables import counted, csv_text
 
 FloatArray = NDArray[np.float64]
-Federation = tuple[str, ...]
 
 SHIPPED = Path(__file__).with_name("evidence.csv.gz")
-NEIGHBOURS = 10
+NEIGHBOURS = 5
+NETWORKS = {
+    "logistic": "a last layer on given features (logistic)",
+    "mlp3": "two hidden layers (mlp3)",
+    "lenet5": "a small convolutional network (lenet5)",
+}
+"""The networks of the evidence that ships, in words."""
 _GAIN = "gain:"
-_SPREAD = ("skew", "clients_log", "classes_log", "samples_per_client_log", "participation", "epochs_log")
-_NAMES = (*_SPREAD, "target", "target_distance")
-_ROUNDING = 1e-3
+FIGURES = {
+    "skew": 0.25,
+    "clients_log": math.log(3),
+    "classes_log": math.log(3),
+    "samples_per_client_log": math.log(5),
+    "participation": 0.25,
+    "epochs_log": math.log(3),
+    "target": 1.0,
+    "target_distance": 0.2,
+}
+"""Columns of the numbers by which federations are compared, and the difference in each that counts as 1."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What each method gained where labels were like these.
+    """What each method gained where labels were like these and the same network trained.
 
     Attributes:
-        methods: By method, the largest median first: `median` gain over FedAvg in points, `low` and `high` (the ends of
-            80 %), in how many federations it was `ahead`, `of` how many that it trained in.
+        network: Name of the network, as a config has it.
+        methods: By method, the largest mean first: its `mean` gain over FedAvg in points, the `least` and the `most`,
+            in how many federations it was `ahead`, `of` how many that it trained in.
         neighbours: The nearest federations, nearest first: `federation` in words, `distance`, the `best` method and its
             `gain`.
-        supported: Whether the federation is like those of the table (one label a sample); else no method is named.
+        supported: Whether the federation is like those of the table: no neighbour is farther than 1, and each sample
+            has one label. Else no method is named.
     """
 
+    network: str
     methods: tuple[dict[str, Any], ...]
     neighbours: tuple[dict[str, Any], ...]
     supported: bool
 
     @property
     def method(self) -> str | None:
-        """The method that gained most, by its median; "fedavg" where none gained, None where nothing is like this."""
+        """The method that gained most on average, of those that trained in half of the neighbours or more; "fedavg"
+        where none gained, None where nothing is like this."""
         if not self.supported:
             return None
-        return next((one["method"] for one in self.methods if one["median"] > 0), "fedavg")
+        known = (one for one in self.methods if 2 * one["of"] >= len(self.neighbours))
+        return next((one["method"] for one in known if one["mean"] > 0), "fedavg")
 
     def sentence(self) -> str:
         """Return the advice in a sentence."""
+        network = NETWORKS.get(self.network, self.network)
         if not self.supported:
-            return "No method is named: this federation is unlike all simulated ones, whose gains say little of it."
-        near = f"the {len(self.neighbours)} simulated federations that are most like this one"
+            return f"On {network}: this federation is unlike all simulated ones, so no method is named."
+        near = f"On {network}, in the {counted(len(self.neighbours), 'simulated federation')} most like this one"
         if self.method == "fedavg":
-            return f"In {near} no method gained over FedAvg (median)."
-        first = self.methods[0]
-        often = f"it was ahead of FedAvg in {first['ahead']} of {first['of']}"
-        gains = f"{first['median']:+.1f} points (median; 80 % of them {first['low']:+.1f} to {first['high']:+.1f})"
-        return f"In {near}, {first['method']} gained most: {often}, by {gains}."
+            return f"{near}, no method gained over FedAvg on average."
+        first = next(one for one in self.methods if one["method"] == self.method)
+        gains = f"{first['mean']:+.1f} points on average ({first['least']:+.1f} to {first['most']:+.1f})"
+        return f"{near}, {self.method} gained most: ahead of FedAvg in {first['ahead']} of {first['of']}, by {gains}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -92,8 +110,8 @@ def advise(
     epochs: float = 1.0,
     without: Collection[str] = (),
     table: Path | None = None,
-) -> Advice:
-    """Return what each method gained in the simulated federations that are most like this one.
+) -> tuple[Advice, ...]:
+    """Return what each method gained in the simulated federations that are most like this one, for each network.
 
     Looked at are those that have a target, or none, as this one, and where all clients take part in a round, or not.
 
@@ -108,76 +126,90 @@ def advise(
         raise ArgumentError(f"participation: must be a share above 0 and up to 1, not {participation}")
     if not epochs > 0:
         raise ArgumentError(f"epochs: must be above 0, not {epochs}")
-    federations, values, gains = _read(table or SHIPPED)
-    unknown = next((method for method in without if method not in gains), None)
+    evidence = read_evidence(table or SHIPPED)
+    unknown = next((method for method in without if method not in evidence.gains), None)
     if unknown is not None:
-        raise ArgumentError(f"without: the table has no method {unknown!r}{nearest(unknown, gains)}")
-    gains = {method: own for method, own in gains.items() if method not in without}
+        raise ArgumentError(f"without: the table has no method {unknown!r}{nearest(unknown, evidence.gains)}")
     own = figures(counts, target, participation, epochs)
-    here = np.array([own[name] for name in _NAMES])
-    at_target, at_part = _NAMES.index("target"), _NAMES.index("participation")
-    alike = (values[:, at_target] == here[at_target]) & ((values[:, at_part] >= 1) == (participation >= 1))
-    if not alike.any():
-        return Advice((), (), False)
-    spread = values.std(axis=0)
-    spread[spread < 1e-9] = 1.0
-    apart = _distances(values[alike] / spread, values[alike] / spread)
-    distances = _distances(here[None] / spread, values[alike] / spread)[0]
-    near = np.argsort(distances, kind="stable")[:NEIGHBOURS]
-    rows = np.flatnonzero(alike)[near]
-    usual = np.sort(apart, axis=1)[:, min(len(near), len(apart) - 1)].max()  # each is its own nearest
+    here = np.array([own[name] for name in FIGURES])
     several = isinstance(counts, LabelCounts) and counts.several
-    methods = [_gained(method, own[rows]) for method, own in gains.items() if np.isfinite(own[rows]).any()]
-    return Advice(
-        tuple(sorted(methods, key=lambda one: -float(one["median"]))),
-        tuple(
-            {"federation": federations[row], "distance": float(distances[place]), **_best(gains, row)}
-            for place, row in zip(near, rows, strict=True)
-        ),
-        bool(distances[near[-1]] <= usual + _ROUNDING) and not several,
-    )
+    found = (evidence.near(here, network, without) for network in dict.fromkeys(evidence.networks))
+    return tuple(replace(one, supported=one.supported and not several) for one in found)
 
 
-def evidence_bytes(
-    federations: Mapping[Federation, Mapping[str, str]], gains: Mapping[Federation, Mapping[str, float]]
-) -> bytes:
-    """Return the content of `evidence.csv.gz`: each federation in words, its figures, and each method's gain there."""
-    methods = list(dict.fromkeys(method for own in gains.values() for method in own))
-    lines: list[list[Any]] = [["federation", *_NAMES, *(f"{_GAIN}{method}" for method in methods)]]
-    for key, line in federations.items():
-        if own := gains.get(key):
-            points = [f"{own[method]:.3f}" if method in own else "" for method in methods]
-            lines.append([line["federation"], *(line[name] for name in _NAMES), *points])
+@dataclass(frozen=True)
+class Evidence:
+    """A table of simulated federations: the network that trained in each and the federation in words, `figures` of
+    shape `(federations, figures)`, each method's gains in points, NaN where it did not train."""
+
+    networks: tuple[str, ...]
+    federations: tuple[str, ...]
+    figures: FloatArray
+    gains: Mapping[str, FloatArray]
+
+    def near(
+        self, here: FloatArray, network: str, without: Collection[str] = (), left_out: Collection[int] = ()
+    ) -> Advice:
+        """Return what methods gained on a network in the federations nearest to figures, but for those left out."""
+        at_target, at_part = map([*FIGURES].index, ("target", "participation"))
+        alike = np.array([one == network for one in self.networks])
+        alike &= self.figures[:, at_target] == here[at_target]
+        alike &= (self.figures[:, at_part] >= 1) == (here[at_part] >= 1)
+        alike[list(left_out)] = False
+        distances = np.sqrt((((self.figures - here) / [*FIGURES.values()]) ** 2).mean(axis=1))
+        rows = np.flatnonzero(alike)[np.argsort(distances[alike], kind="stable")[:NEIGHBOURS]]
+        gains = {method: gain for method, gain in self.gains.items() if method not in without}
+        known = [_gained(method, gain[rows]) for method, gain in gains.items() if np.isfinite(gain[rows]).any()]
+        return Advice(
+            network,
+            tuple(sorted(known, key=lambda one: -float(one["mean"]))),
+            tuple(
+                {"federation": self.federations[row], "distance": float(distances[row]), **_best(gains, row)}
+                for row in rows
+            ),
+            len(rows) > 0 and bool(distances[rows[-1]] <= 1),
+        )
+
+
+def evidence_bytes(rows: Sequence[tuple[str, Mapping[str, str], Mapping[str, float]]]) -> bytes:
+    """Return the content of `evidence.csv.gz`: for each federation the network, its text and figures, and gains."""
+    methods = list(dict.fromkeys(method for _, _, gains in rows for method in gains))
+    lines: list[list[Any]] = [["network", "federation", *FIGURES, *(f"{_GAIN}{method}" for method in methods)]]
+    for network, federation, gains in rows:
+        points = [f"{gains[method]:.3f}" if method in gains else "" for method in methods]
+        lines.append([network, federation["federation"], *(federation[name] for name in FIGURES), *points])
     return gzip.compress(csv_text(lines).encode(), mtime=0)
 
 
-def _read(path: Path) -> tuple[list[str], FloatArray, dict[str, FloatArray]]:
-    """Read a table: the federations in words, their figures, and gains by method, NaN where it did not train."""
+def read_evidence(path: Path = SHIPPED) -> Evidence:
+    """Read a table of evidence; DataError where it can't be read."""
     with placed(f"{path}: the table of evidence can't be read: ", DataError, (OSError, EOFError, UnicodeDecodeError)):
         text = gzip.decompress(path.read_bytes()).decode("utf-8")
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
     try:
-        values = np.array([[float(line[name]) for name in _NAMES] for line in lines]).reshape(-1, len(_NAMES))
+        values = np.array([[float(line[name]) for name in FIGURES] for line in lines]).reshape(-1, len(FIGURES))
         gains = {
             name.removeprefix(_GAIN): np.array([float(line[name] or "nan") for line in lines])
             for name in (lines[0] if lines else ())
             if name.startswith(_GAIN)
         }
-        return [line["federation"] for line in lines], values, gains
+        networks, federations = (tuple(line[name] for line in lines) for name in ("network", "federation"))
+        return Evidence(networks, federations, values, gains)
     except (KeyError, TypeError, ValueError):
         raise DataError(f"{path}: is not a table of evidence; `fedskew arena` writes one, evidence.csv.gz") from None
 
 
-def _distances(one: FloatArray, other: FloatArray) -> FloatArray:
-    found: FloatArray = np.sqrt(((one[:, None] - other[None]) ** 2).mean(axis=2))
-    return found
-
-
 def _gained(method: str, gains: FloatArray) -> dict[str, Any]:
     known = gains[np.isfinite(gains)]
-    median, low, high = np.percentile(known, [50, 10, 90]).tolist()
-    ahead = int((known > 0).sum())
-    return {"method": method, "median": median, "low": low, "high": high, "ahead": ahead, "of": len(known)}
+    mean, least, most = float(known.mean()), float(known.min()), float(known.max())
+    return {
+        "method": method,
+        "mean": mean,
+        "least": least,
+        "most": most,
+        "ahead": int((known > 0).sum()),
+        "of": len(known),
+    }
 
 
 def _best(gains: Mapping[str, FloatArray], row: int) -> dict[str, Any]:

@@ -22,31 +22,14 @@ learning rates near the best one. With `widen` a rate is not taken where the nex
 Situations that differ in the target's label mix (a list of shares) alone train a method that does not read it once; its
 models are scored on each mix. `blocks = "task"` names an axis whose labels intervals and tests take for a sample, too,
 of all that there could be.
-
-Situations may be drawn at random instead: evenly spread points (Sobol) of a box; drawing more keeps the first ones.
-
-    [arena.draw]
-    points = 256
-    seed = 0
-
-    [arena.draw.set]
-    training.participation = {low = 0.1, high = 1.0}
-    training.epochs = {low = 1, high = 5, whole = true}
-    training.lr = {low = 0.01, high = 0.3, log = true}
-    task = {one_of = [{data.name = "digits"}, {data.name = "mnist", data.rows = 2_000}]}
-
-A table with `low` and `high` stands for a number between them, `one_of` for one of several values, which may hold such
-tables in turn. A key that is no table of a config, such as `task` here, is a label only: the keys in its value are set.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pydantic
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -59,24 +42,10 @@ from fedskew.trees import read_tree
 
 TUNING_SEED = 1_000_003
 """Seed of the tuning runs and of the partition that they train on; no compared run has it."""
-_DIGITS = 3  # significant digits of a drawn number, which people read and compare
 
 
 class _Table(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class _Draw(_Table):
-    points: PositiveInt
-    seed: NonNegativeInt = 0
-    set: dict[str, Any] = pydantic.Field(min_length=1)
-
-
-class _Number(_Table):
-    low: float
-    high: float
-    log: bool = False
-    whole: bool = False
 
 
 class _Tuning(_Table):
@@ -96,7 +65,6 @@ class Settings(_Table):
     last: PositiveInt = 5
     reference: str = "fedavg"
     together: PositiveInt = 32
-    draw: _Draw | None = None
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "Settings":
@@ -214,11 +182,6 @@ class Arena:
         with placed(f"{path}: ", None, of=ConfigError):
             settings = _settings(section)
             own = _own(sweep)
-            if settings.draw is not None:
-                grid = sweep.setdefault("grid", {})
-                if not isinstance(grid, dict) or "point" in grid:
-                    raise ConfigError("sweep.grid.point: the points of [arena.draw] go there; leave it out")
-                grid["point"] = _points(settings.draw)
         if isinstance(evaluation := tree.setdefault("evaluation", {}), dict):
             evaluation.setdefault("intervals", False)  # nobody looks at a single run's
         whole = Sweep.of(tree, text, path, changes, quick, changed, "arena", only)
@@ -282,50 +245,3 @@ def _own(sweep: dict[str, Any]) -> dict[str, tuple[tuple[str, Any], ...]]:
             raise ConfigError(f"{where}.{key}: not a parameter of the method's own, such as method.local_step.mu")
         found[str(entry.get("label"))] = tuple((key, value) for value in values)
     return found
-
-
-def _points(section: _Draw) -> list[dict[str, Any]]:
-    """Draw points, each as a value of a sweep's axis: a label and the keys that it sets."""
-    from scipy.stats import qmc
-
-    coordinates = itertools.count()
-    _point(section.set, (0.0 for _ in coordinates))  # how many a point takes
-    sampler = qmc.Sobol(max(next(coordinates), 1), seed=np.random.default_rng(section.seed))
-    rows = sampler.random_base2(max(section.points - 1, 1).bit_length())[: section.points]
-    return [{"label": f"{at:05d}", "set": _point(section.set, iter(row.tolist()))} for at, row in enumerate(rows)]
-
-
-def _point(box: Mapping[str, Any], coordinates: Iterator[float]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in box.items():
-        drawn = _drawn(value, coordinates, f"arena.draw.set.{key}")
-        for section, table in ({key: drawn} if key in Config.model_fields else drawn).items():
-            found[section] = {**found.get(section, {}), **table} if isinstance(table, dict) else table
-    return found
-
-
-def _drawn(value: Any, coordinates: Iterator[float], where: str) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if "one_of" in value:
-        options = value["one_of"]
-        if set(value) != {"one_of"} or not isinstance(options, list) or not options:
-            raise ConfigError(f"{where}: expected one_of = [...] with the values to choose from, and nothing beside it")
-        share = next(coordinates)
-        drawn = [_drawn(option, coordinates, f"{where}.one_of[{at}]") for at, option in enumerate(options)]
-        return drawn[min(int(share * len(options)), len(options) - 1)]  # each takes its coordinates
-    if value.keys() & {"low", "high"}:
-        return _number(value, next(coordinates), where)
-    return {key: _drawn(own, coordinates, f"{where}.{key}") for key, own in value.items()}
-
-
-def _number(value: dict[str, Any], share: float, where: str) -> float:
-    with one_mistake(f"{where}."):
-        ends = _Number(**value)
-    low, high = ends.low, ends.high
-    if low > high or (ends.log and low <= 0):
-        raise ConfigError(f"{where}: expected low and high, in this order (with log = true, above 0); got {value}")
-    if ends.whole:
-        low, high = low - 0.5, high + 0.5
-    number = low * (high / low) ** share if ends.log else low + (high - low) * share
-    return int(min(max(round(number), ends.low), ends.high)) if ends.whole else float(f"{number:.{_DIGITS}g}")

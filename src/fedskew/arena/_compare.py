@@ -123,6 +123,11 @@ class Scores:
         means = {key: [fmean(column) for column in zip(*values, strict=True)] for key, values in found.items()}
         return {key: score for key, (score, _) in means.items()}, {key: gain for key, (_, gain) in means.items()}
 
+    def gains(self, method: str) -> dict[Hashable, float]:
+        """Return a method's mean difference in each situation, where the reference has the seeds, too."""
+        scored = self.values.get(method, {})
+        return _by_training({key: one.difference for key, one in scored.items() if one.difference is not None})
+
     @staticmethod
     def of(
         lines: Iterable[Line],

@@ -129,14 +129,11 @@ def _seen(views: Sequence[Tree], result: Result | Exception, last: int) -> list[
 
 def _outcome(config: Config, result: Result | Exception, last: int) -> Trained:
     if isinstance(result, Result):
-        first, training = result.runs[0], config.training
-        epochs = training.epochs if training.steps is None else None
+        first = result.runs[0]
         target = first.target
         if target is None and isinstance(config.target.mix, list):
             target = as_target(config.target.mix, len(first.counts[0]), "target.mix", written=True)
-        mix = None if target is None else tuple(target)
-        found = _figures(tuple(map(tuple, first.counts)), mix, training.participation, epochs)
-        federation = {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in found.items()}
+        federation = federation_of(config, first.counts, target)
         runs = [_towards(run, target) for run in result.runs] if first.target is None else result.runs
         rows = [_row(config, run, last) for run in runs]
         each = len(rows) // len(config.seeds)
@@ -166,13 +163,23 @@ def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
     return replace(run, rounds=rounds, summary=summary)
 
 
+def federation_of(config: Config, counts: Iterable[Iterable[int]], target: Iterable[float] | None) -> dict[str, str]:
+    """Return a federation in words, and the figures by which it is compared with others, as texts."""
+    training = config.training
+    mix, epochs = None if target is None else tuple(target), training.epochs if training.steps is None else None
+    found = _figures(tuple(map(tuple, counts)), mix, training.participation, epochs)
+    return {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in found.items()}
+
+
 def _in_words(config: Config) -> str:
-    rule = config.partition
-    options = {**rule.parameters, "clients": rule.clients}
+    rule, data = config.partition, config.data
+    name = Path(data.root or "").stem if data.name == "npz" else data.name
+    repeated = ("min_size", "max_tries")  # how often shares are drawn
+    options = {**{key: value for key, value in rule.parameters.items() if key not in repeated}, "clients": rule.clients}
     said = ", ".join(f"{name} {value}" for name, value in options.items() if not isinstance(value, bool | None))
     share = f"{config.training.participation:.0%} a round, epochs {config.training.epochs:g}"
     aim = "" if config.target.mix is None else ", for a target mix"
-    return f"{config.data.name}, {rule.rule} ({said}), {share}{aim}"
+    return f"{name}, {rule.rule} ({said}), {share}{aim}"
 
 
 def _row(config: Config, trained: SeedRun, last: int) -> dict[str, str]:

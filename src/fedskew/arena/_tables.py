@@ -2,19 +2,19 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedskew.arena._advice import evidence_bytes
+from fedskew.arena._advice import FIGURES, evidence_bytes
 from fedskew.arena._arena import Arena, ArenaEntry
 from fedskew.arena._compare import VIEWS, Scores, Standing, View
-from fedskew.arena._plan import further
+from fedskew.arena._plan import Line, further
 from fedskew.arena._run import OF_FEDERATION, ArenaState
 from fedskew.files import replacing, write_text, writing
-from fedskew.tables import counted, csv_text, filled, flatten, markdown_table
+from fedskew.tables import counted, csv_text, filled, flatten, grouped, markdown_table
 
 _MOST_LABELS = 12
 Place = tuple[str, ...]
@@ -41,7 +41,7 @@ def write_comparison(state: ArenaState, out: Path) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
     with writing(evidence), replacing(evidence) as part:
-        part.write_bytes(_evidence(state, found["rounds"]))
+        part.write_bytes(evidence_bytes(evidence_rows(arena, state.federations, found["rounds"])))
     found["rounds"].draw(arena.settings.reference, folder / "differences.png")
     return [*(folder / name for name in texts), evidence, folder / "differences.png"]
 
@@ -174,16 +174,21 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _evidence(state: ArenaState, found: Scores) -> bytes:
-    """Return what every method gained over the reference in every federation, mean over seeds."""
-    points: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for method, own in found.values.items():
-        for (situation, partition, _), scored in own.items():
-            if scored.difference is not None and method != state.arena.settings.reference:
-                points.setdefault((*situation, partition), {}).setdefault(method, []).append(scored.difference)
-    gains = {key: {method: fmean(seeds) for method, seeds in own.items()} for key, own in points.items()}
-    federations = {
-        key: {name.removeprefix(OF_FEDERATION): value for name, value in line.items()}
-        for key, line in state.federations.items()
-    }
-    return evidence_bytes(federations, gains)
+def evidence_rows(
+    arena: Arena, federations: Mapping[tuple[str, ...], Line], found: Scores
+) -> list[tuple[str, dict[str, str], dict[str, float]]]:
+    """Return for each situation the network, its federations' text and mean figures, and what methods gained there.
+
+    `federations` are by situation and partition, as `ArenaState` has them. Baselines that are no method are left out.
+    """
+    methods = dict.fromkeys(entry.method for entry in arena.entries if not entry.config.partition.baseline)
+    gains = {method: found.gains(method) for method in methods if method != arena.settings.reference}
+    of_situation = grouped(federations, lambda key: key[:-1])
+    rows = []
+    for situation, entry in {tuple(entry.situation.values()): entry for entry in arena.entries}.items():
+        own = {method: gain[situation] for method, gain in gains.items() if situation in gain}
+        if own and (lines := [federations[key] for key in of_situation.get(situation, ())]):
+            means = {name: f"{fmean(float(line[f'{OF_FEDERATION}{name}']) for line in lines):.6g}" for name in FIGURES}
+            means["federation"] = lines[0][f"{OF_FEDERATION}federation"]
+            rows.append((entry.config.model.name, means, own))
+    return rows

@@ -3,17 +3,18 @@
 import glob
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from typer import Option
 
 from fedskew.cli import options
 from fedskew.cli.page import BARE, AsJson, Console, check_apart, print_json, table_of
-from fedskew.errors import ArgumentError, FedskewError
+from fedskew.errors import ArgumentError, FedskewError, nearest
 from fedskew.labels import LabelCounts, read_target
 from fedskew.tables import counted, flatten
 from fedskew.trees import read_tree
@@ -21,6 +22,10 @@ from fedskew.trees import read_tree
 if TYPE_CHECKING:
     from fedskew.arena import Advice
 
+Network = Annotated[
+    str | None,
+    Option(help="Only where this network trained, such as lenet5.  [default: that of a config or run, if it is there]"),
+]
 TablePath = Annotated[
     Path | None,
     Option(
@@ -30,11 +35,9 @@ TablePath = Annotated[
 ]
 
 LIMITS = (
-    "Small networks, digits and clothes, tens of rounds, methods with their papers' parameters, clients that differ "
-    "only in labels: that is the evidence. docs/advice.md says what it is worth."
+    "Small networks, some thousand samples of images, texts and tables, tuned methods, clients that differ only in "
+    "labels: that is the evidence. docs/advice.md says what it is worth."
 )
-GAIN = ("{method}", "{ahead} of {of}", "{median:+.1f}", "{low:+.1f} to {high:+.1f}")
-NEIGHBOUR = ("{federation}", "{distance:.2f}", "{best} {gain:+.1f}")
 
 
 def counts(
@@ -62,8 +65,9 @@ def counts(
         fedskew counts chests.csv --client hospital --label Edema,Effusion      (or --label findings --separator '|')
         fedskew counts my.toml
     """
-    table, *_, files = read_source(path, client, label, separator, decimal, totals, data_root)
-    check_apart(out, path, *files)
+    source = read_source(path, client, label, separator, decimal, totals, data_root)
+    table = source.counts
+    check_apart(out, path, *source.files)
     table.to_csv(out or sys.stdout, form)
     if table.several:
         samples = counted(int(table.sizes.sum()), "sample")
@@ -80,6 +84,7 @@ class Source(NamedTuple):
     participation: float = 1.0
     epochs: float = 1.0
     files: tuple[Path, ...] = ()
+    network: str | None = None
 
 
 def read_source(
@@ -130,7 +135,8 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
     files = tuple(Path(os.path.expanduser(config.place(text))) for text in texts if isinstance(text, str) and text)
     training, task = config.training, make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
-    return Source(counts, task.target, config.target_in_words(), training.participation, training.epochs, files)
+    said, network = config.target_in_words(), config.model.name
+    return Source(counts, task.target, said, training.participation, training.epochs, files, network)
 
 
 def _of_run(folder: Path) -> Source:
@@ -141,8 +147,8 @@ def _of_run(folder: Path) -> Source:
         said = read(folder / "config.toml").target_in_words()
     run = RunFolder.read_runs(folder)[0]
     counts = LabelCounts(run.counts, run.client_names, run.class_names, run.samples)
-    training = run.config["training"]
-    return Source(counts, run.target, said, training["participation"], training["epochs"])
+    training, network = run.config["training"], run.config["model"]["name"]
+    return Source(counts, run.target, said, training["participation"], training["epochs"], network=network)
 
 
 def _read_mix(path: Path, classes: Sequence[str], decimal: options.DecimalSign) -> np.ndarray:
@@ -161,6 +167,7 @@ def advise(
     participation: options.Participation = None,
     epochs: options.Epochs = None,
     without: Annotated[str | None, Option(help="Methods that can't be used, such as fedentopt,ccvr.")] = None,
+    network: Network = None,
     table: TablePath = None,
     client: options.ClientColumn = None,
     label: options.LabelColumn = None,
@@ -172,57 +179,77 @@ def advise(
 ) -> None:
     """Show what each method gained over FedAvg in the simulated federations that are most like yours.
 
-    Takes seconds; nothing is trained. Federations are compared by skew, sizes, participation, epochs and target. For
-    one unlike all simulated ones no method is named. Leave out methods that need what clients won't give, such as label
-    counts: fedskew methods NAME says what a method needs and reveals, and what the letters of its costs stand for.
+    Takes seconds; nothing is trained. Federations are compared by skew, sizes, participation, epochs and target, for
+    each network that trained in some of them. For one unlike all simulated ones no method is named. Leave out methods
+    that need what clients won't give, such as label counts: fedskew methods NAME says what a method needs and reveals,
+    and what the letters of its costs stand for.
 
     Examples:
 
         fedskew advise counts.csv --target target.csv --participation 0.2 --epochs 5
-        fedskew advise counts.csv --without fedentopt,ccvr
+        fedskew advise counts.csv --network lenet5 --without fedentopt,ccvr
     """
     source = read_source(path, client, label, separator, decimal, totals, data_root, target, held=True)
     left_out = options.several("--without", without, options.named, "names") if without else []
-    found = advice_for(source, participation, epochs, left_out, table)
+    found = advice_for(source, participation, epochs, left_out, table, network)
     if as_json:
-        print_json(found.to_dict())
+        print_json({one.network: one.to_dict() for one in found})
         return
     console = Console(highlight=False)
     print_advice(console, found)
-    if found.supported:
-        console.heading("What each method gained there, in points")
-        gains = [[*(text.format(**one) for text in GAIN), _cost(one["method"])] for one in found.methods]
-        console.print(table_of(["method", ">ahead in", ">median gain", ">80 %", "costs beyond FedAvg"], gains, **BARE))
+    if named := [one for one in found if one.supported]:
+        gains = [{gain["method"]: gain for gain in one.methods} for one in named]
+        methods = dict.fromkeys(method for own in gains for method in own)
+        order = sorted(methods, key=lambda method: -fmean(own[method]["mean"] for own in gains if method in own))
+        cells = [[method, *(_cell(own.get(method)) for own in gains), _cost(method)] for method in order]
+        console.heading("What each method gained there: points on average, and where it was ahead")
+        networks = [f">{one.network}" for one in named]
+        console.print(table_of(["method", *networks, "costs beyond FedAvg"], cells, **BARE))
     console.heading("The nearest simulated federations")
-    near = [[text.format(**one) for text in NEIGHBOUR] for one in found.neighbours[:5]]
-    console.print(table_of(["federation", ">distance", "best there"], near, **BARE))
+    shown = "{federation}", "{distance:.2f}", "{best} {gain:+.1f}"
+    near = [[one.network, *(text.format(**row) for text in shown)] for one in found for row in one.neighbours]
+    console.print(table_of(["network", "federation", ">distance", "best there"], near, **BARE))
     console.say(f"\n{LIMITS}")
+
+
+def _cell(gain: Mapping[str, Any] | None) -> str:
+    return "" if gain is None else "{mean:+.1f} ({ahead} of {of})".format(**gain)
 
 
 def _cost(label: str) -> str:
     """Return what a method costs beyond FedAvg; a dash where an arena's label is no preset's or finish's name."""
     from fedskew import methods
 
-    slot = "finish" if label in methods.PLACES["finish"] else "preset"
-    if slot == "preset" and label not in methods.PRESETS:
+    name = label.partition(":")[0]
+    slot = "finish" if name in methods.PLACES["finish"] else "preset"
+    if slot == "preset" and name not in methods.PRESETS:
         return "-"
-    return str(methods.cost(methods.build(methods.expand({slot: label})))) or "none"
+    return str(methods.cost(methods.build(methods.expand({slot: name})))) or "none"
 
 
 def advice_for(
-    source: Source, participation: float | None, epochs: float | None, without: Collection[str], table: Path | None
-) -> "Advice":
-    """Return the advice for label counts; participation and epochs are those of their config or run if not given."""
+    source: Source,
+    participation: float | None,
+    epochs: float | None,
+    without: Collection[str] = (),
+    table: Path | None = None,
+    network: str | None = None,
+) -> "list[Advice]":
+    """Return the advice for label counts; participation, epochs and network are of their config or run if not given."""
     from fedskew.arena import advise as look_up
 
     share = source.participation if participation is None else participation
     times = source.epochs if epochs is None else epochs
-    return look_up(source.counts, source.target, share, times, without, table)
+    found = {one.network: one for one in look_up(source.counts, source.target, share, times, without, table)}
+    if network is not None and network not in found:
+        raise ArgumentError(f"--network: the table has {', '.join(found)}{nearest(network, found)}")
+    own = network or source.network
+    return [found[own]] if own in found else [*found.values()]
 
 
-def print_advice(console: Console, found: "Advice") -> None:
+def print_advice(console: Console, found: "Sequence[Advice]") -> None:
     """Print advice in sentences below a heading."""
-    sentences = [found.sentence()]
-    if found.method not in (None, "fedavg"):
+    sentences = [one.sentence() for one in found]
+    if any(one.method not in (None, "fedavg") for one in found):
         sentences.append("fedskew methods NAME says what a method asks of clients and reveals.")
     console.sentences("Which method", sentences)

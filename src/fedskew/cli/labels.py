@@ -72,7 +72,7 @@ def describe(
     console.print(table_of(["", ""], figures, **BARE))
     _print_classes(console, report)
     _print_clients(console, report)
-    print_advice(console, advice_for(source, participation, epochs, without=(), table=None))
+    print_advice(console, advice_for(source, participation, epochs))
     if drawn is not None:
         console.say(f"\nWho holds what: {drawn}")
 
