@@ -27,7 +27,7 @@ NETWORKS = {
 }
 """The networks of the evidence that ships, in words."""
 _GAIN = "gain:"
-FIGURES = {
+SCALES = {
     "skew": 0.25,
     "clients_log": math.log(3),
     "classes_log": math.log(3),
@@ -131,7 +131,7 @@ def advise(
     if unknown is not None:
         raise ArgumentError(f"without: the table has no method {unknown!r}{nearest(unknown, evidence.gains)}")
     own = figures(counts, target, participation, epochs)
-    here = np.array([own[name] for name in FIGURES])
+    here = np.array([own[name] for name in SCALES])
     several = isinstance(counts, LabelCounts) and counts.several
     found = (evidence.near(here, network, without) for network in dict.fromkeys(evidence.networks))
     return tuple(replace(one, supported=one.supported and not several) for one in found)
@@ -151,12 +151,12 @@ class Evidence:
         self, here: FloatArray, network: str, without: Collection[str] = (), left_out: Collection[int] = ()
     ) -> Advice:
         """Return what methods gained on a network in the federations nearest to figures, but for those left out."""
-        at_target, at_part = map([*FIGURES].index, ("target", "participation"))
+        at_target, at_part = map([*SCALES].index, ("target", "participation"))
         alike = np.array([one == network for one in self.networks])
         alike &= self.figures[:, at_target] == here[at_target]
         alike &= (self.figures[:, at_part] >= 1) == (here[at_part] >= 1)
         alike[list(left_out)] = False
-        distances = np.sqrt((((self.figures - here) / [*FIGURES.values()]) ** 2).mean(axis=1))
+        distances = np.sqrt((((self.figures - here) / [*SCALES.values()]) ** 2).mean(axis=1))
         rows = np.flatnonzero(alike)[np.argsort(distances[alike], kind="stable")[:NEIGHBOURS]]
         gains = {method: gain for method, gain in self.gains.items() if method not in without}
         known = [_gained(method, gain[rows]) for method, gain in gains.items() if np.isfinite(gain[rows]).any()]
@@ -174,10 +174,10 @@ class Evidence:
 def evidence_bytes(rows: Sequence[tuple[str, Mapping[str, str], Mapping[str, float]]]) -> bytes:
     """Return the content of `evidence.csv.gz`: for each federation the network, its text and figures, and gains."""
     methods = list(dict.fromkeys(method for _, _, gains in rows for method in gains))
-    lines: list[list[Any]] = [["network", "federation", *FIGURES, *(f"{_GAIN}{method}" for method in methods)]]
+    lines: list[list[Any]] = [["network", "federation", *SCALES, *(f"{_GAIN}{method}" for method in methods)]]
     for network, federation, gains in rows:
         points = [f"{gains[method]:.3f}" if method in gains else "" for method in methods]
-        lines.append([network, federation["federation"], *(federation[name] for name in FIGURES), *points])
+        lines.append([network, federation["federation"], *(federation[name] for name in SCALES), *points])
     return gzip.compress(csv_text(lines).encode(), mtime=0)
 
 
@@ -187,7 +187,7 @@ def read_evidence(path: Path = SHIPPED) -> Evidence:
         text = gzip.decompress(path.read_bytes()).decode("utf-8")
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
     try:
-        values = np.array([[float(line[name]) for name in FIGURES] for line in lines]).reshape(-1, len(FIGURES))
+        values = np.array([[float(line[name]) for name in SCALES] for line in lines]).reshape(-1, len(SCALES))
         gains = {
             name.removeprefix(_GAIN): np.array([float(line[name] or "nan") for line in lines])
             for name in (lines[0] if lines else ())

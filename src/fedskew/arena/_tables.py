@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedskew.arena._advice import FIGURES, evidence_bytes
+from fedskew.arena._advice import SCALES, evidence_bytes
 from fedskew.arena._arena import Arena, ArenaEntry
 from fedskew.arena._compare import VIEWS, Scores, Standing, View
 from fedskew.arena._plan import Line, further
@@ -188,7 +188,7 @@ def evidence_rows(
     for situation, entry in {tuple(entry.situation.values()): entry for entry in arena.entries}.items():
         own = {method: gain[situation] for method, gain in gains.items() if situation in gain}
         if own and (lines := [federations[key] for key in of_situation.get(situation, ())]):
-            means = {name: f"{fmean(float(line[f'{OF_FEDERATION}{name}']) for line in lines):.6g}" for name in FIGURES}
+            means = {name: f"{fmean(float(line[f'{OF_FEDERATION}{name}']) for line in lines):.6g}" for name in SCALES}
             means["federation"] = lines[0][f"{OF_FEDERATION}federation"]
             rows.append((entry.config.model.name, means, own))
     return rows
