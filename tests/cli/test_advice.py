@@ -144,6 +144,10 @@ def test_what_is_no_table_is_named(tmp_path):
     (path := tmp_path / "evidence.csv.gz").write_bytes(b"no table")
     with pytest.raises(DataError, match="the table of evidence can't be read"):
         advise(COUNTS, table=path)
+    for text in ("", "network,federation\n", "federation\nnumber 0\n"):
+        path.write_bytes(gzip.compress(text.encode()))
+        with pytest.raises(DataError, match="is not a table of evidence"):
+            advise(COUNTS, table=path)
 
 
 def test_the_table_that_ships_names_a_method_for_each_network():

@@ -187,15 +187,15 @@ def read_evidence(path: Path = SHIPPED) -> Evidence:
         text = gzip.decompress(path.read_bytes()).decode("utf-8")
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
     try:
-        values = np.array([[float(line[name]) for name in SCALES] for line in lines]).reshape(-1, len(SCALES))
+        values = np.array([[float(line[name]) for name in SCALES] for line in lines])
         gains = {
             name.removeprefix(_GAIN): np.array([float(line[name] or "nan") for line in lines])
-            for name in (lines[0] if lines else ())
+            for name in lines[0]
             if name.startswith(_GAIN)
         }
         networks, federations = (tuple(line[name] for line in lines) for name in ("network", "federation"))
         return Evidence(networks, federations, values, gains)
-    except (KeyError, TypeError, ValueError):
+    except (IndexError, KeyError, TypeError, ValueError):
         raise DataError(f"{path}: is not a table of evidence; `fedskew arena` writes one, evidence.csv.gz") from None
 
 
