@@ -148,8 +148,7 @@ def _by_class(sheet: Sheet, classes: Sequence[str] | None, amount_words: Set[str
             sheet.fail(line, f"class {name!r} occurs twice")
         if classes is not None and name not in classes:
             unknown = f"the counts have no class {name!r}{nearest(name, classes)}; give it a column of zeros there"
-            is_total = _TOTAL.fullmatch(name)
-            sheet.fail(line, f"{name!r} looks like a total, not a class; take it out" if is_total else unknown)
+            sheet.fail(line, f"{name!r} looks like a total; take it out" if _TOTAL.fullmatch(name) else unknown)
         found[name] = amount
     return found
 
