@@ -36,7 +36,7 @@ def replacing(path: Path, shared: bool = False, private: bool = False, wait: boo
         wait: Whether to wait until it is on the disk; otherwise `sync_files` does, for many at once.
     """
     if path.exists() and not path.is_file():  # a rename would put a file in a device's place
-        raise RunError(f"{path}: can't be written: it is {'a folder' if path.is_dir() else 'a device'}, and no file")
+        raise RunError(f"{path}: can't be written: it is {'a folder' if path.is_dir() else 'not a plain file'}")
     part = path.with_name(f".{path.name}.{os.getpid()}.part" if shared else f".{path.name}.part")
     try:
         if private:

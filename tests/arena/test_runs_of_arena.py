@@ -71,6 +71,15 @@ def run(tmp_path: Path, text: str, **more: object) -> tuple[ArenaState, Heard]:
         return run_arena(arena, tmp_path / "runs", pool, 1, heard), heard
 
 
+def read(tmp_path: Path, runs: str, text: str = FILE) -> ArenaState:
+    """The state of an arena with this text in `runs.csv`; nothing is trained."""
+    (tmp_path / "tiny.toml").write_text(text)
+    folder = tmp_path / "runs" / "arena-tiny"
+    folder.mkdir(parents=True)
+    (folder / "runs.csv").write_text(runs)
+    return ArenaState.read(Arena.read(tmp_path / "tiny.toml"), tmp_path / "runs")
+
+
 def setting(seed: int = 0, **data: float) -> dict[str, Any]:
     """The task of FILE, for `simulate`."""
     partition = {"rule": "quantity", "clients": 10, "labels_per_client": 2, "seed": seed}
@@ -216,12 +225,16 @@ def test_a_run_that_ends_its_process_fails_alone(tmp_path) -> None:
     assert all(failure.endswith("no room") for failure in state.failures)
 
 
-def test_runs_of_another_arena_are_refused(tmp_path) -> None:
-    folder = tmp_path / "runs" / "arena-tiny"
-    folder.mkdir(parents=True)
-    (folder / "runs.csv").write_text("other,method\nx,fedavg\n")
-    with pytest.raises(RunError, match="runs.csv: belongs to an arena with other columns than participation, method"):
-        run(tmp_path, FILE)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("other,method\nx,fedavg\n", "belongs to an arena with other columns than participation,method"),
+        ("0.4,fedavg,tune,0\n", "its header is missing, a first line that begins with participation,method,stage"),
+    ],
+)
+def test_runs_of_another_arena_or_without_a_header_are_refused(tmp_path, text: str, says: str) -> None:
+    with pytest.raises(RunError, match=f"runs.csv: {says}"):
+        read(tmp_path, text)
 
 
 def end_or_not(how: str) -> int:
@@ -453,24 +466,17 @@ def test_a_process_that_is_being_started_ends_with_its_executor() -> None:
     ],
 )
 def test_a_damaged_line_is_refused_with_its_number(tmp_path, said: str, cells: dict[str, str]) -> None:
-    folder = tmp_path / "runs" / "arena-tiny"
-    folder.mkdir(parents=True)
     line = {"participation": "0.4", "method": "fedavg", "stage": "run", "partition": "0", "seed": "0", "lr": "1e-05"}
     line = dict.fromkeys([*line, "own", "config", *FIGURES], "") | line
     rows = [line, *(row.values() for row in (line, line, line | cells))]
-    (folder / "runs.csv").write_text("".join(",".join(row) + "\n" for row in rows))
-    (tmp_path / "tiny.toml").write_text(FILE)
     with pytest.raises(RunError, match=rf"runs\.csv, line 4: {re.escape(said)}; mend it, or move the file away"):
-        ArenaState.read(Arena.read(tmp_path / "tiny.toml"), tmp_path / "runs")
+        read(tmp_path, "".join(",".join(row) + "\n" for row in rows))
 
 
 def test_who_only_reads_leaves_a_line_that_is_being_written(tmp_path) -> None:
-    file = tmp_path / "runs" / "arena-tiny" / "runs.csv"
-    file.parent.mkdir(parents=True)
-    file.write_text(",".join(["participation", "method", *_RUN, *FIGURES]) + "\n0.4,fedavg,run,0,0,0.")
-    (tmp_path / "tiny.toml").write_text(FILE)
-    assert ArenaState.read(Arena.read(tmp_path / "tiny.toml"), tmp_path / "runs").runs == ()
-    assert file.read_text().endswith("0.4,fedavg,run,0,0,0.")
+    text = "\ufeff" + ",".join(["participation", "method", *_RUN, *FIGURES]) + "\n0.4,fedavg,run,0,0,0."
+    assert read(tmp_path, text).runs == ()  # with the mark that Excel writes in front
+    assert (tmp_path / "runs" / "arena-tiny" / "runs.csv").read_text() == text
 
 
 def test_a_rate_without_end_is_refused(tmp_path) -> None:
@@ -480,6 +486,5 @@ def test_a_rate_without_end_is_refused(tmp_path) -> None:
 
 
 def test_an_axis_with_the_name_of_a_column_is_refused(tmp_path) -> None:
-    (tmp_path / "tiny.toml").write_text(FILE + "training.steps = [2, 3]\n")
     with pytest.raises(ConfigError, match=r"the axis 'steps' has the name of a column of runs\.csv"):
-        ArenaState.read(Arena.read(tmp_path / "tiny.toml"), tmp_path / "runs")
+        read(tmp_path, "", FILE + "training.steps = [2, 3]\n")

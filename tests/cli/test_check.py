@@ -286,7 +286,7 @@ def test_parameters_are_given_by_set(check):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("x = 1", "move, finish or trainings"), ("1 / 0", "can't be imported: ZeroDivision"), ("x = = 1", "SyntaxError")],
+    [("x = 1", "a network or sampler isn't"), ("1 / 0", "can't be imported: ZeroDivision"), ("x = = 1", "SyntaxError")],
 )
 def test_a_file_without_components_is_one_line(check, text, says):
     done = check(text)

@@ -104,6 +104,8 @@ def test_the_command_writes_a_model_that_predict_python_and_exports_use(folder, 
     found = [list(one["probabilities"].values()) for one in said["predictions"]]
     np.testing.assert_allclose(found, ours.predict(samples), atol=1e-6)
     command("predict", "run", "--personal", "--export", "torchscript", "--out", "ours.pt")
+    alone = command("predict", "run", "--personal", "--export", "weights", status=2).stderr
+    assert "weights: export the model before its move (no --adapted, --personal), or take onnx" in alone
     (folder / "one.csv").write_text("class,count\n3,1\n")
     words = ("personal", "run", "--counts", "one.csv", "--fresh", "--force")
     assert "What the site's 1 label says" in command(*words).stdout
@@ -162,8 +164,6 @@ def test_what_goes_with_a_personal_model(folder, command):
     words = ("predict", "run", "new.npz", "--personal")
     missing = command(*words, status=2).stderr
     assert "run/personal.safetensors: it is missing; make it: fedskew personal run --counts ..." in missing
-    assert "--personal: is one model, and --adapted another" in command(*words, "--adapted", status=2).stderr
-    both = command(*words, "--finished", status=2).stderr
-    assert "--personal: `fedskew personal --finished` says of which model it is" in both
-    with pytest.raises(ArgumentError, match="personal: the file says of which model it is"):
-        fedskew.load(folder / "run", personal=True, best=True)
+    for option, name in (("--adapted", "adapt"), ("--best", "personal"), ("--finished", "personal")):
+        said = f"`fedskew {name}` says of which model it is; leave out other options"
+        assert said in command(*words, option, status=2).stderr

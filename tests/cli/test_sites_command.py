@@ -71,15 +71,15 @@ def test_without_the_row_alone_it_says_what_adds_it(command, tmp_path):
 
 def test_what_real_sites_added_up(command, tmp_path):
     figures = {"accuracy": {"mean": 0.5, "better": 0}, "loss": {"mean": 1.25, "better": 3}}
-    (tmp_path / "real").mkdir()
-    file = tmp_path / "real" / "site-figures.json"
+    (tmp_path / "a=real").mkdir()
+    file = tmp_path / "a=real" / "site-figures.json"
     file.write_text(json.dumps({"sites": ["ash", "birch", "cedar"], "models": {"alone": figures, "common": figures}}))
-    out = command("sites", "real", "--figure", "loss").stdout
+    out = command("sites", "a=real", "--figure", "loss").stdout
     assert "Means over 3 sites" in out
     assert ["alone", "0.500", "1.250", "3"] in [line.split() for line in out.splitlines()]
-    assert json.loads(command("sites", "real", "--json").stdout)["sites"] == ["ash", "birch", "cedar"]
-    assert "--csv: real has what its sites added up" in command("sites", "real", "--csv", "a.csv", status=2).stderr
-    said = command("sites", "real", "--figure", "auroc", status=2).stderr
+    assert json.loads(command("sites", "a=real", "--json").stdout)["sites"] == ["ash", "birch", "cedar"]
+    assert "--csv: a=real has what its sites added up" in command("sites", "a=real", "--csv", "a.csv", status=2).stderr
+    said = command("sites", "a=real", "--figure", "auroc", status=2).stderr
     assert "--figure: sites don't add up auroc; take one of accuracy, loss" in said
     file.write_text("{")
-    assert "site-figures.json: can't be read" in command("sites", "real", status=2).stderr
+    assert "site-figures.json: can't be read" in command("sites", "a=real", status=2).stderr

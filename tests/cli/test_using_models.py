@@ -155,15 +155,9 @@ def test_export_writes_beside_the_model_or_where_it_is_asked_to(command, run, he
         (["nowhere.png", "--csv", "RUN/config.toml"], "config.toml: is there already"),
         (["--export", "torchscript", "--out", "RUN/config.toml"], "config.toml: is there already"),
         (["images", "--export", "torchscript", "--out", "a.pt", "--csv", "a.pt"], "a.pt is where --export writes"),
-        (["images", "--csv", "none/all.csv"], "none/all.csv: can't be written"),
     ],
 )
 def test_a_mistake_is_one_line(command, run, here, words, message):
     np.savez(here / "wrong.npz", x=np.zeros((2, 5)))
     np.savez(here / "ok.npz", x=np.zeros((2, 8, 8)))
     assert message in command("predict", run, *(word.replace("RUN", str(run)) for word in words), status=2).stderr
-
-
-def test_what_is_no_run_folder_is_said(command, here):
-    assert "images: not a run folder" in command("predict", "images", "images", status=2).stderr
-    assert "fedskew predict runs/my-1a2b3c4d new-images/" in command("predict", "--help").stdout

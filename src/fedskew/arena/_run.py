@@ -395,7 +395,7 @@ class _Files:
 
 def _read(path: Path, columns: Sequence[str], writes: bool) -> list[dict[str, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
@@ -404,11 +404,11 @@ def _read(path: Path, columns: Sequence[str], writes: bool) -> list[dict[str, st
     if writes and whole != text:  # the last line was being written when the machine or its power failed
         write_text(path, whole)
     reader = csv.DictReader(io.StringIO(whole, newline=""))
-    if whole and list(reader.fieldnames or [])[: len(columns)] != list(columns):
-        raise errors.RunError(
-            f"{path}: belongs to an arena with other columns than {', '.join(columns)}; write elsewhere with "
-            "--out, or give this arena another name"
-        )
+    header, names = list(reader.fieldnames or []), ",".join(columns)
+    if whole and header[: len(columns)] != list(columns):
+        other = f"belongs to an arena with other columns than {names}; write elsewhere with --out, or rename this arena"
+        gone = f"its header is missing, a first line that begins with {names}; put it back"
+        raise errors.RunError(f"{path}: {other if {*header} & {*columns} else gone}")
     lines = []
     for line in reader:
         if (wrong := _wrong(line)) is not None:

@@ -59,6 +59,7 @@ def describe(
     drawn = picture_path(picture, no_picture, as_json, DEFAULT_FIGURE)
     source = read_source(path, client, label, separator, decimal, totals, data_root, target, held=True)
     report = describe_labels(source.counts, source.target)
+    advice = advice_for(source, participation, epochs)
     if drawn is not None:
         _draw(source, drawn)
     if as_json:
@@ -72,7 +73,7 @@ def describe(
     console.print(table_of(["", ""], figures, **BARE))
     _print_classes(console, report)
     _print_clients(console, report)
-    print_advice(console, advice_for(source, participation, epochs))
+    print_advice(console, advice)
     if drawn is not None:
         console.say(f"\nWho holds what: {drawn}")
 

@@ -17,7 +17,7 @@ import typer
 from typer import Argument, Option
 
 from fedskew.cli.options import Changes, ClientColumn, DecimalSign, LabelColumn, Separator, SkipBroken
-from fedskew.cli.page import Console
+from fedskew.cli.page import Console, check_apart
 from fedskew.errors import ArgumentError, ConfigError, DataError
 from fedskew.files import writing
 from fedskew.tables import counted
@@ -86,6 +86,7 @@ def new(
     from fedskew.data import INDEX, OWN
     from fedskew.experiment import resolve, shared_data
 
+    check_apart(path)
     if path.exists() and not force:
         raise ConfigError(f"{path}: is there already; write elsewhere, or add --force to replace it")
     known = {place: [entry.name for entry in entries] for place, entries in choices().items()}

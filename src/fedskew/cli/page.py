@@ -173,6 +173,8 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]], *read: Path | None) -> 
 
 def check_apart(path: Path | None, *read: Path | None) -> None:
     """Refuse to write over a file that the command is given, or that stands below a folder, or matches a pattern."""
+    if path == Path("-"):
+        raise ArgumentError("-: is no file's name here; give one")
     if path is None or not path.is_file():
         return
     given = [one for each in read if each is not None for one in (str(each), *glob(str(each)))]

@@ -84,14 +84,6 @@ def predict(
         raise ArgumentError("--out: says where --export writes; add --export onnx, or use --csv")
     if export is not None and export not in ModelInfo.EXPORTS:
         raise ArgumentError(f"--export: can't export as {export!r} (known: {', '.join(ModelInfo.EXPORTS)})")
-    if adapted and personal:
-        raise ArgumentError("--personal: is one model, and --adapted another; give one of them")
-    if (adapted or personal) and (best or finished):
-        which, command = "--best" if best else "--finished", "adapt" if adapted else "personal"
-        raise ArgumentError(
-            f"--{'adapted' if adapted else command}: `fedskew {command} {which}` says of which model it is; leave out "
-            f"{which} here"
-        )
     if out is not None and csv_path is not None and out.resolve() == csv_path.resolve():
         raise ArgumentError(f"--csv: {csv_path} is where --export writes the model; write to another file")
     is_export = out is not None and out.suffix in (".onnx", ".pt")  # as no file is called that a run writes

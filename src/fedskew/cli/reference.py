@@ -151,8 +151,8 @@ def check(
     found = checks.FoundComponent.in_file(file)
     if not found:
         raise ConfigError(
-            f"{file}: defines no component: no class has select, value, step, weigh, combine, move, finish or "
-            "trainings (see the tutorial 'Add a method of your own')"
+            f"{file}: no class is a component (has select, value, step, weigh, combine, move, finish or trainings); a "
+            "network or sampler isn't checked, but named in a config (see the tutorial 'Add a method of your own')"
         )
     names = {one.kind.__name__ for one in found}
     given: dict[str, dict[str, object]] = {}

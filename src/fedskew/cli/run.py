@@ -188,14 +188,14 @@ def read_runs(folders: Sequence[str], label: Sequence[str] | None = None) -> lis
     """Read the runs that arguments RUN and LABEL=RUN name, or with these labels."""
     from fedskew.experiment import RunFolder
 
-    named = [(None, one) if Path(one).exists() else _label_and_folder(one) for one in folders]
+    named = [label_and_folder(one) for one in folders]
     if label and len(label) != len(folders):
         raise ArgumentError(f"--label: {len(label)} given for {counted(len(folders), 'run')}; give one for each")
     labels: list[str | None] = [*label] if label else [name for name, _ in named]
     return RunFolder.read_compared([Path(folder) for _, folder in named], labels)
 
 
-def _label_and_folder(text: str) -> tuple[str | None, str]:
-    """Return both parts of LABEL=RUN; no label where it is a folder alone."""
+def label_and_folder(text: str) -> tuple[str | None, str]:
+    """Return both parts of LABEL=RUN; no label where it is a folder alone, or there is one of the whole name."""
     label, equals, folder = text.partition("=")
-    return (label, folder) if equals and label and folder else (None, text)
+    return (label, folder) if equals and label and folder and not Path(text).exists() else (None, text)

@@ -11,7 +11,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from fedskew.cli.page import RULED, AsJson, Console, print_json, table_of, write_csv
-from fedskew.cli.run import read_runs
+from fedskew.cli.run import label_and_folder, read_runs
 from fedskew.errors import DataError
 from fedskew.tables import counted
 
@@ -47,7 +47,7 @@ def sites(
     from fedskew.metrics import SiteRow
     from fedskew.report import ClientTable, SeedRun
 
-    paths = [Path(one.partition("=")[2] or one) for one in folders]
+    paths = [Path(label_and_folder(one)[1]) for one in folders]
     place = paths[0] / RunFolder.SITE_FIGURES
     if len(folders) == 1 and place.exists():
         if csv_path is not None:

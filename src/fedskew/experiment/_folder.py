@@ -275,7 +275,7 @@ class RunFolder:
         except FedskewError:
             raise
         except Exception as error:  # what is damaged can raise almost anything
-            raise RunError(f"{path}: the run folder is damaged ({in_one_line(error)})") from None
+            raise RunError(f"{path}: is damaged ({in_one_line(error)}); put its files back, or run --fresh") from None
 
     @staticmethod
     def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list[SeedRun]:

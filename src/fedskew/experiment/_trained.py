@@ -186,6 +186,8 @@ class TrainedModel:
         JSON list, and `threshold` where there is one; where a sample may have several labels, `probabilities` says that
         each is by itself. RunError where PyTorch can't export this network, or the file can't be written.
         """
+        if isinstance(self.network, Adapted) and kind in ("weights", "adapters"):
+            raise ArgumentError(f"{kind}: export the model before its move (no --adapted, --personal), or take onnx")
         return export(self.network, self.info, Path(path), kind)
 
     def _batches(self, inputs: ArrayLike | Tensor | Stored, normalised: bool) -> Iterator[Tensor]:
@@ -271,8 +273,8 @@ def load(
         raise ArgumentError("finished: it is made of the final model, not of the best one; leave out best")
     if adapted or personal:
         if best or finished or (adapted and personal):
-            name = "adapted" if adapted else "personal"
-            raise ArgumentError(f"{name}: the file says of which model it is; leave out best, finished and the other")
+            name, command = ("adapted", "adapt") if adapted else ("personal", "personal")
+            raise ArgumentError(f"{name}: `fedskew {command}` says of which model it is; leave out other options")
         return _moved(run, load(run, seed=seed, trust_code=trust_code), ADAPTED if adapted else PERSONAL)
     folder = _of_seed(Path(run), seed, trust_code)
     config = read(folder / "config.toml")

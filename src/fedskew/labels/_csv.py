@@ -89,7 +89,7 @@ def read_shares(path: Path, classes: Sequence[str], decimal: Decimal | None) -> 
     """Read an amount for each class from a file; see `read_target`."""
     sheet = Sheet(path, "class,share, or a header of class names over one row of shares", decimal)
     sheet.check_header()
-    shares = _by_class(sheet, classes, "the counts have no class {}; give it a column of zeros there", {"share"})
+    shares = _by_class(sheet, classes, {"share"})
     for name in classes:
         if name not in shares:
             raise ArgumentError(f"{path}: no share for class {name!r}; write 0 where the target has none of it")
@@ -116,7 +116,7 @@ def read_own(path: Path, classes: Sequence[str], client: str | None, decimal: De
         raise ArgumentError(f"{path}: has the counts of one client, without a name; leave out client (--client)")
     else:
         sheet.check_header()
-        found = _by_class(sheet, None, "", COUNT_WORDS)
+        found = _by_class(sheet, None, COUNT_WORDS)
     if all(map(str.isdecimal, found)) and not all(map(str.isdecimal, classes)):
         found = {classes[int(name)] if int(name) < len(classes) else name: found[name] for name in found}
     for name in found:
@@ -131,8 +131,8 @@ def _class_and_amount(words: Sequence[str], amount_words: Set[str]) -> tuple[int
     return next((pair for pair in pairs if words[pair[0]] in CLASS_WORDS and words[pair[1]] in amount_words), None)
 
 
-def _by_class(sheet: Sheet, classes: Sequence[str] | None, unknown: str, amount_words: Set[str]) -> dict[str, float]:
-    """Return an amount for each class that is named in two columns, or in the header over one row."""
+def _by_class(sheet: Sheet, classes: Sequence[str] | None, amount_words: Set[str]) -> dict[str, float]:
+    """Return an amount for each class (of those, if any) that is named in two columns, or in a header over one row."""
     words = [plain(name) for name in sheet.header]
     if (pair := _class_and_amount(words, amount_words)) is not None:
         named, amounts = sheet.texts(pair[0], "class"), sheet.amounts(pair[1:])[:, 0]
@@ -147,7 +147,8 @@ def _by_class(sheet: Sheet, classes: Sequence[str] | None, unknown: str, amount_
         if name in found:
             sheet.fail(line, f"class {name!r} occurs twice")
         if classes is not None and name not in classes:
-            sheet.fail(line, unknown.format(f"{name!r}{nearest(name, classes)}"))
+            unknown = f"the counts have no class {name!r}{nearest(name, classes)}; give it a column of zeros there"
+            sheet.fail(line, f"{name!r} looks like a total; take it out" if _TOTAL.fullmatch(name) else unknown)
         found[name] = amount
     return found
 

@@ -12,6 +12,7 @@ from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table, compo
 from fedskew.objectives import Objective
 
 TERM_LISTS = ("terms", "extra_terms")
+_KEYS = (*PLACES, "preset", *(f"objective.{name}" for name in TERM_LISTS))
 
 
 def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
@@ -27,7 +28,7 @@ def expand(tables: Mapping[str, Any]) -> dict[str, Table]:
     """
     for key in tables:
         if key != "preset" and key not in PLACES:
-            raise ConfigError(f"method.{key}: no such slot{nearest(key, [*PLACES, 'preset'])}")
+            raise ConfigError(f"method.{key}: no such slot{nearest(key, _KEYS)}")
     named = compose(str(tables.get("preset", "fedavg")))
     whole: dict[str, Table] = {}
     for slot in PLACES:

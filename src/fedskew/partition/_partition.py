@@ -179,14 +179,14 @@ class Partition:
             raise DataError(f"{path}: there is no such partition file") from None
         except Exception as error:  # a damaged archive can raise almost anything
             raise DataError(
-                f"{path}: is not a readable partition file ({type(error).__name__}); save it again"
+                f"{path}: is not a readable partition file ({type(error).__name__}); put it back, or make it anew"
             ) from error
         if kind != _FORMAT:
             raise DataError(f"{path}: is of format {kind!r}, and this version reads {_FORMAT!r}")
         whole = partition.counts.sum(axis=1) == arrays["sizes"]  # not so where a sample has several labels, or none
         possible = (partition.counts <= arrays["sizes"][:, None]).all()
         if partition.hash != stored or not (possible if "several" in arrays else whole.all()):
-            raise DataError(f"{path}: its contents don't match its hash; save it again")
+            raise DataError(f"{path}: its contents don't match its hash; put it back, or make it anew")
         return partition
 
 
