@@ -41,7 +41,7 @@ def docstrings(tree: ast.Module) -> set[int]:
 
 
 def exported(tree: ast.Module) -> int:
-    """Return how many names a package's `__init__` exports: its `__all__`, or `from .x import y as y` in a stub."""
+    """Return how many names a package's `__init__` exports: its `__all__`, or `from .x import y as y`."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
             return len(getattr(statement.value, "elts", []))
