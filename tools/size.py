@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_882, "docstrings": 9_569, "files": 316, "names": 338},
+    "src": {"code": 38_694, "docstrings": 9_558, "files": 316, "names": 329},
     "tests": {"code": 33_951},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

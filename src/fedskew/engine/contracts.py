@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import components
@@ -20,9 +19,8 @@ from fedskew.errors import ArgumentError, ComponentError, FedskewError, in_one_l
 from fedskew.finish import Finished, Head
 from fedskew.hooks import Hooks
 from fedskew.methods import PLACES, Method
+from fedskew.parameters import FloatArray, IntArray
 from fedskew.personal import Names, OwnTraining
-
-FloatArray = NDArray[np.float64]
 
 TOLERANCE = 1e-6
 """How far a sum of weights may be from 1: more than the rounding of float32."""
@@ -111,7 +109,7 @@ def called(slot: str, component: Any, function: str, *given: Any, where: str = "
         return getattr(component, function)(*given)
 
 
-def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
+def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[IntArray, Any]:
     """Return the cohort and the state that a selection returned."""
     name = f"{where}{name_in('selection', component)}: select()"
     if not isinstance(chosen, tuple) or len(chosen) != 2:
@@ -133,7 +131,7 @@ def checked_choice(component: Any, chosen: object, clients: int, where: str = ""
     return ids.astype(np.int64, copy=False), chosen[1]
 
 
-def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes: int, where: str = "") -> FloatArray:
+def checked_quotas(component: Any, quotas: Any, ids: IntArray, classes: int, where: str = "") -> FloatArray:
     """Return the quotas in a selection's state, `(cohort, classes)`."""
     amounts, shape = _floats(quotas), (len(ids), classes)
     if amounts is None or amounts.shape != shape or not 0 <= amounts.sum() < np.inf or amounts.min(initial=0) < 0:
@@ -142,7 +140,7 @@ def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes:
     return amounts
 
 
-def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], where: str = "") -> FloatArray:
+def checked_weights(component: Any, weights: Any, answered: IntArray, where: str = "") -> FloatArray:
     """Return the weights that a weighting returned, `(answered,)`."""
     found, name = _floats(weights), f"{where}{name_in('weighting', component)}: weigh()"
     if found is None or found.shape != answered.shape:

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from fedskew import labels
 from fedskew.data import Inputs
 from fedskew.engine._states import ServerState, packed, unpacked
-from fedskew.engine._training import FloatArray, IntArray
 from fedskew.errors import ArgumentError, RunError
 from fedskew.labels import EDGES, MixMethod, outcome_cells
+from fedskew.parameters import FloatArray, IntArray
 
 ODD = 0.01
 """A site's p-value below which the record names it."""

@@ -31,8 +31,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedskew.labels import CountsLike, as_counts
-from fedskew.parameters import NonNegative, Positive, component
-from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked, FloatArray, IntArray
+from fedskew.parameters import FloatArray, IntArray, NonNegative, Positive, component
+from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked
 
 
 @dataclass(frozen=True)
