@@ -81,20 +81,19 @@ def modules() -> list[str]:
 
 
 def exported(module: str) -> list[str]:
-    """The names of a module's stub, or else of its `__all__` and the components of its `INDEX`."""
+    """The names that a module or its stub imports as themselves, or has in `__all__`, and the components of `INDEX`."""
     path = SOURCE.joinpath(*module.split(".")[1:])
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     stub = file.with_suffix(".pyi")
-    if stub.exists():
-        imports = [node for node in _statements(stub) if isinstance(node, ast.ImportFrom) and node.module]
-        return [alias.name for node in imports for alias in node.names]
     names: dict[str, None] = {}
-    for node in _statements(file):
-        if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "__all__" for name in node.targets):
+    for node in _statements(stub if stub.exists() else file):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= dict.fromkeys(alias.name for alias in node.names if alias.name == alias.asname)
+        elif isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "__all__" for name in node.targets):
             names |= dict.fromkeys(ast.literal_eval(node.value))
         elif isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "INDEX":
             assert isinstance(node.value, ast.Dict)
-            names |= dict.fromkeys(map(ast.unparse, node.value.values))
+            names |= dict.fromkeys(["INDEX", *map(ast.unparse, node.value.values)])
     return list(names)
 
 

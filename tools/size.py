@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_882, "docstrings": 9_569, "files": 316, "names": 338},
+    "src": {"code": 38_694, "docstrings": 9_558, "files": 316, "names": 329},
     "tests": {"code": 33_951},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -41,7 +41,7 @@ def docstrings(tree: ast.Module) -> set[int]:
 
 
 def exported(tree: ast.Module) -> int:
-    """Return how many names a package's `__init__` exports: its `__all__`, or `from .x import y as y` in a stub."""
+    """Return how many names a package's `__init__` exports: its `__all__`, or `from .x import y as y`."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "__all__":
             return len(getattr(statement.value, "elts", []))

@@ -86,11 +86,12 @@ def of_run(folder: Path, trust_code: bool) -> Iterator[None]:
     def limit(name: str, file: Path | None) -> str | None:
         module = name.partition(":")[0].replace(".", "/")
         there = [place for code in brought for place in (code / f"{module}.py", code / module / "__init__.py")]
-        strange = [path for path in [file] if path is not None and _is_in(path, {folder, *_trusted})]
-        if is_ours(name) or not (found := strange or [path for path in there if file is None and path.is_file()]):
+        found = next(filter(Path.is_file, there), None) if file is None else file
+        inside = file is None or any(file.resolve().is_relative_to(one.resolve()) for one in (folder, *_trusted))
+        if is_ours(name) or found is None or not inside:
             return None
         return (
-            f"asks for code that came with the run: {name!r} in {found[0]}, which would run as you; read it, and if "
+            f"asks for code that came with the run: {name!r} in {found}, which would run as you; read it, and if "
             "you trust it add --trust-code (in Python: trust_code=True)"
         )
 
@@ -252,8 +253,3 @@ def _definer(value: Any) -> str:
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.toml").exists() and any((folder / name).exists() for name in RUN_FILES)
-
-
-def _is_in(path: Path, folders: set[Path]) -> bool:
-    resolved = path.resolve()
-    return any(resolved.is_relative_to(folder.resolve()) for folder in folders)

@@ -12,10 +12,11 @@ The same types check a config, where the error names the key in the file instead
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
 import pydantic
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
 from fedskew.errors import ArgumentError, ConfigError, FedskewError, nearest
@@ -33,6 +34,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**64)]
 """A whole number, 0 or above."""
 Switch = Annotated[bool, Field(strict=True)]
 """True or false, and nothing that only stands for them."""
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
 
 T = TypeVar("T")
 

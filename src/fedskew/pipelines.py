@@ -30,8 +30,6 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import Count, component
 
-__all__ = ["INDEX", "FedConcat"]
-
 _ONE_MODEL = (
     "it keeps or sends something for one model of all clients, and here each cluster has its own until the head has "
     "another; take one that keeps nothing: sgd, fedprox or fedsam as local step, fedavg, fedla or uniform for weights"

@@ -22,9 +22,9 @@ def ranks() -> int:
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
-def local_rank() -> int:
-    """Return this process's rank on its machine, which is also the number of its GPU; 0 without torchrun."""
-    return int(os.environ["LOCAL_RANK"]) if launched() else 0
+def device() -> str:
+    """Return the GPU of this process: the one that has its rank on its machine."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if launched() else "cuda"
 
 
 def assign(work: Sequence[float]) -> list[list[int]]:

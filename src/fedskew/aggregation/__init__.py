@@ -11,10 +11,10 @@ statistics) are aggregated separately by the same rule, since their scale differ
 
 from fedskew.aggregation._geometric_median import GeometricMedian
 from fedskew.aggregation._krum import Krum
-from fedskew.aggregation._mean import Mean
+from fedskew.aggregation._mean import Mean as Mean
 from fedskew.aggregation._median import Median
 from fedskew.aggregation._norm_clipping import NormClipping
-from fedskew.aggregation._protocol import Aggregation
+from fedskew.aggregation._protocol import Aggregation as Aggregation
 from fedskew.aggregation._trimmed_mean import TrimmedMean
 
 INDEX: dict[str, type] = {
@@ -25,5 +25,3 @@ INDEX: dict[str, type] = {
     "geometric_median": GeometricMedian,
     "krum": Krum,
 }
-
-__all__ = ["INDEX", "Aggregation", "Mean"]

@@ -22,8 +22,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedskew.aggregation._protocol import FloatArray, Robust, products
-from fedskew.parameters import Positive, component
+from fedskew.aggregation._protocol import Robust, products
+from fedskew.parameters import FloatArray, Positive, component
 
 MOST_STEPS = 1000
 CONVERGED = 1e-12

@@ -20,8 +20,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedskew.aggregation._protocol import FloatArray, Robust, products
-from fedskew.parameters import Count, Size, component
+from fedskew.aggregation._protocol import Robust, products
+from fedskew.parameters import Count, FloatArray, Size, component
 
 
 @component

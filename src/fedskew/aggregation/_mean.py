@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedskew.aggregation._protocol import Aggregation, FloatArray
-from fedskew.parameters import component
+from fedskew.aggregation._protocol import Aggregation
+from fedskew.parameters import FloatArray, component
 
 
 @component

@@ -13,8 +13,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedskew.aggregation._protocol import FloatArray, Merging, by_coordinate
-from fedskew.parameters import component
+from fedskew.aggregation._protocol import Merging, by_coordinate
+from fedskew.parameters import FloatArray, component
 
 HALF = 0.5 - 1e-9
 """Share of the weight cut off at each end: below 1/2, so that in spite of rounding two values in the middle count."""

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedskew.aggregation._protocol import FloatArray, Robust
-from fedskew.parameters import Positive, Share, component
+from fedskew.aggregation._protocol import Robust
+from fedskew.parameters import FloatArray, Positive, Share, component
 
 
 @component

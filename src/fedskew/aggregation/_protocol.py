@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.components import seen_by, takes
-
-FloatArray = NDArray[np.float64]
+from fedskew.parameters import FloatArray
 
 PART = 1 << 16
 """Columns of the matrix of updates that are worked on at a time."""

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from fedskew.aggregation._protocol import FloatArray, Merging, by_coordinate
-from fedskew.parameters import component
+from fedskew.aggregation._protocol import Merging, by_coordinate
+from fedskew.parameters import FloatArray, component
 
 
 @component

@@ -1,6 +1,4 @@
 """Contract tests of a user's own components, as `fedskew check my_method.py` runs them."""
 
-from fedskew.checks._contract import check
-from fedskew.checks._trial import FoundComponent
-
-__all__ = ["FoundComponent", "check"]
+from fedskew.checks._contract import check as check
+from fedskew.checks._trial import FoundComponent as FoundComponent

@@ -74,10 +74,8 @@ class Table:
 
     def fail(self, wrong: str, row: int | None = None, column: str | None = None) -> NoReturn:
         """Raise the DataError that names a place: the header, or a row from 0."""
-        if self.sheet is not None and row is not None:
-            self.sheet.fail_row(row, wrong, column)
         if self.sheet is not None:
-            self.sheet.fail(self.sheet.line, wrong, column)
+            self.sheet.fail(self.sheet.line if row is None else self.sheet.line_of(row), wrong, column)
         place = self.where if row is None else f"{self.where}, {self.place(row)}"
         raise DataError(f"{place}{'' if column is None else f', column {column!r}'}: {wrong}")
 

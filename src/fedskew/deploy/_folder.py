@@ -44,6 +44,7 @@ from fedskew.privacy import epsilon as epsilon_of
 from fedskew.privacy import most_rounds
 from fedskew.sums import Key
 from fedskew.tables import counted
+from fedskew.trees import on_one_line
 
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Valid names of sites; a site's folder and its key at the SuperLink have its name."""
@@ -122,7 +123,9 @@ def write_federation(
     folder, and a `wheel` of fedskew to each; public halves of `mask_keys` are the agreement's `keys`. ConfigError where
     the folder is not empty, a site's name is not valid, or the config can't be deployed.
     """
-    played, weights = rehearse(config, agreement, target), _Weights.of(config)
+    played, own = rehearse(config, agreement, target), config.model.weights
+    weights = None if own is None else Path(config.place(own))
+    weights_name = "" if own is None else f"{WEIGHTS}{Path(own).suffix}"
     if wheel is not None:
         _check_wheel(wheel)
     for name in agreement.members:
@@ -144,16 +147,16 @@ def write_federation(
         "MAX_REPLY": str(played.plan.pushed_bytes),
         "SITES": " ".join(agreement.members),
         "TARGET": "" if target is None else f' target=\\"$PWD/{TARGET}\\"',
-        "WEIGHTS": "" if weights is None else f' weights=\\"$PWD/{weights.name}\\"',
+        "WEIGHTS": weights_name and f' weights=\\"$PWD/{weights_name}\\"',
     }
     app, server = folder / APP, folder / "server"
-    _write_app(app, config, agreement, weights)
+    _write_app(app, config, agreement, weights_name)
     private_folder(server)  # it will have all models
     write_certificates(server, [*dict.fromkeys([address.host, *LOOPBACK])])
     if target is not None:
         shutil.copyfile(target, server / TARGET)
     if weights is not None:
-        shutil.copyfile(weights.file, server / weights.name)
+        shutil.copyfile(weights, server / weights_name)
     for script in ("superlink.sh", "register.sh", "run.sh", "fedskew-server.service"):
         _fill(script, server / script, fields)
     for name in agreement.members:
@@ -165,7 +168,7 @@ def write_federation(
         shutil.copyfile(server / "ca.crt", site / "ca.crt")
         shutil.copytree(app, site / APP)
         if weights is not None:
-            shutil.copyfile(weights.file, site / weights.name)
+            shutil.copyfile(weights, site / weights_name)
         described: dict[str, object] = {"server": str(address), "state": "state"}
         if name == agreement.target_site:
             described["unlabelled"] = "unlabelled"
@@ -190,25 +193,13 @@ def site_names(clients: Sequence[str]) -> list[str]:
     return list(clients) if own else [f"site-{place:0{width}d}" for place in range(len(clients))]
 
 
-class _Weights(NamedTuple):
-    """The file of the first weights, and its name in the server's folder and in each site's."""
-
-    file: Path
-    name: str
-
-    @classmethod
-    def of(cls, config: Config) -> "_Weights | None":
-        place = config.model.weights
-        return None if place is None else cls(Path(config.place(place)), f"{WEIGHTS}{Path(place).suffix}")
-
-
-def _write_app(app: Path, config: Config, agreement: Agreement, weights: _Weights | None) -> None:
+def _write_app(app: Path, config: Config, agreement: Agreement, weights: str) -> None:
     (app / "federation").mkdir(parents=True)
     without_root = config.data.model_copy(update={"root": None, "tokenizer": None})  # the simulation's places
-    model = config.model if weights is None else config.model.model_copy(update={"weights": weights.name})
+    model = config.model.model_copy(update={"weights": weights or None})
     config.model_copy(update={"data": without_root, "model": model}).write(app / "run.toml")
     agreement.write(app / "deploy.toml")
-    (app / "pyproject.toml").write_text(tomli_w.dumps(_flower_app(config.name)), encoding="utf-8")
+    (app / "pyproject.toml").write_text(_project(config.name), encoding="utf-8")
     for name, text in app_code().items():
         (app / name).write_text(text, encoding="utf-8")
 
@@ -230,7 +221,7 @@ def other_code(app: AppFiles) -> list[str]:
         tree = {}
     ours = {name: text.encode() for name, text in app_code().items()}
     known = {"run.toml", "deploy.toml", *(name for name in ours if app.get(name) == ours[name])}
-    written = tomli_w.dumps(_flower_app(str(tree.get("name", Config.model_fields["name"].default)))).encode()
+    written = _project(str(tree.get("name", Config.model_fields["name"].default))).encode()
     if project_content(app.get(PROJECT, b"")) == project_content(written):
         known.add(PROJECT)
     return [*sorted(set(app) - known), *(f"run.toml: {key} = {name}" for key, name in asked_of_site(tree).items())]
@@ -368,23 +359,8 @@ def _template(name: str) -> str:
     return files("fedskew.deploy").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _flower_app(name: str) -> dict[str, object]:
+def _project(name: str) -> str:
+    """Return the app's description for Flower."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
-    return {
-        "project": {
-            "name": kept or "federation",
-            "version": "1.0.0",
-            "description": f"{name}, a federation by fedskew",
-            "license": "Apache-2.0",
-            "dependencies": [f"fedskew[flower]>={__version__}"],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "fedskew",
-                    "components": {"serverapp": "federation.server:server", "clientapp": "federation.site:site"},
-                    "config": {"out": "runs", "target": "", "ended": "", "weights": ""},
-                }
-            }
-        },
-    }
+    fields = {"NAME": kept or "federation", "DESCRIPTION": on_one_line(f"{name}, a federation by fedskew")}
+    return Template(_template("app.toml")).substitute(fields, VERSION=__version__)

@@ -21,7 +21,7 @@ from fedskew.engine._records import Predictions
 from fedskew.engine._training import LocalTraining
 from fedskew.errors import ArgumentError, ComponentError, FedskewError, RunError, place_of
 from fedskew.hooks import Hooks
-from fedskew.local_steps import LocalStep, StepSettings
+from fedskew.local_steps import LocalStep
 from fedskew.models import FlatModel, ModelState
 from fedskew.objectives import Objective
 from fedskew.randomness import Purpose, generator
@@ -280,9 +280,10 @@ class LocalWork:
         except Exception:  # such as a class that stands in a function
             return None
 
-    def settings(self, round: int, sent: Sent, state: Mapping[str, Tensor]) -> StepSettings:
-        """Make the settings that all local steps of a client share."""
-        return self.training.settings(round, sent.model.parameters)._replace(broadcast=sent.broadcast, client=state)
+    @property
+    def components(self) -> list[Any]:
+        """The components that train a client."""
+        return [self.local_step, *self.objective.losses, *self.hooks.values()]
 
     def samples(self, round: int, task: Assignment) -> ClientSamples:
         """Choose a client's samples in a round: all, or a quota of each class, drawn at random."""

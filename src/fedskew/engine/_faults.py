@@ -70,12 +70,6 @@ class _DivergedError(RunError):
     """Nobody is to blame."""
 
 
-def has_own_parts(work: LocalWork, model: FlatModel) -> bool:
-    """Return whether a component that trains clients, or the network, is a user's own."""
-    parts = [*work.objective.losses, work.local_step, *work.hooks.values()]
-    return any(map(is_own, parts)) or own_network(model.module) is not None
-
-
 def watched(work: LocalWork, model: FlatModel) -> LocalWork:
     """Return the same local training with components that look at what goes through them."""
     network = own_network(model.module)

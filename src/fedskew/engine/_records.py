@@ -380,7 +380,10 @@ def batches(inputs: Inputs, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a data set in parts of `BATCH` samples, without samples as one of none."""
     for start in range(0, max(len(targets), 1), BATCH):
         y = targets[start : start + BATCH]
-        yield _samples(inputs, start, len(y)), y
+        if isinstance(inputs, Tensor):  # a view
+            yield inputs[start : start + len(y)], y
+        else:
+            yield inputs.index_select(0, torch.arange(start, start + len(y), device=inputs.device)), y
 
 
 @torch.inference_mode()
@@ -397,13 +400,6 @@ def predicted(parts: Iterable[Predictions]) -> Predictions:
     tables, losses, logits = zip(*parts, strict=True)
     confusion: NDArray[np.int64] = sum(tables[1:], start=tables[0])
     return Predictions(confusion, sum(losses) / max(int(confusion.sum()), 1), np.concatenate(logits))
-
-
-def _samples(inputs: Inputs, start: int, size: int) -> Tensor:
-    """Consecutive samples; a view if the inputs are a tensor."""
-    if isinstance(inputs, Tensor):
-        return inputs[start : start + size]
-    return inputs.index_select(0, torch.arange(start, start + size, device=inputs.device))
 
 
 def plain(values: NDArray[np.float64]) -> list[float | None]:

@@ -24,7 +24,7 @@ from fedskew.engine._backend import (
     reuse_freed_memory,
     training_failed,
 )
-from fedskew.engine._faults import has_own_parts, own_network, watched
+from fedskew.engine._faults import own_network, watched
 from fedskew.engine._sight import ClientLog
 from fedskew.engine.contracts import calling, checked_carried, checked_figure, checked_step, is_own, name_in, tensors
 from fedskew.engine.heeding import HEEDED, check_heeds
@@ -130,7 +130,7 @@ class SequentialBackend(Backend):
 
     def find_fault(self, round: int, task: Assignment, sent: Sent) -> ComponentError | None:
         """See `Backend.find_fault`."""
-        if not has_own_parts(self.work, self.model):
+        if not any(map(is_own, self.work.components)) and own_network(self.model.module) is None:
             return None
         watching = SequentialBackend(self.model, watched(self.work, self.model))
         try:
@@ -156,7 +156,8 @@ class SequentialBackend(Backend):
             sent = sent._replace(model=private.start(common, state))
             state |= private.steps(self.work.training.batches_of_epoch(len(samples.rows)))
         counts = torch.as_tensor(samples.counts, dtype=common.parameters.dtype, device=device)
-        settings = self.work.settings(round, sent, state)._replace(**self._of_parameters)
+        settings = self.work.training.settings(round, sent.model.parameters)
+        settings = settings._replace(broadcast=sent.broadcast, client=state, **self._of_parameters)
         context = Context(counts, broadcast=sent.broadcast, kept={})
         if self._unproven:
             with calling("local_step", self.work.local_step, "step", f"round {round}, client {task.client}: "):

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.components import find
@@ -16,9 +15,7 @@ from fedskew.data import SAMPLERS
 from fedskew.errors import ArgumentError, ComponentError, in_one_line, nearest
 from fedskew.local_steps import Adam, StepSettings
 from fedskew.models import FlatModel
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from fedskew.parameters import FloatArray, IntArray
 
 
 class Group(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew import components
@@ -20,9 +19,8 @@ from fedskew.errors import ArgumentError, ComponentError, FedskewError, in_one_l
 from fedskew.finish import Finished, Head
 from fedskew.hooks import Hooks
 from fedskew.methods import PLACES, Method
+from fedskew.parameters import FloatArray, IntArray
 from fedskew.personal import Names, OwnTraining
-
-FloatArray = NDArray[np.float64]
 
 TOLERANCE = 1e-6
 """How far a sum of weights may be from 1: more than the rounding of float32."""
@@ -111,7 +109,7 @@ def called(slot: str, component: Any, function: str, *given: Any, where: str = "
         return getattr(component, function)(*given)
 
 
-def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[NDArray[np.int64], Any]:
+def checked_choice(component: Any, chosen: object, clients: int, where: str = "") -> tuple[IntArray, Any]:
     """Return the cohort and the state that a selection returned."""
     name = f"{where}{name_in('selection', component)}: select()"
     if not isinstance(chosen, tuple) or len(chosen) != 2:
@@ -133,18 +131,16 @@ def checked_choice(component: Any, chosen: object, clients: int, where: str = ""
     return ids.astype(np.int64, copy=False), chosen[1]
 
 
-def checked_quotas(component: Any, quotas: Any, ids: NDArray[np.int64], classes: int, where: str = "") -> FloatArray:
+def checked_quotas(component: Any, quotas: Any, ids: IntArray, classes: int, where: str = "") -> FloatArray:
     """Return the quotas in a selection's state, `(cohort, classes)`."""
     amounts, shape = _floats(quotas), (len(ids), classes)
     if amounts is None or amounts.shape != shape or not 0 <= amounts.sum() < np.inf or amounts.min(initial=0) < 0:
-        raise ComponentError(
-            f"{where}{name_in('selection', component)}: quotas must be amounts of shape {shape}, "
-            f"(cohort, classes), not {_what(quotas)}"
-        )
+        said = f"quotas must be amounts of shape {shape}, (cohort, classes)"
+        raise _wrong("selection", component, said, quotas, where)
     return amounts
 
 
-def checked_weights(component: Any, weights: Any, answered: NDArray[np.int64], where: str = "") -> FloatArray:
+def checked_weights(component: Any, weights: Any, answered: IntArray, where: str = "") -> FloatArray:
     """Return the weights that a weighting returned, `(answered,)`."""
     found, name = _floats(weights), f"{where}{name_in('weighting', component)}: weigh()"
     if found is None or found.shape != answered.shape:
@@ -191,30 +187,24 @@ def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]
     except (TypeError, ValueError, AttributeError):
         fine = False
     if not fine:
-        raise ComponentError(
-            f"{name_in('server_update', component)}: share() must return (a factor from 0 to 1, finite numbers by "
-            f"name), not {_what(shared)}"
-        )
+        said = "share() must return (a factor from 0 to 1, finite numbers by name)"
+        raise _wrong("server_update", component, said, shared)
     return float(factor), extras
 
 
 def checked_model(component: Any, moved: Any, parameters: Tensor, where: str = "") -> tuple[Tensor, dict[str, Tensor]]:
     """Return the next model and state that a server update returned; the values are not looked at."""
     if not _is_pair(moved, parameters):
-        raise ComponentError(
-            f"{where}{name_in('server_update', component)}: move() must return (next model, next state), the model of "
-            f"shape {tuple(parameters.shape)}, not {_what(moved)}"
-        )
+        said = f"move() must return (next model, next state), the model of shape {tuple(parameters.shape)}"
+        raise _wrong("server_update", component, said, moved, where)
     return moved[0], checked_state(component, moved[1], where)
 
 
 def checked_state(component: Any, state: Any, where: str = "") -> dict[str, Tensor]:
     """Return the state of a server update: tensors by name, none where it is None."""
     if not _is_named(state):
-        raise ComponentError(
-            f"{where}{name_in('server_update', component)}: its state can't be saved; what it keeps between rounds is "
-            f"tensors by name, not {_what(state)}"
-        )
+        said = "its state can't be saved; what it keeps between rounds is tensors by name"
+        raise _wrong("server_update", component, said, state, where)
     return dict(state or {})
 
 
@@ -243,28 +233,23 @@ def checked_parameters(slot: str, component: Any, function: str, made: Any, para
 def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the next parameters that a local step returned, and what it carries; the values are not looked at."""
     if not _is_pair(stepped, parameters) or not _is_named(stepped[1]):
-        raise ComponentError(
-            f"{name_in('local_step', component)}: step() must return (next parameters, what it carries by name or "
-            f"None), the parameters of shape {tuple(parameters.shape)}, not {_what(stepped)}"
-        )
+        said = "step() must return (next parameters, what it carries by name or None), the parameters of shape"
+        raise _wrong("local_step", component, f"{said} {tuple(parameters.shape)}", stepped)
     return stepped[0], dict(stepped[1] or {})
 
 
 def checked_carried(component: Any, carried: Any) -> dict[str, Tensor]:
     """Return what a local step's `init` returned."""
     if not _is_named(carried):
-        raise ComponentError(
-            f"{name_in('local_step', component)}: init() must return what the first step is given as carried, tensors "
-            f"by name or None, not {_what(carried)}"
-        )
+        said = "init() must return what the first step is given as carried, tensors by name or None"
+        raise _wrong("local_step", component, said, carried)
     return dict(carried or {})
 
 
 def tensors(slot: str, component: Any, function: str, made: Any, where: str = "") -> dict[str, Tensor]:
     """Return the tensors by name that a component's function returned."""
     if made is None or not _is_named(made):
-        said = f"{where}{name_in(slot, component)}: {function}() must return tensors by name"
-        raise ComponentError(f"{said}, not {_what(made)}")
+        raise _wrong(slot, component, f"{function}() must return tensors by name", made, where)
     return dict(made)
 
 
@@ -386,6 +371,10 @@ def _is_pair(value: Any, like: Tensor) -> bool:
 def _is_named(value: Any) -> bool:
     """Return whether it is tensors by name, or None."""
     return value is None or (isinstance(value, Mapping) and all(isinstance(part, Tensor) for part in value.values()))
+
+
+def _wrong(slot: str, component: Any, said: str, got: object, where: str = "") -> ComponentError:
+    return ComponentError(f"{where}{name_in(slot, component)}: {said}, not {_what(got)}")
 
 
 def _what(value: object) -> str:

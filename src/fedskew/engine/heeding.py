@@ -5,6 +5,7 @@ the same, with a setting as without, the step ignores it.
 """
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,13 +51,11 @@ def _two_steps(component: Any, settings: StepSettings, seen: Mapping[str, Any]) 
     """Return where two steps lead, and what they carry: the second's gradient is ten times the first's."""
     parameters, carried = settings.start, checked_carried(component, component.init(settings))
     for size in (1.0, 10.0):
-        slope = torch.full_like(parameters, size)
+        gradient = partial(lambda slope, at, *part: slope, torch.full_like(parameters, size))
         if (in_place := steps_in_place(component)) is not None:
             parameters = parameters.clone()
-            in_place.step_in_place(parameters, lambda at, *part, slope=slope: slope, carried, settings)
-            continue
-        stepped = component.step(
-            parameters, lambda at, *part, slope=slope: slope, carried, settings, **seen_by(component.step, seen)
-        )
-        parameters, carried = checked_step(component, stepped, parameters)
+            in_place.step_in_place(parameters, gradient, carried, settings)
+        else:
+            stepped = component.step(parameters, gradient, carried, settings, **seen_by(component.step, seen))
+            parameters, carried = checked_step(component, stepped, parameters)
     return {**carried, "": parameters}

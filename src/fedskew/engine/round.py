@@ -16,7 +16,7 @@ from fedskew.engine._records import Cohort, FloatArray, Notes, RoundRecord
 from fedskew.engine._sight import Sight, losses_of
 from fedskew.engine._states import ClientStates, Named, ServerState, packed, unpacked
 from fedskew.engine.sums import Floats
-from fedskew.engine.target import Estimation
+from fedskew.engine.target import EstimatedMix, Estimation
 from fedskew.engine.totals import Collected
 from fedskew.hooks import Hooks, RoundEnd
 from fedskew.labels import LabelCounts
@@ -130,7 +130,8 @@ class Federation:
         where, kept = f"round {round}: ", unpacked(state.of("selection"), self._untouched)
         state, notes = replace(state, round=round), Notes()
         called = kept, self.counts_seen, self.cohort_size, generator(self.seed, Purpose.SELECTION, round)
-        mix = self.target if self.aim is None else self.aim.mix(state.of("target"))[0]
+        estimated = EstimatedMix.of(state)
+        mix = self.target if estimated is None else estimated.used
         seen = {"kept": state.of("selection.hooks"), "losses": losses_of(self, state, notes), "target": mix}
         chosen = self.sight(state, notes).call("selection", selection, "select", *called, **seen)
         ids, kept = contracts.checked_choice(selection, chosen, len(self.counts), where)

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from fedskew import labels
 from fedskew.data import Inputs
-from fedskew.engine._states import Named, ServerState, packed, unpacked
-from fedskew.engine._training import FloatArray, IntArray
+from fedskew.engine._states import ServerState, packed, unpacked
 from fedskew.errors import ArgumentError, RunError
 from fedskew.labels import EDGES, MixMethod, outcome_cells
+from fedskew.parameters import FloatArray, IntArray
 
 ODD = 0.01
 """A site's p-value below which the record names it."""
@@ -55,8 +55,9 @@ class EstimatedMix:
     @classmethod
     def of(cls, state: ServerState) -> EstimatedMix | None:
         """Return what a state holds of the target; None if nothing is estimated."""
-        kept = state.of("target")
-        return _read(kept) if kept else None
+        kept, none = state.of("target"), np.zeros(0)
+        known: EstimatedMix | None = unpacked(kept, cls(-1, none, none, "", False)) if kept else None
+        return known
 
     def within(self, state: ServerState) -> ServerState:
         """Return a state that holds this of the target."""
@@ -83,11 +84,6 @@ class Estimation:
     on_misfit: Literal["warn", "fedavg", "stop"] = "fedavg"
     ask: int = 10_000
 
-    @property
-    def edges(self) -> tuple[float, ...]:
-        """Where the cells of a predicted class are divided by its probability."""
-        return EDGES[len(EDGES) + 1 - self.bins :]
-
     def is_due(self, round: int) -> bool:
         """Return whether an estimate is made after a round."""
         return round >= self.warmup and (round - self.warmup) % self.every == 0
@@ -102,14 +98,9 @@ class Estimation:
         """Return what the server keeps of it before the first round."""
         return packed(self.unknown, "target")
 
-    def mix(self, kept: Named) -> tuple[FloatArray | None, str | None]:
-        """Return the mix, or None, and why there is none."""
-        known = _read(kept)
-        return known.used, known.unused or None
-
     def outcomes(self, logits: FloatArray) -> IntArray:
         """Find the outcome cell of each sample."""
-        return outcome_cells(logits, self.edges, logits=True)
+        return outcome_cells(logits, EDGES[len(EDGES) + 1 - self.bins :], logits=True)
 
     def update(
         self, known: EstimatedMix, round: int, tables: Mapping[int, FloatArray | IntArray], cells: FloatArray | IntArray
@@ -166,12 +157,6 @@ class Estimation:
             reason = f"no estimate is sure enough yet: standard error {found.error:.2g} of a share after round {round}"
             return known if known.round >= 0 or known.misfit else replace(known, unused=reason)
         return EstimatedMix(round, found.mix, found.upper_errors, "", found.misfit)
-
-
-def _read(kept: Named) -> EstimatedMix:
-    none = np.zeros(0)
-    known: EstimatedMix = unpacked(kept, EstimatedMix(-1, none, none, "", False))
-    return known
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from fedskew.engine._records import Cohort, FloatArray, RoundRecord
 from fedskew.engine._sight import Sight
 from fedskew.engine._states import Named, ServerState
 from fedskew.engine.contracts import calling, checked_aggregate, checked_share, checked_weights, hooked, is_own
+from fedskew.engine.target import EstimatedMix
 from fedskew.labels import effective_sample_size, entropy, kl_to_uniform
 from fedskew.methods import Method
 from fedskew.mixing import limited
@@ -180,10 +181,10 @@ def weigh(federation: Federation, state: ServerState, members: Cohort, updates: 
     """Weigh clients; by FedAvg where the method's weighting needs a target mix that there is not yet."""
     weighting, limit, fallback, mix = federation.method.weighting, federation.weight_limit, None, federation.target
     sizes, counts = members.sizes, shown(federation, members)
-    if federation.aim is not None:
-        mix, why = federation.aim.mix(state.of("target"))
-        if why is not None and components.has(weighting, "needs_target"):
-            weighting, fallback = FedAvg(), why
+    if (estimated := EstimatedMix.of(state)) is not None:
+        mix = estimated.used
+        if estimated.unused and components.has(weighting, "needs_target"):
+            weighting, fallback = FedAvg(), estimated.unused
     if sizes.sum() == 0:
         return Weights(fallback=fallback)
     if not counts[sizes > 0].any() and components.needs_label_counts("weighting", weighting):
@@ -320,8 +321,6 @@ def summed(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Add up updates as a server update reads them."""
     factors, extras = [], dict[str, Any]()
-    if getattr(update, "share", None) is None:
-        return weighted_sum(changes, weights), extras
     for change, taken, weight in zip(changes, steps, weights.tolist(), strict=True):
         factor, own = shared(update, change, taken, weight, where)
         factors.append(factor)

@@ -186,7 +186,7 @@ def _checked(result: _Result | Died, who: str) -> Any:
         raise RunError(f"{who} ended early ({result})")
     value, error, trace = result
     if error is not None:
-        raise error from _RemoteError(trace)
+        raise error from RuntimeError(f"in another process:\n{trace}")
     return value
 
 
@@ -208,13 +208,6 @@ class _Trainer(Child):
         with _sendable():
             super().send((self._first, job))
         self._first = None
-
-
-class _RemoteError(Exception):
-    """An error in another process, as the text of its traceback."""
-
-    def __str__(self) -> str:
-        return f"in another process:\n{self.args[0]}"
 
 
 def _work(connection: Connection, threads: int) -> None:

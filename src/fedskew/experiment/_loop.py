@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,13 +22,11 @@ from fedskew.experiment._config import Config
 from fedskew.experiment._folder import FINISHED, RunFolder, RunState, TaskInfo
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.experiment._progress import TRACKERS, Listen, Tracker
+from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._summary import FinalLook, Scoring, summarise, surroundings
 from fedskew.metrics import SiteRow
 from fedskew.models import FlatModel, ModelState
 from fedskew.report import SeedRun
-
-if TYPE_CHECKING:
-    from fedskew.experiment._site_models import SiteModels
 
 PlayedRound = tuple[Any, engine.RoundRecord]
 """The server's state after a round, and the round's record without evaluations."""

@@ -135,7 +135,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True  # else a second run of a network with convolutions has other bits
-    return torch.device("cuda", torchrun.local_rank()) if torchrun.launched() else torch.device("cuda")
+    return torch.device(torchrun.device())
 
 
 def _make_runner(

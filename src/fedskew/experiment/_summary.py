@@ -169,7 +169,10 @@ class FinalLook:
         validation = self.scores(state, True)
         if not isinstance(validation, metrics.Scores):
             return info
-        return replace(info, threshold=validation.threshold(self._figure(validation)))
+        # the measure, where that is a figure of a confusion matrix
+        measure = Evaluation.of(validation.confusion(), 0.0, None).measure(self.config.evaluation.measure)
+        figure = measure if measure in _DECIDING else "balanced_accuracy"
+        return replace(info, threshold=validation.threshold(figure))
 
     def summary(self, info: ModelInfo, state: ModelState, evaluation: Evaluation | None) -> dict[str, Any]:
         """Return `intervals` of the model's figures on the test set, if asked, and what its `threshold` gives there."""
@@ -188,8 +191,3 @@ class FinalLook:
             known = {name: at[name] for name in _DECIDING}
             found["threshold"] = {"class": info.classes[1], "probability": info.threshold, **known}
         return found
-
-    def _figure(self, validation: metrics.Scores) -> str:
-        """Return the figure that a threshold makes highest: the measure where that is one of a confusion matrix."""
-        measure = Evaluation.of(validation.confusion(), 0.0, None).measure(self.config.evaluation.measure)
-        return measure if measure in _DECIDING else "balanced_accuracy"

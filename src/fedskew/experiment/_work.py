@@ -304,11 +304,8 @@ class ClientEvaluations:
             return None
         confusion = engine.predict(module, self.test.inputs, self.test.targets, self.counts.shape[1]).confusion
         accuracy = metrics.per_class_accuracy(confusion)
-        groups = metrics.class_groups(self.counts[client])
-        majority, minority, vacant = (
-            _mean_known(accuracy[ids]) for ids in (groups.majority, groups.minority, groups.vacant)
-        )
-        return engine.ClientEvaluation(client, engine.plain(accuracy), confusion.tolist(), majority, minority, vacant)
+        groups = [_mean_known(accuracy[ids]) for ids in metrics.class_groups(self.counts[client])]
+        return engine.ClientEvaluation(client, engine.plain(accuracy), confusion.tolist(), *groups)
 
 
 def _mean_known(values: FloatArray) -> float | None:

@@ -5,13 +5,18 @@ last layer from them; all other weights stay. It goes with every other component
 before it. The trained model is kept too, and both are evaluated.
 """
 
-from fedskew.finish._adapt import LEAST_SAMPLES, Adapt, Calibrate
+from fedskew.finish._adapt import LEAST_SAMPLES as LEAST_SAMPLES
+from fedskew.finish._adapt import Adapt
+from fedskew.finish._adapt import Calibrate as Calibrate
 from fedskew.finish._ccvr import CCVR
 from fedskew.finish._fedcof import FedCOF
 from fedskew.finish._gaussian import GaussianHead
-from fedskew.finish._protocol import Finish, Finished, Head, Known, Observed, Source
+from fedskew.finish._protocol import Finish as Finish
+from fedskew.finish._protocol import Finished as Finished
+from fedskew.finish._protocol import Head as Head
+from fedskew.finish._protocol import Known as Known
+from fedskew.finish._protocol import Observed as Observed
+from fedskew.finish._protocol import Source as Source
 from fedskew.finish._ridge import RidgeHead
 
 INDEX: dict[str, type] = {"adapt": Adapt, "ccvr": CCVR, "fedcof": FedCOF, "gaussian": GaussianHead, "ridge": RidgeHead}
-
-__all__ = ["INDEX", "LEAST_SAMPLES", "Calibrate", "Finish", "Finished", "Head", "Known", "Observed", "Source"]

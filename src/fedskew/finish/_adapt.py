@@ -25,10 +25,10 @@ from torch import Tensor
 from fedskew import labels
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._protocol import MOST, Ask, Finish, Finished, FloatArray, Head, Known, Observed, Source, not_counts
+from fedskew.finish._protocol import MOST, Ask, Finish, Finished, Head, Known, Observed, Source, not_counts
 from fedskew.hooks import Named
 from fedskew.labels import EDGES, NEVER, outcome_cells, outcome_table
-from fedskew.parameters import component
+from fedskew.parameters import FloatArray, component
 
 BINS = len(EDGES) + 1
 

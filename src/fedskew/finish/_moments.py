@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
-from fedskew.finish._protocol import MOST, Finish, FloatArray, Known, Observed, not_counts
+from fedskew.finish._protocol import MOST, Finish, Known, Observed, not_counts
 from fedskew.hooks import Named
-from fedskew.parameters import Switch
+from fedskew.parameters import FloatArray, Switch
 
 MOST_NUMBERS = 1 << 28
 """Most numbers in a sum: 2 GiB."""

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedskew.hooks import Named
-
-FloatArray = NDArray[np.float64]
+from fedskew.parameters import FloatArray
 
 Source: TypeAlias = Literal["training", "held_out", "target"]
 """The samples that a question is about: those that clients trained on, those that they held out, or the target's."""

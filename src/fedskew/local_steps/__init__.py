@@ -5,16 +5,15 @@ from fedskew.local_steps._feddyn import FedDyn
 from fedskew.local_steps._fedgf import FedGF
 from fedskew.local_steps._fedprox import FedProx
 from fedskew.local_steps._fedsam import FedSAM
-from fedskew.local_steps._optimizers import SGD, corrected
-from fedskew.local_steps._protocol import (
-    Adam,
-    Correction,
-    Gradient,
-    LocalStep,
-    StepSettings,
-    steps_in_place,
-    takes_rows,
-)
+from fedskew.local_steps._optimizers import SGD as SGD
+from fedskew.local_steps._optimizers import corrected as corrected
+from fedskew.local_steps._protocol import Adam as Adam
+from fedskew.local_steps._protocol import Correction as Correction
+from fedskew.local_steps._protocol import Gradient as Gradient
+from fedskew.local_steps._protocol import LocalStep as LocalStep
+from fedskew.local_steps._protocol import StepSettings as StepSettings
+from fedskew.local_steps._protocol import steps_in_place as steps_in_place
+from fedskew.local_steps._protocol import takes_rows as takes_rows
 from fedskew.local_steps._scaffold import Scaffold
 
 INDEX: dict[str, type] = {
@@ -26,16 +25,3 @@ INDEX: dict[str, type] = {
     "feddyn": FedDyn,
     "fedbabu": FedBABU,
 }
-
-__all__ = [
-    "INDEX",
-    "SGD",
-    "Adam",
-    "Correction",
-    "Gradient",
-    "LocalStep",
-    "StepSettings",
-    "corrected",
-    "steps_in_place",
-    "takes_rows",
-]

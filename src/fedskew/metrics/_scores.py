@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BINS = 15
+_ENDS = [(1 - 0.95) / 2, (1 + 0.95) / 2]
 _DRAWS = 500
 _WORK, _FEWEST, _MOST = 20_000_000, 100, 20_000_000
 _AT_ONCE = 250_000
@@ -160,13 +161,9 @@ class Scores:
 
     @staticmethod
     def intervals(
-        confusion: IntArray,
-        rng: np.random.Generator,
-        scores: Scores | None = None,
-        target: FloatArray | None = None,
-        level: float = 0.95,
+        confusion: IntArray, rng: np.random.Generator, scores: Scores | None = None, target: FloatArray | None = None
     ) -> dict[str, list[float]]:
-        """Return both ends of each figure's interval, by name, without figures that are undefined in every draw.
+        """Return both ends of each figure's interval of 95 %, by name, without those undefined in every draw.
 
         A confusion matrix gives those of accuracy, balanced_accuracy, macro_f1 and, with a target's mix, of
         target_accuracy; `scores` of the same samples those of auroc, pr_auc, ece and loss, by fewer draws where samples
@@ -175,7 +172,7 @@ class Scores:
         values = dict(_of_confusion(confusion, rng, target)) if confusion.sum() else {}
         if scores is not None and scores.logits.size <= _MOST and np.isfinite(scores.logits).all():
             values |= _of_scores(scores, rng)
-        return ends(values, level)
+        return ends(values)
 
 
 def _ranking(scores: FloatArray, positive: NDArray[np.bool_]) -> tuple[float, float]:
@@ -248,12 +245,10 @@ def over_classes(values: ArrayLike) -> FloatArray:
     return mean
 
 
-def ends(values: Mapping[str, FloatArray], level: float = 0.95) -> dict[str, list[float]]:
-    """Return both ends of the interval of each figure, of its values by draws, without those that have none."""
+def ends(values: Mapping[str, FloatArray]) -> dict[str, list[float]]:
+    """Return both ends of the interval of 95 % of each figure, of its values by draws, without those that have none."""
     known = {name: found[np.isfinite(found)] for name, found in values.items()}
-    return {
-        n: np.quantile(found, [(1 - level) / 2, (1 + level) / 2]).tolist() for n, found in known.items() if len(found)
-    }
+    return {name: np.quantile(found, _ENDS).tolist() for name, found in known.items() if len(found)}
 
 
 class Ranked:

@@ -17,6 +17,6 @@ Both ways end with certificates, computed from the weights alone, that bound how
 `limited` cuts weights of any origin at a share that none may exceed.
 """
 
-from fedskew.mixing._solver import Programme, Solution, limited
-
-__all__ = ["Programme", "Solution", "limited"]
+from fedskew.mixing._solver import Programme as Programme
+from fedskew.mixing._solver import Solution as Solution
+from fedskew.mixing._solver import limited as limited

@@ -202,7 +202,9 @@ class Concatenated(Network):
         head = linear_head(network)
         if encoders < 1:
             raise ArgumentError(f"encoders: must be at least 1, got {encoders}")
-        self.encoders = nn.ModuleList(_encoder(network) for _ in range(encoders))
+        self.encoders = nn.ModuleList(copy.deepcopy(network) for _ in range(encoders))
+        for encoder in self.encoders:
+            encoder.head = nn.Identity()
         self.encoders.requires_grad_(False).eval()
         width, bias = encoders * head.in_features, head.bias is not None
         self.head = nn.utils.skip_init(nn.Linear, width, head.out_features, bias=bias)  # on the CPU; drawn once, below
@@ -223,12 +225,6 @@ class Concatenated(Network):
         """Copy a network without its head into the encoder of this number."""
         state = {name: value for name, value in network.state_dict().items() if not name.startswith("head.")}
         self.encoders[place].load_state_dict(state)
-
-
-def _encoder(network: nn.Module) -> nn.Module:
-    encoder = copy.deepcopy(network)
-    encoder.head = nn.Identity()
-    return encoder
 
 
 class CosineHead(nn.Linear):

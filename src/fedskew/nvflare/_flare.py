@@ -1,7 +1,5 @@
 """A weighting of ours as an aggregator of NVIDIA FLARE, and a selection in its FedAvg workflow."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence

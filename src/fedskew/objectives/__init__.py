@@ -1,6 +1,6 @@
 """Objectives: what a client minimises, one classification loss plus weighted terms; `INDEX` has every component."""
 
-from fedskew.hooks import Batch
+from fedskew.hooks import Batch as Batch
 from fedskew.objectives._cross_entropy import CrossEntropy
 from fedskew.objectives._distillation import FedEKD, FedKD
 from fedskew.objectives._feddecorr import FedDecorr
@@ -18,7 +18,9 @@ from fedskew.objectives._feduv import ClassifierVariance, Uniformity
 from fedskew.objectives._fedvls import FedVLSCalibration, Suppression, VacantDistillation
 from fedskew.objectives._fpl import FPL
 from fedskew.objectives._moon import MOON
-from fedskew.objectives._protocol import Context, Loss, Objective
+from fedskew.objectives._protocol import Context as Context
+from fedskew.objectives._protocol import Loss as Loss
+from fedskew.objectives._protocol import Objective as Objective
 
 INDEX: dict[str, type] = {
     "cross_entropy": CrossEntropy,
@@ -43,5 +45,3 @@ INDEX: dict[str, type] = {
     "uniformity": Uniformity,
     "fpl": FPL,
 }
-
-__all__ = ["INDEX", "Batch", "Context", "Loss", "Objective"]

@@ -30,23 +30,6 @@ from fedskew.objectives._protocol import Context, Loss
 
 Mask: TypeAlias = Tensor | None
 
-__all__ = [
-    "cross_entropy",
-    "decoupled_distillation",
-    "distillation",
-    "fedlc",
-    "fedmr",
-    "fedrs",
-    "fedvls",
-    "fedvls_calibration",
-    "fedvls_distillation",
-    "fedvls_suppression",
-    "fpl",
-    "label_masking_distillation",
-    "moon",
-    "not_true_distillation",
-]
-
 
 def cross_entropy(logits: Tensor, targets: Tensor, mask: Mask = None) -> Tensor:
     """Mean cross-entropy (`CrossEntropy`)."""

@@ -1,18 +1,11 @@
 """The papers' tables and figures: what they ran, what they print, and our runs beside it."""
 
-from fedskew.papers._estimate import estimate
-from fedskew.papers._published import PrintedCounts
-from fedskew.papers._recipe import Recipe, RecipeRow, config_file, config_names, names
-from fedskew.papers._reproduce import Reproduction, reproduce
-
-__all__ = [
-    "PrintedCounts",
-    "Recipe",
-    "RecipeRow",
-    "Reproduction",
-    "config_file",
-    "config_names",
-    "estimate",
-    "names",
-    "reproduce",
-]
+from fedskew.papers._estimate import estimate as estimate
+from fedskew.papers._published import PrintedCounts as PrintedCounts
+from fedskew.papers._recipe import Recipe as Recipe
+from fedskew.papers._recipe import RecipeRow as RecipeRow
+from fedskew.papers._recipe import config_file as config_file
+from fedskew.papers._recipe import config_names as config_names
+from fedskew.papers._recipe import names as names
+from fedskew.papers._reproduce import Reproduction as Reproduction
+from fedskew.papers._reproduce import reproduce as reproduce

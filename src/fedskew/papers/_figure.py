@@ -120,12 +120,12 @@ def _classes(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> Non
     local, sent_or_merged = [], []
     for run in (run for _, seeds in rows for run in seeds):
         evaluated = [record for record in run.rounds if record.evaluation is not None]
-        watched = [client for client in evaluated[-1].clients or [] if _is_shown(client.client, part)]
-        local.append(np.mean([_numbers(client.per_class) for client in watched], axis=0))
+        watched = [one.per_class for one in evaluated[-1].clients or [] if _is_shown(one.client, part)]
+        local.append(np.array(watched, dtype=np.float64).mean(axis=0))  # None becomes NaN
         model = evaluated[-2 if part.clients else -1].evaluation
         assert model is not None
-        sent_or_merged.append(_numbers(model.per_class))
-    before = 100 * np.mean(sent_or_merged, axis=0)
+        sent_or_merged.append(model.per_class)
+    before = 100 * np.array(sent_or_merged, dtype=np.float64).mean(axis=0)
     after = 100 * np.mean(local, axis=0)
     first = "model sent" if part.clients else "aggregated"
     drawing.bars(axes, {first: (before, None), "after local training": (after, None)})
@@ -138,7 +138,7 @@ def _confusion(axes: Axes, part: FigurePart, rows: Runs, _: dict[str, int]) -> N
     """Draw a client's confusion after its local training, last evaluated round of the first seed; rows as shares."""
     run = rows[0][1][0]
     last = [record for record in run.rounds if record.clients][-1]
-    matrix = next(client.confusion for client in last.clients or [] if _is_shown(client.client, part))
+    matrix = next(one.confusion for one in last.clients or [] if _is_shown(one.client, part))
     drawing.heat_map(axes, label_shares(np.array(matrix)), run.class_names)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
@@ -148,8 +148,8 @@ def _weights(axes: Axes, part: FigurePart, rows: Runs, styles: dict[str, int]) -
     """Draw each client's mean weight against FedAvg's, of the first seed."""
     clouds = []
     for row, seeds in rows:
-        found, label = seeds[0].mean_weights(), row.labels.get(part.lines, "")
-        clouds.append((styles[label], label, found.fedavg, found.weights))
+        (_, given, fedavg), label = seeds[0].mean_weights(), row.labels.get(part.lines, "")
+        clouds.append((styles[label], label, fedavg, given))
     drawing.weights_against_fedavg(axes, clouds)
     axes.set_ylabel("mean weight given, %")
 
@@ -167,10 +167,6 @@ def _mixes(axes: Axes, _: FigurePart, rows: Runs, styles: dict[str, int]) -> Non
 
 def _is_shown(client: int, part: FigurePart) -> bool:
     return not part.clients or client in part.clients
-
-
-def _numbers(values: Sequence[float | None]) -> FloatArray:
-    return np.array(values, dtype=np.float64)
 
 
 def _name(value: str) -> str:

@@ -5,11 +5,9 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError, placed
-from fedskew.parameters import Count, Positive, Size, Switch, component
+from fedskew.parameters import Count, FloatArray, Positive, Size, Switch, component
 from fedskew.partition._rule import IntArray, Rule, apportion
 from fedskew.tables import counted
-
-FloatArray = NDArray[np.float64]
 
 
 @component
@@ -164,7 +162,7 @@ class DirichletByClient(Rule):
         return np.array(self.sizes, dtype=np.int64)
 
 
-def _fill(sizes: IntArray, mixes: NDArray[np.float64], class_sizes: IntArray) -> IntArray:
+def _fill(sizes: IntArray, mixes: FloatArray, class_sizes: IntArray) -> IntArray:
     """Draw counts with row sums `sizes`, close to `mixes`, within `class_sizes`."""
     counts = np.zeros(mixes.shape, dtype=np.int64)
     missing, remaining = sizes.copy(), class_sizes.copy()

@@ -20,15 +20,11 @@ No amplification by sampling is claimed: whoever sees who took part (the server 
 is that of the rounds in which it took part.
 """
 
-from fedskew.privacy._noise import (
-    COVERED,
-    Protection,
-    UpdateNoise,
-    epsilon,
-    most_rounds,
-    noise_for,
-    secure_noise,
-    together,
-)
-
-__all__ = ["COVERED", "Protection", "UpdateNoise", "epsilon", "most_rounds", "noise_for", "secure_noise", "together"]
+from fedskew.privacy._noise import COVERED as COVERED
+from fedskew.privacy._noise import Protection as Protection
+from fedskew.privacy._noise import UpdateNoise as UpdateNoise
+from fedskew.privacy._noise import epsilon as epsilon
+from fedskew.privacy._noise import most_rounds as most_rounds
+from fedskew.privacy._noise import noise_for as noise_for
+from fedskew.privacy._noise import secure_noise as secure_noise
+from fedskew.privacy._noise import together as together

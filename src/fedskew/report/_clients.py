@@ -223,14 +223,14 @@ def _weights(drawn: charts.Figure) -> None:
     plain = []
     top = 1e-9
     for group in drawn.groups:
-        weights = group.first.mean_weights()
-        if not len(weights.clients):
+        clients, weights, fedavg = group.first.mean_weights()
+        if not len(clients):
             continue
-        if np.allclose(weights.weights, weights.fedavg, rtol=1e-6, atol=1e-12):
+        if np.allclose(weights, fedavg, rtol=1e-6, atol=1e-12):
             plain.append(group.label)
-        top = max(top, 100 * float(weights.fedavg.max()))
+        top = max(top, 100 * float(fedavg.max()))
         hover = "%{customdata}: %{y:.3g} %, FedAvg %{x:.3g} %"
-        drawn.add_cloud(group, weights.clients, 100 * weights.fedavg, 100 * weights.weights, hover)
+        drawn.add_cloud(group, clients, 100 * fedavg, 100 * weights, hover)
     if plain:
         who = f"{listed(plain)}: every" if len(drawn.groups) > 1 else "Every"
         drawn.findings = [f"{who} client counts exactly as in FedAvg."]

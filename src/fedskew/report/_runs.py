@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
 _NOT_TESTED = ("root", "validation", "held_out", "client_test")  # keys of `[data]` that don't change the test set
 _WORSE = 0.01  # of accuracy: a finish that costs more is pointed out
-
-
-class MeanWeights(NamedTuple):
-    """Clients' weights as shares, mean over the rounds in which they took part, and FedAvg's in these rounds."""
-
-    clients: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    fedavg: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -138,8 +130,8 @@ class SeedRun:
         evaluated = ((one.round, one.evaluation) for one in self.rounds if one.evaluation is not None)
         return next((float(round) for round, evaluation in evaluated if evaluation.accuracy >= accuracy), None)
 
-    def mean_weights(self) -> MeanWeights:
-        """Return how much each client counted, beside FedAvg's weights in the same rounds."""
+    def mean_weights(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return who took part, their weights as shares, mean over their rounds, and FedAvg's in the same rounds."""
         sizes = self.samples
         weights, fedavg, times = np.zeros((3, len(sizes)))
         for record in self.rounds:
@@ -149,7 +141,7 @@ class SeedRun:
             fedavg[record.answered] += label_shares(sizes[record.answered])
             times[record.answered] += 1
         clients = np.flatnonzero(times)
-        return MeanWeights(clients, weights[clients] / times[clients], fedavg[clients] / times[clients])
+        return clients, weights[clients] / times[clients], fedavg[clients] / times[clients]
 
     def effective_mix(self) -> NDArray[np.float64] | None:
         """Return the label mix that trained the model: weighted clients', mean over the rounds in which any replied."""

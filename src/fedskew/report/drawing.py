@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Curve",
-    "bars",
-    "curves",
-    "differences",
-    "figure",
-    "heat_map",
-    "mix_with_intervals",
-    "weights_against_fedavg",
-]
 
 FloatArray = NDArray[np.float64]
 

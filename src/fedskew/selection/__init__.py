@@ -1,13 +1,13 @@
 """Selection: which clients train in a round."""
 
 from fedskew.selection._fedcbs import FedCBS
-from fedskew.selection._fedentopt import FedEntOpt
+from fedskew.selection._fedentopt import FedEntOpt as FedEntOpt
 from fedskew.selection._fedentopt_target import FedEntOptTarget
 from fedskew.selection._given import Function, Recorded
-from fedskew.selection._greedy_kl import GreedyKL
-from fedskew.selection._protocol import Selection
-from fedskew.selection._seol_kim import SeolKim
-from fedskew.selection._uniform import Uniform
+from fedskew.selection._greedy_kl import GreedyKL as GreedyKL
+from fedskew.selection._protocol import Selection as Selection
+from fedskew.selection._seol_kim import SeolKim as SeolKim
+from fedskew.selection._uniform import Uniform as Uniform
 
 INDEX: dict[str, type] = {
     "uniform": Uniform,
@@ -20,5 +20,3 @@ INDEX: dict[str, type] = {
     "function": Function,
 }
 """Selections by their name in a config."""
-
-__all__ = ["INDEX", "FedEntOpt", "GreedyKL", "Selection", "SeolKim", "Uniform"]

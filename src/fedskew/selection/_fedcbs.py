@@ -31,8 +31,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedskew.labels import CountsLike, as_counts
-from fedskew.parameters import NonNegative, Positive, component
-from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked, FloatArray, IntArray
+from fedskew.parameters import FloatArray, IntArray, NonNegative, Positive, component
+from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked
 
 
 @dataclass(frozen=True)
@@ -66,44 +66,28 @@ class FedCBS(Checked):
     def _choose(
         self, state: FedCBSState, counts: FloatArray, size: int, rng: np.random.Generator, first: int | None
     ) -> tuple[IntArray, FedCBSState]:
-        pool, round = _Pool(counts), state.round + 1
-        cohort: list[int] = []
+        cohort, round = list[int](), state.round + 1
+        sizes, squares = counts.sum(axis=1), np.einsum("ij,ij->i", counts, counts)
+        empty, pooled = sizes == 0, np.zeros(counts.shape[1])
         while len(cohort) < size:
-            logs = -self.exponent * (len(cohort) + 1) * np.log(pool.imbalances())
+            totals = sizes + pooled.sum()  # of the cohort with each client
+            products = squares + 2 * np.einsum("ij,j->i", counts, pooled) + pooled @ pooled
+            shares = np.divide(products, totals**2, out=np.ones_like(totals), where=totals > 0)
+            imbalances = np.maximum(shares - 1 / counts.shape[1], TIE)
+            logs = -self.exponent * (len(cohort) + 1) * np.log(imbalances)
             if not cohort:
                 bonus = self.exploration * np.sqrt(3 * math.log(round) / (2 * (1.0 + state.chosen)))
                 logs = np.logaddexp(logs, np.log(bonus, where=bonus > 0, out=np.full(len(counts), -np.inf)))
             logs[cohort] = -np.inf
-            if np.isfinite(logs[~pool.empty]).any():
-                logs[pool.empty] = -np.inf
+            if np.isfinite(logs[~empty]).any():
+                logs[empty] = -np.inf
             client = _drawn(logs, rng) if cohort or first is None else int(first)
-            pool.add(client)
+            pooled += counts[client]
             cohort.append(client)
         ids = np.array(cohort, dtype=np.int64)
         chosen = state.chosen.copy()
         chosen[ids] += 1
         return ids, FedCBSState(round, chosen)
-
-
-class _Pool:
-    """A cohort's pooled labels, and how uneven they would be with each client's; `empty`: a mask of who has none."""
-
-    def __init__(self, counts: FloatArray) -> None:
-        self._counts, self._sizes = counts, counts.sum(axis=1)
-        self.empty = self._sizes == 0
-        self._squares = np.einsum("ij,ij->i", counts, counts)
-        self._pooled = np.zeros(counts.shape[1])
-
-    def add(self, client: int) -> None:
-        self._pooled += self._counts[client]
-
-    def imbalances(self) -> FloatArray:
-        """Q of the cohort with each client, shape `(clients,)`."""
-        totals = self._sizes + self._pooled.sum()
-        squares = self._squares + 2 * np.einsum("ij,j->i", self._counts, self._pooled) + self._pooled @ self._pooled
-        shares = np.divide(squares, totals**2, out=np.ones_like(totals), where=totals > 0)
-        uneven: FloatArray = np.maximum(shares - 1 / self._counts.shape[1], TIE)
-        return uneven
 
 
 def _drawn(logs: FloatArray, rng: np.random.Generator) -> int:

@@ -25,8 +25,8 @@ import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.parameters import BelowOne, Count, component
-from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray, even_cohort
+from fedskew.parameters import BelowOne, Count, FloatArray, IntArray, component
+from fedskew.selection._protocol import EVEN_LABELS, Checked, even_cohort
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedskew.labels import CountsLike, as_target
-from fedskew.parameters import component
+from fedskew.parameters import FloatArray, IntArray, component
 from fedskew.selection._fedentopt import FedEntOpt, FedEntOptState
-from fedskew.selection._protocol import FloatArray, IntArray
 
 _LEAST = 1e-3
 """The smallest share of the target, times the number of classes."""

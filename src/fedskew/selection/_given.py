@@ -9,8 +9,8 @@ import numpy as np
 from fedskew.components import find, name_of
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.parameters import component
-from fedskew.selection._protocol import Checked, FloatArray, IntArray, check_cohort, check_first
+from fedskew.parameters import FloatArray, IntArray, component
+from fedskew.selection._protocol import Checked, check_cohort, check_first
 
 
 @dataclass(frozen=True)

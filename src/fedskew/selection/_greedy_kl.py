@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedskew.labels import LabelCounts
-from fedskew.parameters import Switch, component
-from fedskew.selection._protocol import EVEN_LABELS, Checked, FloatArray, IntArray, even_cohort
+from fedskew.parameters import FloatArray, IntArray, Switch, component
+from fedskew.selection._protocol import EVEN_LABELS, Checked, even_cohort
 
 
 @component

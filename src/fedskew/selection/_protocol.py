@@ -13,14 +13,10 @@ from numbers import Integral
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
+from fedskew.parameters import FloatArray, IntArray
 
 EVEN_LABELS: Mapping[str, str] = {
     "weighting.needs_target": "cohorts are chosen for even labels and weighed towards the target mix, so the goals "

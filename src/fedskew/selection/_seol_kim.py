@@ -21,8 +21,8 @@ import numpy as np
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, kl_to_uniform
-from fedskew.parameters import NonNegative, component
-from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked, FloatArray, IntArray
+from fedskew.parameters import FloatArray, IntArray, NonNegative, component
+from fedskew.selection._protocol import EVEN_LABELS, TIE, Checked
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.parameters import component
-from fedskew.selection._protocol import Checked, FloatArray, IntArray
+from fedskew.parameters import FloatArray, IntArray, component
+from fedskew.selection._protocol import Checked
 
 
 @component

@@ -1,13 +1,16 @@
 """Server updates: how the weighted updates of a round move the model."""
 
-from fedskew.hooks import fednova_normaliser
+from fedskew.hooks import fednova_normaliser as fednova_normaliser
 from fedskew.server_updates._adaptive import FedAdagrad, FedAdam, FedYogi
 from fedskew.server_updates._fedacg import FedACG
 from fedskew.server_updates._feddyn import FedDyn
-from fedskew.server_updates._fedexp import FedEXP, fedexp_step
-from fedskew.server_updates._fednova import FedNova, fednova
-from fedskew.server_updates._plain import Plain
-from fedskew.server_updates._protocol import ServerUpdate, weighted_sum
+from fedskew.server_updates._fedexp import FedEXP
+from fedskew.server_updates._fedexp import fedexp_step as fedexp_step
+from fedskew.server_updates._fednova import FedNova
+from fedskew.server_updates._fednova import fednova as fednova
+from fedskew.server_updates._plain import Plain as Plain
+from fedskew.server_updates._protocol import ServerUpdate as ServerUpdate
+from fedskew.server_updates._protocol import weighted_sum as weighted_sum
 
 INDEX: dict[str, type] = {
     "plain": Plain,
@@ -19,5 +22,3 @@ INDEX: dict[str, type] = {
     "feddyn": FedDyn,
     "fedacg": FedACG,
 }
-
-__all__ = ["INDEX", "Plain", "ServerUpdate", "fedexp_step", "fednova", "fednova_normaliser", "weighted_sum"]

@@ -21,8 +21,8 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import fednova_normaliser
-from fedskew.parameters import BelowOne, component
-from fedskew.server_updates._protocol import Extras, FloatArray, Named, as_tensor, as_weights, weighted_sum
+from fedskew.parameters import BelowOne, FloatArray, component
+from fedskew.server_updates._protocol import Extras, Named, as_tensor, as_weights, weighted_sum
 
 
 @overload

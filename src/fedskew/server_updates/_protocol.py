@@ -5,13 +5,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedskew.errors import ArgumentError
 from fedskew.models import FlatModel
+from fedskew.parameters import FloatArray
 
-FloatArray = NDArray[np.float64]
 Named = Mapping[str, Tensor]
 Extras = Mapping[str, Any]
 

@@ -19,6 +19,8 @@ streams, all from the package `cryptography` (extra `fedskew[flower]`).
 The threat model is an honest but curious server that does not collude with sites; see `docs/privacy.md`.
 """
 
-from fedskew.sums._masking import Key, Masked, SumContext, mask, unmask
-
-__all__ = ["Key", "Masked", "SumContext", "mask", "unmask"]
+from fedskew.sums._masking import Key as Key
+from fedskew.sums._masking import Masked as Masked
+from fedskew.sums._masking import SumContext as SumContext
+from fedskew.sums._masking import mask as mask
+from fedskew.sums._masking import unmask as unmask

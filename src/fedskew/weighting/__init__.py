@@ -1,12 +1,22 @@
 """Weighting: how much each client's update counts."""
 
-from fedskew.weighting._afl import AFL, afl_update
-from fedskew.weighting._fedavg import FedAvg, fedavg
+from fedskew.weighting._afl import AFL as AFL
+from fedskew.weighting._afl import afl_update as afl_update
+from fedskew.weighting._fedavg import FedAvg as FedAvg
+from fedskew.weighting._fedavg import fedavg as fedavg
 from fedskew.weighting._feddisco import FedDisco
-from fedskew.weighting._fedla import FedLA, fedla
-from fedskew.weighting._fedpals import FedPALS, fedpals, fedpals_solve, fedpals_strength
-from fedskew.weighting._protocol import Answered, BySums, Facts, Weighting
-from fedskew.weighting._uniform import Uniform, uniform
+from fedskew.weighting._fedla import FedLA
+from fedskew.weighting._fedla import fedla as fedla
+from fedskew.weighting._fedpals import FedPALS
+from fedskew.weighting._fedpals import fedpals as fedpals
+from fedskew.weighting._fedpals import fedpals_solve as fedpals_solve
+from fedskew.weighting._fedpals import fedpals_strength as fedpals_strength
+from fedskew.weighting._protocol import Answered as Answered
+from fedskew.weighting._protocol import BySums as BySums
+from fedskew.weighting._protocol import Facts as Facts
+from fedskew.weighting._protocol import Weighting as Weighting
+from fedskew.weighting._uniform import Uniform as Uniform
+from fedskew.weighting._uniform import uniform as uniform
 
 INDEX: dict[str, type] = {
     "fedavg": FedAvg,
@@ -16,21 +26,3 @@ INDEX: dict[str, type] = {
     "afl": AFL,
     "feddisco": FedDisco,
 }
-
-__all__ = [
-    "AFL",
-    "INDEX",
-    "Answered",
-    "BySums",
-    "Facts",
-    "FedAvg",
-    "Uniform",
-    "Weighting",
-    "afl_update",
-    "fedavg",
-    "fedla",
-    "fedpals",
-    "fedpals_solve",
-    "fedpals_strength",
-    "uniform",
-]

@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
-from fedskew.parameters import NonNegative, component
-from fedskew.weighting._protocol import Answered, FloatArray
+from fedskew.parameters import FloatArray, NonNegative, component
+from fedskew.weighting._protocol import Answered
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,9 @@ from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes
-from fedskew.parameters import component
+from fedskew.parameters import FloatArray, component
 from fedskew.weighting._from_sums import FromTotals
-from fedskew.weighting._protocol import Answered, Facts, FloatArray
+from fedskew.weighting._protocol import Answered, Facts
 
 
 def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:

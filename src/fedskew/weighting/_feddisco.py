@@ -22,8 +22,8 @@ import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import as_counts, as_sizes, as_target
-from fedskew.parameters import Finite, NonNegative, Switch, component
-from fedskew.weighting._protocol import Answered, FloatArray
+from fedskew.parameters import Finite, FloatArray, NonNegative, Switch, component
+from fedskew.weighting._protocol import Answered
 
 _LEAST = 1e-3
 """The smallest share of the target in KL, times the number of classes (see the top of the file)."""

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.parameters import component
+from fedskew.parameters import FloatArray, component
 from fedskew.weighting._from_sums import FromTotals, checked
-from fedskew.weighting._protocol import Answered, Facts, FloatArray
+from fedskew.weighting._protocol import Answered, Facts
 
 
 def fedla(counts: CountsLike) -> FloatArray:

@@ -27,9 +27,9 @@ from pydantic import Field
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes, as_target, effective_sample_size
 from fedskew.mixing import Programme, Solution
-from fedskew.parameters import Share, component
+from fedskew.parameters import FloatArray, Share, component
 from fedskew.weighting import _from_sums
-from fedskew.weighting._protocol import Answered, AskAll, Facts, FloatArray
+from fedskew.weighting._protocol import Answered, AskAll, Facts
 
 SMALLEST, LARGEST, SPREAD, MET = 1e-15, 1e18, 1e-9, 1e-13
 """The multipliers mu that are tried, the relative accuracy of the one that is found, and that of the constraint."""

@@ -34,7 +34,8 @@ from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import as_target
-from fedskew.weighting._protocol import AskAll, Facts, FloatArray
+from fedskew.parameters import FloatArray
+from fedskew.weighting._protocol import AskAll, Facts
 
 LEAST_CLIENTS = 10
 """Fewest clients whose sums are asked for."""

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fedskew.parameters import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FloatArray = NDArray[np.float64]
 
 
 class Answered(NamedTuple):
@@ -30,7 +29,7 @@ class Answered(NamedTuple):
     counts: FloatArray
     sizes: FloatArray
     target: FloatArray | None = None
-    ids: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+    ids: IntArray = np.zeros(0, dtype=np.int64)
     state: Mapping[str, Tensor] = {}
     limit: float | None = None
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
-from fedskew.parameters import component
-from fedskew.weighting._protocol import Answered, AskAll, Facts, FloatArray
+from fedskew.parameters import FloatArray, component
+from fedskew.weighting._protocol import Answered, AskAll, Facts
 
 
 def uniform(counts: CountsLike) -> FloatArray:

@@ -3,6 +3,5 @@
 `_backend` divides a cohort into stacks, `_stack` takes their steps, and `_layers` maps the network over clients.
 """
 
-from fedskew.engine.cohort._backend import CohortBackend, run_round_together
-
-__all__ = ["CohortBackend", "run_round_together"]
+from fedskew.engine.cohort._backend import CohortBackend as CohortBackend
+from fedskew.engine.cohort._backend import run_round_together as run_round_together

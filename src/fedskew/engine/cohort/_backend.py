@@ -129,7 +129,8 @@ class CohortBackend(Backend):
         Args:
             model: The network, on the device that trains.
         """
-        if clients < 2 or work.training.precision is not None or not _is_ours(model, work):
+        is_ours = not any(map(is_own, (model.module, *work.components))) and not isinstance(model.module, Concatenated)
+        if clients < 2 or work.training.precision is not None or not is_ours:
             return False
         parameters = len(model.vector)
         if model.vector.device.type != "cpu":
@@ -276,9 +277,3 @@ def stack_size(model: FlatModel, work: LocalWork) -> int:
     copies = COPIES + (work.training.adam is not None)
     each = 2 * work.training.batch_size * saved + copies * model.vector.numel() * model.vector.element_size()
     return max(1, int(budget / each))
-
-
-def _is_ours(model: FlatModel, work: LocalWork) -> bool:
-    """Return whether this package defines everything that is mapped over clients."""
-    parts = [model.module, work.local_step, *work.objective.losses, *work.hooks.values()]
-    return not any(map(is_own, parts)) and not isinstance(model.module, Concatenated)

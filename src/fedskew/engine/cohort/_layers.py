@@ -32,7 +32,7 @@ class MappedNetwork:
         own = {id(tensor): tensor for tensor in chain(model.module.parameters(), model.module.buffers())}
         module = _swap_layers(copy.deepcopy(model.module, own), self._mask)
         self._chain: tuple[LinearChain | None] | None = None
-        self._keys = [_INSIDE + name for name in Dropout.keys_of(module)]
+        self.keys = [_INSIDE + name for name in Dropout.keys_of(module)]  # of dropout layers
         views = model.buffer_views(model.buffers, model.read_state().integers)
         self._network = _Whole(module, list(views)).train(train)
         if batch_statistics:
@@ -55,7 +55,7 @@ class MappedNetwork:
         views = {**parameters, **self._model.buffer_views(buffers, integers)}
         tensors = {_INSIDE + name: tensor for name, tensor in views.items()}
         if key is not None:
-            tensors |= dict.fromkeys(self._keys, key)
+            tensors |= dict.fromkeys(self.keys, key)
         self._mask.real, self._mask.smallest = mask, len(x) if mask is None else smallest
         outputs, after = functional_call(self._network, tensors, (x,))
         names = self._model.integer_buffers
@@ -82,11 +82,6 @@ class MappedNetwork:
     def layout(self) -> Layout:
         """Where the parameters stand in the vector."""
         return self._model.layout
-
-    @property
-    def has_dropout(self) -> bool:
-        """Whether the network has dropout layers, which need a key."""
-        return bool(self._keys)
 
 
 @dataclass

@@ -152,7 +152,7 @@ class Stack:
         self._rows = torch.from_numpy(table).to(self._device)
         self._lengths = torch.from_numpy(self.sizes).to(self._device)
         self._dropout = self._augmentation = None
-        if networks.train.has_dropout:
+        if networks.train.keys:
             keys = torch.tensor([client.key(Purpose.DROPOUT_LAYER) for client in clients])
             self._dropout = mix(0, keys, torch.arange(steps).unsqueeze(1)).to(self._device)
         if work.augment is not None:
