@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_694, "docstrings": 9_558, "files": 316, "names": 329},
-    "tests": {"code": 33_951},
+    "src": {"code": 38_694, "docstrings": 9_556, "files": 316, "names": 329},
+    "tests": {"code": 33_945},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
