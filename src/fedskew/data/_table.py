@@ -40,6 +40,8 @@ class Table:
             return _of_saved(path)
         if path.suffix.lower() in PARQUET:
             return _of_parquet(path)
+        if path.suffix.lower() == ".toml":
+            raise DataError(f"{path}: is TOML, and no table; give CSV or Parquet files, or a folder of them")
         sheet = Sheet(path, "a header line, then one sample a line", error=DataError)
         sheet.check_header(unnamed=True)
         rows = [cells for _, cells in sheet]
@@ -74,10 +76,8 @@ class Table:
 
     def fail(self, wrong: str, row: int | None = None, column: str | None = None) -> NoReturn:
         """Raise the DataError that names a place: the header, or a row from 0."""
-        if self.sheet is not None and row is not None:
-            self.sheet.fail_row(row, wrong, column)
         if self.sheet is not None:
-            self.sheet.fail(self.sheet.line, wrong, column)
+            self.sheet.fail(self.sheet.line if row is None else self.sheet.line_of(row), wrong, column)
         place = self.where if row is None else f"{self.where}, {self.place(row)}"
         raise DataError(f"{place}{'' if column is None else f', column {column!r}'}: {wrong}")
 
