@@ -86,15 +86,19 @@ def first_mistake(
     error: pydantic.ValidationError, prefix: str = "", fields: type[pydantic.BaseModel] | None = None
 ) -> str:
     """Return a line for the first mistake that pydantic found, unknown keys first: dotted key, what is wrong, value."""
-    errors = error.errors()
-    first = next((entry for entry in errors if entry["type"] in _UNKNOWN), errors[0])
+    first = min(error.errors(), key=lambda entry: entry["type"] not in _UNKNOWN)
     path, known = _place(first["loc"], fields)
     key = prefix + ".".join(path)
     if first["type"] == "value_error":  # the class's own check, which names the parameter itself
         said = str(first["ctx"]["error"])
         return f"{key}: {said}" if fields is not None and path else prefix + said
+    if first["type"] in _UNKNOWN and fields is not None:
+        tables = {"": fields} | {f"{name}.": inner for name, inner in _keys(fields).items() if inner is not None}
+        homes = [f"{prefix}{table}{path[-1]}" for table, inner in tables.items() if path[-1] in _keys(inner)]
+        hint = f" (did you mean {' or '.join(map(repr, homes))}?)" if homes else nearest(path[-1], known)
+        return f"{key}: no such key{hint}"
     if first["type"] in _UNKNOWN:
-        return f"{key}: no such {'parameter' if fields is None else f'key{nearest(path[-1], known)}'}"
+        return f"{key}: no such parameter"
     if first["type"] in ("missing", "missing_argument"):
         return f"{key}: {f'its value {last + 1} is ' if isinstance(last := first['loc'][-1], int) else ''}missing"
     return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]} (got {first['input']!r})"
@@ -105,27 +109,31 @@ _UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 
 def _place(loc: tuple[int | str, ...], table: type[pydantic.BaseModel] | None) -> tuple[list[str], list[str]]:
     """Return where a mistake is, down to a table's key (pydantic goes on into unions), and the keys of that table."""
-    path: list[str] = []
-    known: list[str] = []
+    if table is None:
+        return [str(part) for part in loc], []
+    path, known = list[str](), dict[str, Any]()
     for part in loc:
-        if isinstance(part, int) and table is not None:  # the place in a list of tables
-            path[-1] += f"[{part}]"
-            continue
-        path.append(str(part))
-        if table is None or isinstance(part, int):
-            continue
-        fields = {field.alias or name: field for name, field in table.model_fields.items()}
-        known = list(fields)
-        kinds = _kinds(fields[part].annotation) if part in fields else []
-        table = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)), None)
         if table is None:
             break
-    return path, known
+        if isinstance(part, int):  # the place in a list of tables
+            path[-1] += f"[{part}]"
+        else:
+            path.append(part)
+            known = _keys(table)
+            table = known.get(part)
+    return path, list(known)
 
 
-def _kinds(annotation: Any) -> list[Any]:
-    """Return an annotation, and what it is made of."""
-    return [annotation, *(kind for part in get_args(annotation) for kind in _kinds(part))]
+def _keys(table: type[pydantic.BaseModel]) -> dict[str, type[pydantic.BaseModel] | None]:
+    """Return the keys of a table, with the table that each one holds."""
+    return {field.alias or name: _table(field.annotation) for name, field in table.model_fields.items()}
+
+
+def _table(annotation: Any) -> type[pydantic.BaseModel] | None:
+    """Return the table that an annotation is, or is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    return next(filter(None, map(_table, get_args(annotation))), None)
 
 
 def checked_options(
@@ -137,8 +145,7 @@ def checked_options(
     checked = {}
     for option, value in options.items():
         if option not in known:
-            hint = nearest(option, known) if known else " (it has none)"
-            raise ArgumentError(f"{option}: {what} has no such option{hint}")
+            raise ArgumentError(f"{option}: {what} has no such option{nearest(option, known)}")
         taken = tuple(value) if type(value) is list else plain(value)
         try:
             checked[option] = pydantic.TypeAdapter(hints[option]).validate_python(taken, strict=True)

@@ -103,7 +103,7 @@ def test_the_command_writes_a_model_that_predict_python_and_exports_use(folder, 
     said = json.loads(command("predict", "run", "new.npz", "--personal", "--json").stdout)
     found = [list(one["probabilities"].values()) for one in said["predictions"]]
     np.testing.assert_allclose(found, ours.predict(samples), atol=1e-6)
-    command("predict", "run", "--personal", "--export", "torchscript", "--out", "ours.pt")
+    command("predict", "run", "--personal", "--export", "torchscript")
     alone = command("predict", "run", "--personal", "--export", "weights", status=2).stderr
     assert "weights: export the model before its move (no --adapted, --personal), or take onnx" in alone
     (folder / "one.csv").write_text("class,count\n3,1\n")
@@ -111,7 +111,7 @@ def test_the_command_writes_a_model_that_predict_python_and_exports_use(folder, 
     assert "What the site's 1 label says" in command(*words).stdout
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's, of torch.jit
-        scripted = torch.jit.load(folder / "ours.pt")
+        scripted = torch.jit.load(folder / "run" / "personal.pt")
     np.testing.assert_allclose(scripted(torch.from_numpy(samples)).numpy(), found, atol=1e-5)
 
 

@@ -23,7 +23,7 @@ from fedskew.files import writing
 from fedskew.tables import counted
 
 if TYPE_CHECKING:
-    from fedskew.cli.config_keys import Entry, Key
+    from fedskew.cli.config_keys import Key
     from fedskew.data import Dataset, Proposal
 
 T = TypeVar("T", str, int)
@@ -87,6 +87,8 @@ def new(
     from fedskew.experiment import resolve, shared_data
 
     check_apart(path)
+    if path.suffix != ".toml":
+        raise ConfigError(f"{path}: a config is a .toml file; write to one, such as {path.name}.toml")
     if path.exists() and not force:
         raise ConfigError(f"{path}: is there already; write elsewhere, or add --force to replace it")
     known = {place: [entry.name for entry in entries] for place, entries in choices().items()}
@@ -322,7 +324,7 @@ def _text(chosen: Mapping[str, Any], schema: bool) -> str:
 
     lines = [f"#:schema ./{SCHEMA}"] if schema else []
     lines += ["# A config of fedskew, for `fedskew run`. A key behind # has the value that is shown; behind ..., none."]
-    own = {"data": ("data.name", "name"), "partition": ("partition.rule", "rule"), "model": ("model.name", "name")}
+    named = {"data": "name", "partition": "rule", "model": "name"}
     for table in tables():
         values = chosen if not table.name else chosen.get(table.name, {})
         if table.name in OFF:
@@ -334,10 +336,9 @@ def _text(chosen: Mapping[str, Any], schema: bool) -> str:
             lines += [f"preset = {json.dumps(values['preset'])}"]
             lines += ["# weighting = {name = ...}  # or another component for a slot: fedskew methods"]
         lines += [_line(key, values) for key in table.keys]
-        if table.name in own:
-            place, key_name = own[table.name]
-            entry: Entry | None = next((one for one in choices()[place] if one.name == values[key_name]), None)
-            lines += [] if entry is None else [_line(key, values) for key in entry.keys]
+        if key_name := named.get(table.name):
+            entries = choices()[f"{table.name}.{key_name}"]
+            lines += [_line(key, values) for one in entries if one.name == values[key_name] for key in one.keys]
     return "\n".join(lines) + "\n"
 
 

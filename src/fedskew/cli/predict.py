@@ -54,7 +54,7 @@ def predict(
     as_json: AsJson = False,
     export: Annotated[str | None, Option(help="For other programs: onnx, torchscript, weights or adapters.")] = None,
     out: Annotated[
-        Path | None, Option(help="Where to export to.  [default: model.onnx or .pt in the run folder]")
+        Path | None, Option(help="Where to export to.  [default: beside the model by its name: model.onnx, adapted.pt]")
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
@@ -92,9 +92,10 @@ def predict(
     model = load(
         run, seed=seed, best=best, finished=finished, adapted=adapted, personal=personal, trust_code=trust_code
     )
+    file = model.file.with_stem("adapted" if adapted else "personal" if personal else model.file.stem)
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
-        console.say(f"{export}: {model.export(out or model.file.with_suffix(ModelInfo.EXPORTS[export]), export)}")
+        console.say(f"{export}: {model.export(out or file.with_suffix(ModelInfo.EXPORTS[export]), export)}")
         if model.info.before is not None and model.info.encoder is not None:
             console.note(f"It takes {model.info.before}, in the file's metadata.")
     if not images:
@@ -110,10 +111,10 @@ def predict(
             {"file": name, "class": label, "probabilities": dict(zip(model.classes, line, strict=True))}
             for name, label, line in zip(names, classes, probabilities.tolist(), strict=True)
         ]
-        about = {"model": str(model.file), "seed": model.seed, "threshold": model.info.threshold, "resized": resized}
+        about = {"model": str(file), "seed": model.seed, "threshold": model.info.threshold, "resized": resized}
         print_json(about | {"predictions": found})
         return
-    console.say(f"model: {model.file}")
+    console.say(f"model: {file}")
     if model.info.multi_label:
         console.note("A sample may have several labels, or none; those at 50 % or more are its own.")
     lines = zip(names[:SHOWN], decided, probabilities, strict=False)
@@ -204,11 +205,9 @@ def watch(
     caption = f"p: Holm's, of {counted(len(changes), 'test')}; changed is what has p below {LEVEL:g}"
     title = "What has changed most" if found else "What comes nearest to a change"
     console.print(table_of(["what", "figure", ">in training", ">now", ">p"], rows, title, caption=caption, **RULED))
-    if move is None:
-        console.sentences("Label mix", [why])
-        return
-    console.sentences("Label mix", sentences(move.estimate, model.classes))
-    print_mix(console, move.estimate, move.held_out, model.classes, "now")
+    console.sentences("Label mix", [why] if move is None else sentences(move.estimate, model.classes))
+    if move is not None:
+        print_mix(console, move.estimate, move.held_out, model.classes, "now")
 
 
 def _verdict(found: list[Change], changes: list[Change]) -> str:

@@ -40,6 +40,8 @@ class Table:
             return _of_saved(path)
         if path.suffix.lower() in PARQUET:
             return _of_parquet(path)
+        if path.suffix.lower() == ".toml":
+            raise DataError(f"{path}: is TOML, and no table; give CSV or Parquet files, or a folder of them")
         sheet = Sheet(path, "a header line, then one sample a line", error=DataError)
         sheet.check_header(unnamed=True)
         rows = [cells for _, cells in sheet]

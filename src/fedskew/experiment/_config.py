@@ -271,12 +271,10 @@ def _with_schema(tree: dict[str, Any], beside: Path = Path()) -> dict[str, Any]:
     if not isinstance(table, dict) or schema is None or table.get("name") != "csv":
         return tree
     with placed("data.schema: ", of=(FedskewError, TypeError)):
-        made = schema
         if isinstance(schema, str):
             place = Path(schema).expanduser()
-            made = TableSchema.read_toml(place if place.exists() else beside / place)
-        elif not isinstance(schema, TableSchema):
-            made = TableSchema.of_plain(schema)
+            schema = TableSchema.read_toml(place if place.exists() else beside / place)
+        made = schema if isinstance(schema, TableSchema) else TableSchema.of_plain(schema)
     return tree | {"data": table | {"schema": made.plain()}}
 
 
@@ -319,6 +317,8 @@ def _validated(tree: Mapping[str, Any]) -> Config:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
         said = first_mistake(error, fields=Config)
+        if (key := said.partition(":")[0]) in ("preset", *methods.PLACES):
+            said = f"{key}: no such key (did you mean 'method.{key}'?)"
         if said.startswith(("target.mix: ", "target.truth: ")):
             said = said.replace(": input should be ", ": expected a list of shares, or ")
         raise ConfigError(said) from None
@@ -359,8 +359,6 @@ def _check(config: Config) -> None:
     ):
         if by_validation and config.data.validation == 0:
             raise ConfigError(f"{asking}: there is no validation set; set data.validation to a share such as 0.1")
-    if config.evaluation.sites and not config.data.client_test:
-        raise ConfigError("evaluation.sites: clients have no test samples of their own; set data.client_test = 0.3")
     if config.data.client_test + config.data.held_out >= 1:
         raise ConfigError("data.client_test: with data.held_out nothing is left to train on; set smaller shares")
     _check_sites(config, method)
@@ -390,9 +388,7 @@ def _check(config: Config) -> None:
         if name is not None and not name.startswith(given):  # an object is asked for where it is used
             components.find(index, name, key)
     if engine.seeds_together and (method.pipeline is not None or tune is not None):
-        raise ConfigError(
-            "engine.seeds_together: not possible with a pipeline, nor where a key is tuned; set it to false"
-        )
+        raise ConfigError("engine.seeds_together: not possible with a pipeline, nor with [tune]; set it to false")
     if method.pipeline is not None:
         several = "with a pipeline, which trains several models"
         if config.target.is_estimated:
@@ -428,8 +424,9 @@ def _check_balance(training: sections.TrainingSection, method: methods.Method) -
 
 def _check_sites(config: Config, method: methods.Method) -> None:
     """Refuse models at clients that could not be made or evaluated."""
-    if config.evaluation.baselines and not config.data.client_test:
-        raise ConfigError("evaluation.baselines: clients have no test samples of their own; set data.client_test = 0.3")
+    for key in ("sites", "baselines"):
+        if getattr(config.evaluation, key) and not config.data.client_test:
+            raise ConfigError(f"evaluation.{key}: no client has test samples of its own; set data.client_test = 0.3")
     if config.evaluation.baselines and method.pipeline is not None:
         raise ConfigError("evaluation.baselines: not possible with a pipeline, which trains several networks")
     if method.personal is not None and method.personal.head_epochs and config.training.keep_optimizer:

@@ -23,7 +23,7 @@ import csv
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from fedskew.data import Profile
 from fedskew.engine import RoundRecord, ServerState
-from fedskew.errors import FedskewError, RunError, in_one_line
+from fedskew.errors import FedskewError, RunError, in_one_line, placed
 from fedskew.experiment._config import Config
 from fedskew.experiment._identity import ANEW, Identity, Present, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
@@ -270,8 +270,7 @@ class RunFolder:
                 raise RunError(
                     f"{path}: the run is not finished; go on with: fedskew run {path / 'config.toml'} --resume"
                 )
-            parts = json.loads((path / "summary.json").read_text(encoding="utf-8"))["parts"]
-            return [_read_run(path / part, label) for part in parts]
+            return [_read_run(path / part, label) for part in _parsed(path / "summary.json")["parts"]]
         except FedskewError:
             raise
         except Exception as error:  # what is damaged can raise almost anything
@@ -311,11 +310,10 @@ def check_empty(path: Path) -> None:
 
 def _read_run(path: Path, label: str | None) -> SeedRun:
     """Read one seed's run; its components need not be importable here."""
-    config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-    task = json.loads((path / "task.json").read_text(encoding="utf-8"))
+    config, task = _parsed(path / "config.toml", tomllib.loads), _parsed(path / "task.json")
     deployment = path / "deployment.json"
     if deployment.exists():
-        counts = np.array(json.loads(deployment.read_text(encoding="utf-8"))["label_counts"], dtype=np.int64)
+        counts = np.array(_parsed(deployment)["label_counts"], dtype=np.int64)
         sizes = counts.sum(axis=1)
     else:
         partition = Partition.load(path / "partition.npz")
@@ -330,7 +328,7 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         client_names=tuple(task["clients"]),
         class_names=tuple(task["classes"]),
         target=None if task["target"] is None else np.array(task["target"]),
-        summary=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {},
+        summary=_parsed(summary) if summary.exists() else {},
         notes=tuple(task.get("notes", ())),
         sizes=sizes[: len(task["clients"])],
         sites=_read_sites(path / SITES),
@@ -339,6 +337,12 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
         raise RunError(f"{path / 'rounds.jsonl'}: holds no round yet, or has been emptied")
     check_summary(summary, run.summary, run.rounds)
     return run
+
+
+def _parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
+    """Read a file of a run folder; RunError where it is damaged."""
+    with placed(f"{path}: damaged; put it back, or run --fresh: ", RunError, of=(ValueError, RecursionError)):
+        return parse(path.read_text(encoding="utf-8"))
 
 
 def _read_sites(path: Path) -> tuple[SiteRow, ...]:
@@ -383,10 +387,8 @@ def _mark_of(path: Path) -> Mark | None:
     """Read how far `rounds.jsonl` was at a checkpoint; None if there is none."""
     if not path.exists():
         return None
-    try:
+    with placed(f"{path}: the checkpoint can't be read: ", RunError, of=(RunError, KeyError, ValueError, TypeError)):
         return Mark(*read_notes(path)["records"])
-    except (RunError, KeyError, ValueError, TypeError) as error:
-        raise RunError(f"{path}: the checkpoint can't be read ({error})") from None
 
 
 def _label(tree: dict[str, Any], alike: Sequence[dict[str, Any]]) -> str:
