@@ -15,9 +15,9 @@ repository's folder, whenever there are more runs.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import compared_methods
@@ -26,7 +26,6 @@ from fedskew.arena import Arena, ArenaState, Scores, write_comparison
 from fedskew.arena._advice import SHIPPED, evidence_bytes
 from fedskew.arena._run import federation_of
 from fedskew.arena._tables import evidence_rows
-from fedskew.errors import FedskewError
 from fedskew.experiment import make_task, shared_data
 from fedskew.files import write_text
 from fedskew.tables import csv_text
@@ -85,22 +84,22 @@ def draw(name: str) -> None:
     scores.draw("fedavg", MEASURED / f"{name}-differences.png")
 
 
-def federations(arena: Arena) -> dict[tuple[str, ...], dict[str, str]]:
-    """The federations of an arena's situations and partitions, and their figures; nothing is trained."""
+def federations(arena: Arena, situations: set[tuple[str, ...]]) -> dict[tuple[str, ...], dict[str, str]]:
+    """The federations of these situations of an arena, by partition, and their figures; nothing is trained."""
     found = {}
-    for entry in arena.entries:
-        for seed in arena.settings.partitions if entry.method == arena.settings.reference else ():
+    for entry in (entry for entry in arena.entries if entry.method == arena.settings.reference):
+        for seed in arena.settings.partitions if tuple(entry.situation.values()) in situations else ():
             partition = entry.config.partition.model_copy(update={"seed": seed})
             config = entry.config.model_copy(update={"partition": partition})
-            with suppress(FedskewError):  # a mix or a rule for another number of classes
-                task = make_task(config, config.seeds[0])
-                figures = federation_of(config, task.counts, task.target)
-                found[*entry.situation.values(), str(seed)] = {f"of:{name}": value for name, value in figures.items()}
+            task = make_task(config, config.seeds[0])
+            figures = federation_of(config, task.counts, task.target)
+            found[*entry.situation.values(), str(seed)] = {f"of:{name}": value for name, value in figures.items()}
     return found
 
 
 def publish_evidence() -> None:
     """Write what methods gained in each situation of the tuned arenas, where `fedskew advise` looks it up."""
+    os.environ.setdefault("FEDSKEW_DATA", ".data")
     rows = []
     for name, only in EVIDENCE.items():
         arena, (axes, lines) = arena_of(name, only), compared_methods.published(name)
@@ -108,10 +107,13 @@ def publish_evidence() -> None:
         last = compared_methods.LAST.get(name, arena.settings.last)
         scores = Scores.of(lines, axes, arena.settings.reference, last=last)
         with shared_data():
-            found = evidence_rows(arena, federations(arena), scores)
-        rows += [
-            (one, texts, {label.replace(",", ":"): gain for label, gain in own.items()}) for one, texts, own in found
-        ]
+            there = {tuple(line[axis] for axis in axes) for line in lines}
+            found = evidence_rows(arena, federations(arena, there), scores)
+        untrained = {entry.method for entry in arena.entries if not entry.config.training.rounds}
+        for network, figures, gains in found:
+            named = {f"{one.split(',')[0]}: no round" if one in untrained else one: gain for one, gain in gains.items()}
+            # A comma is between the names of `--without`.
+            rows.append((network, figures, {label.replace(",", ":"): gain for label, gain in named.items()}))
     SHIPPED.write_bytes(evidence_bytes(rows))
 
 

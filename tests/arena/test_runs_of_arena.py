@@ -24,6 +24,7 @@ import pytest
 
 from fedskew import simulate
 from fedskew.arena import Arena, ArenaState, Scores, run_arena, write_comparison
+from fedskew.arena._advice import read_evidence
 from fedskew.arena._run import _RUN, FIGURES, train
 from fedskew.errors import ConfigError, RunError
 from fedskew.executors import Processes, executor
@@ -385,6 +386,21 @@ def test_what_is_published_is_what_another_program_makes_of_the_runs(name, block
 def test_the_page_s_tables_are_those_of_the_published_runs() -> None:
     page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(ROOT / "tools" / "compared_methods.py"))["with_tables"](page) == page
+
+
+@pytest.mark.slow
+def test_the_evidence_that_ships_is_of_the_published_runs(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    tools = {name: runpy.run_path(str(ROOT / "tools" / f"{name}.py")) for name in ("publish_arena", "compared_methods")}
+    gains: list[float] = []
+    for name, only in tools["publish_arena"]["EVIDENCE"].items():
+        axes, every = tools["compared_methods"]["published"](name)
+        lines = [line for line in every if line["stage"] != "tune" and only.items() <= line.items()]
+        scores = Scores.of(lines, axes, "fedavg", last=tools["compared_methods"]["LAST"].get(name, 3))
+        for method in scores.values.keys() - {"fedavg", "pooled", "alone"}:
+            gains += scores.gains(method).values()
+    shipped = [gain for own in read_evidence().gains.values() for gain in own if np.isfinite(gain)]
+    assert sorted(shipped) == pytest.approx(sorted(gains), abs=1e-3)
 
 
 def test_targets_are_views_of_one_training(tmp_path) -> None:

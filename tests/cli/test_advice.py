@@ -75,8 +75,9 @@ def test_a_federation_is_compared_with_its_nearest(table):
     assert first == {"method": "a", "mean": 2.0, "least": 0.0, "most": 4.0, "ahead": 4, "of": 5}
     assert (second["method"], second["mean"], second["ahead"]) == ("b", -1.0, 0)
     assert (found.neighbours[0]["best"], found.neighbours[3]["best"], found.neighbours[3]["gain"]) == ("fedavg", "a", 3)
-    assert (found.supported, found.method, found.network) == (True, "a", "net")
-    assert "a gained most: ahead of FedAvg in 4 of 5, by +2.0 points on average (+0.0 to +4.0)" in found.sentence()
+    assert (found.refusal, found.method, found.network) == ("", "a", "net")
+    said = "ahead of FedAvg in 4 of 5, by +2.0 points on average (+0.0 to +4.0)."
+    assert f"a gained most of the methods that trained in half of them or more: {said}" in found.sentence()
     (rest,) = advise(COUNTS, None, 0.1, 1, without=["a"], table=path)
     assert ([one["method"] for one in rest.methods], rest.method) == (["b"], "fedavg")
 
@@ -93,8 +94,10 @@ def test_the_nearest_by_participation_come_first_of_those_where_not_all_take_par
     path = table([[float(at)] for at in range(24)], [*np.linspace(0.1, 0.9, 20), 1, 1, 1, 1])
     (found,) = advise(COUNTS, None, 0.9, 1, table=path)
     assert [one["federation"] for one in found.neighbours] == [f"number {at}" for at in range(19, 14, -1)]
-    all_take_part = advise(COUNTS, table=path)[0].neighbours
-    assert [one["federation"] for one in all_take_part] == [f"number {at}" for at in range(20, 24)]
+    (whole,) = advise(COUNTS, table=path)
+    assert [one["federation"] for one in whole.neighbours] == [f"number {at}" for at in range(20, 24)]
+    few = "fewer than 5 simulated federations have no target and participation 1"
+    assert whole.sentence() == f"On net no method is named: {few}."
 
 
 def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table):
@@ -104,20 +107,21 @@ def test_a_method_that_needs_a_target_is_named_only_where_there_is_one(table):
     assert advise(COUNTS, TARGET, 0.1, 1, table=path)[0].method == "a"
     (nowhere,) = advise(COUNTS, TARGET, 1.0, 1, table=path)  # do all take part
     assert (nowhere.method, nowhere.neighbours) == (None, ())
-    assert "no method is named" in nowhere.sentence()
+    assert "have a target and participation 1" in nowhere.sentence()
 
 
 def test_a_method_that_trained_in_few_of_the_nearest_is_not_named(table):
-    path = table([[9.0, 1.0], [9.0, 1.0], *[[math.nan, 1.0]] * 4], [0.1] * 6)
+    path = table([[9.0, 0.5], [9.0, 0.5], *[[math.nan, 0.5]] * 4], [0.1] * 6)
     (found,) = advise(COUNTS, None, 0.1, 1, table=path)
-    assert ([one["of"] for one in found.methods], found.method) == ([2, 5], "b")
+    assert ([(one["method"], one["of"]) for one in found.methods], found.method) == ([("b", 5), ("a", 2)], "b")
+    assert "less than a point says nothing" in found.sentence()
 
 
 def test_outside_the_table_no_method_is_named(table):
     path = table([[2.0, 1.0]] * 20, np.linspace(0.1, 0.9, 20))
     (found,) = advise(np.full((300, 100), 7), None, 0.1, 1, table=path)
-    assert (found.supported, found.method, len(found.neighbours)) == (False, None, 5)
-    assert "unlike all simulated ones" in found.sentence()
+    assert (found.method, len(found.neighbours)) == (None, 5)
+    assert "the simulated federations are unlike this one" in found.sentence()
 
 
 def test_where_a_sample_may_have_several_labels_no_method_is_named(table):
@@ -130,7 +134,8 @@ def test_where_a_sample_may_have_several_labels_no_method_is_named(table):
     ("more", "message"),
     [
         ({"participation": 0}, "participation: must be a share"),
-        ({"epochs": 0}, "epochs: must be above 0"),
+        ({"epochs": 0}, "epochs: must be a number above 0"),
+        ({"epochs": math.inf}, "epochs: must be a number above 0"),
         ({"without": ["aa"]}, "without: the table has no method 'aa' (did you mean 'a'?)"),
     ],
 )
@@ -144,7 +149,10 @@ def test_what_is_no_table_is_named(tmp_path):
     (path := tmp_path / "evidence.csv.gz").write_bytes(b"no table")
     with pytest.raises(DataError, match="the table of evidence can't be read"):
         advise(COUNTS, table=path)
-    for text in ("", "network,federation\n", "federation\nnumber 0\n"):
+    header = ",".join(["network", "federation", *FIGURES, "participation", "target", "target_distance", "gain:a"])
+    lines = ("net,number 0,nan,0,0,0,0,0,0,0,1", "net,number 0,0,0,0,0,0,0,0,0,inf", "net,number 0,0,0,0,0,0,0,0,0,1,2")
+    damaged = [f"{header}\n{line}\n" for line in lines]
+    for text in ("", "network,federation\n", "federation\nnumber 0\n", *damaged):
         path.write_bytes(gzip.compress(text.encode()))
         with pytest.raises(DataError, match="is not a table of evidence"):
             advise(COUNTS, table=path)
@@ -153,8 +161,8 @@ def test_what_is_no_table_is_named(tmp_path):
 def test_the_table_that_ships_names_a_method_for_each_network():
     found = advise(LIKE, None, 0.2)
     assert [one.network for one in found] == ["logistic", "mlp3", "lenet5"]
-    assert all(one.supported for one in found)
-    assert all({"ccvr", "fedentopt"} <= {one["method"] for one in own.methods} for own in found)
+    assert not any(one.refusal for one in found)
+    assert all({"scaffold", "fedentopt"} <= {one["method"] for one in own.methods} for own in found)
 
 
 @pytest.fixture
@@ -167,12 +175,12 @@ def test_the_command_shows_methods_and_neighbours(counts_file, table, command):
     table([[2.0 + at % 3, -1.0] if at < 10 else [-2.0, 3.0] for at in range(20)], HALF)
     own = ("advise", "counts.csv", "--table", "evidence.csv.gz")
     done = command(*own, "--participation", "0.1")
-    assert "simulated federations most like this one, a gained most" in " ".join(done.stdout.split())
+    assert "simulated federations most like this one, a gained most of the methods" in " ".join(done.stdout.split())
     assert "fedskew methods NAME says what a method asks of clients and reveals" in " ".join(done.stdout.split())
     assert "number 0" in done.stdout
-    assert "Small networks, some thousand samples" in done.stdout
+    assert "Small networks, images, texts and tables" in done.stdout
     found = json.loads(command(*own, "--json").stdout)["net"]
-    assert (found["method"], found["supported"], len(found["neighbours"])) == ("b", True, 5)
+    assert (found["method"], found["refusal"], len(found["neighbours"])) == ("b", "", 5)
     assert found["methods"][0] == {"method": "b", "mean": 3.0, "least": 3.0, "most": 3.0, "ahead": 5, "of": 5}
     assert "no method gained over FedAvg" in " ".join(command(*own, "--without", "b").stdout.split())
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, DataError, nearest, placed
 from fedskew.labels import CountsLike, LabelCounts, describe
-from fedskew.tables import counted, csv_text
+from fedskew.tables import csv_text
 
 FloatArray = NDArray[np.float64]
 
@@ -46,39 +46,42 @@ class Advice:
 
     Attributes:
         network: Name of the network, as a config has it.
-        methods: By method, the largest mean first: its `mean` gain over FedAvg in points, the `least` and the `most`,
-            in how many federations it was `ahead`, `of` how many that it trained in.
+        methods: By method, the largest mean first, but last those that trained in fewer than half of the neighbours:
+            its `mean` gain over FedAvg in points, the `least` and the `most`, in how many federations it was `ahead`,
+            `of` how many that it trained in.
         neighbours: The nearest federations, nearest first: `federation` in words, `distance`, the `best` method and its
             `gain`.
-        supported: Whether the federation is like those of the table: no neighbour is farther than 1, and each sample
-            has one label. Else no method is named.
+        refusal: Why no method is named: fewer than five have such a setting, a neighbour is farther than 1, or a sample
+            may have several labels; else empty.
     """
 
     network: str
     methods: tuple[dict[str, Any], ...]
     neighbours: tuple[dict[str, Any], ...]
-    supported: bool
+    refusal: str
 
     @property
     def method(self) -> str | None:
         """The method that gained most on average, of those that trained in half of the neighbours or more; "fedavg"
         where none gained, None where nothing is like this."""
-        if not self.supported:
+        if self.refusal:
             return None
-        known = (one for one in self.methods if 2 * one["of"] >= len(self.neighbours))
+        known = (one for one in self.methods if 2 * one["of"] >= NEIGHBOURS)
         return next((one["method"] for one in known if one["mean"] > 0), "fedavg")
 
     def sentence(self) -> str:
         """Return the advice in a sentence."""
         network = NETWORKS.get(self.network, self.network)
-        if not self.supported:
-            return f"On {network}: this federation is unlike all simulated ones, so no method is named."
-        near = f"On {network}, in the {counted(len(self.neighbours), 'simulated federation')} most like this one"
+        if self.refusal:
+            return f"On {network} no method is named: {self.refusal}."
+        near = f"On {network}, in the {NEIGHBOURS} simulated federations most like this one"
         if self.method == "fedavg":
             return f"{near}, no method gained over FedAvg on average."
         first = next(one for one in self.methods if one["method"] == self.method)
         gains = f"{first['mean']:+.1f} points on average ({first['least']:+.1f} to {first['most']:+.1f})"
-        return f"{near}, {self.method} gained most: ahead of FedAvg in {first['ahead']} of {first['of']}, by {gains}."
+        weak = "; less than a point says nothing" if first["mean"] < 1 else ""
+        ahead = f"ahead of FedAvg in {first['ahead']} of {first['of']}, by {gains}{weak}"
+        return f"{near}, {self.method} gained most of the methods that trained in half of them or more: {ahead}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for `json.dumps`."""
@@ -119,22 +122,23 @@ def advise(
         counts: Label counts of the clients that train, shape `(clients, classes)`.
         target: Label mix that the model will serve, shape `(classes,)`; None: that of the test data.
         participation: Share of the clients that takes part in a round.
-        without: Labels of methods that can't be used.
+        epochs: Local epochs of a round.
+        without: Labels of methods that can't be used, nor variants of them, such as "fedlc: no mask".
         table: `evidence.csv.gz` of an arena; None: the one that comes with fedskew. DataError where it can't be read.
     """
     if not 0 < participation <= 1:
         raise ArgumentError(f"participation: must be a share above 0 and up to 1, not {participation}")
-    if not epochs > 0:
-        raise ArgumentError(f"epochs: must be above 0, not {epochs}")
+    if not 0 < epochs < math.inf:
+        raise ArgumentError(f"epochs: must be a number above 0, not {epochs}")
     evidence = read_evidence(table or SHIPPED)
     unknown = next((method for method in without if method not in evidence.gains), None)
     if unknown is not None:
         raise ArgumentError(f"without: the table has no method {unknown!r}{nearest(unknown, evidence.gains)}")
     own = figures(counts, target, participation, epochs)
     here = np.array([own[name] for name in SCALES])
-    several = isinstance(counts, LabelCounts) and counts.several
+    several = "a sample may have several labels" if isinstance(counts, LabelCounts) and counts.several else ""
     found = (evidence.near(here, network, without) for network in dict.fromkeys(evidence.networks))
-    return tuple(replace(one, supported=one.supported and not several) for one in found)
+    return tuple(replace(one, refusal=several or one.refusal) for one in found)
 
 
 @dataclass(frozen=True)
@@ -152,22 +156,25 @@ class Evidence:
     ) -> Advice:
         """Return what methods gained on a network in the federations nearest to figures, but for those left out."""
         at_target, at_part = map([*SCALES].index, ("target", "participation"))
-        alike = np.array([one == network for one in self.networks])
-        alike &= self.figures[:, at_target] == here[at_target]
-        alike &= (self.figures[:, at_part] >= 1) == (here[at_part] >= 1)
+        targets, whole = self.figures[:, at_target] == here[at_target], here[at_part] >= 1
+        alike = targets & ((self.figures[:, at_part] >= 1) == whole) & [one == network for one in self.networks]
         alike[list(left_out)] = False
         distances = np.sqrt((((self.figures - here) / [*SCALES.values()]) ** 2).mean(axis=1))
         rows = np.flatnonzero(alike)[np.argsort(distances[alike], kind="stable")[:NEIGHBOURS]]
-        gains = {method: gain for method, gain in self.gains.items() if method not in without}
+        gains = {method: gain for method, gain in self.gains.items() if not {method, method.split(":")[0]} & {*without}}
         known = [_gained(method, gain[rows]) for method, gain in gains.items() if np.isfinite(gain[rows]).any()]
+        refusal = "the simulated federations are unlike this one" if (distances[rows] > 1).any() else ""
+        if len(rows) < NEIGHBOURS:
+            setting = f"{'a' if here[at_target] else 'no'} target and participation {'1' if whole else 'below 1'}"
+            refusal = f"fewer than {NEIGHBOURS} simulated federations have {setting}"
         return Advice(
             network,
-            tuple(sorted(known, key=lambda one: -float(one["mean"]))),
+            tuple(sorted(known, key=lambda one: (2 * one["of"] < NEIGHBOURS, -one["mean"]))),
             tuple(
                 {"federation": self.federations[row], "distance": float(distances[row]), **_best(gains, row)}
                 for row in rows
             ),
-            len(rows) > 0 and bool(distances[rows[-1]] <= 1),
+            refusal,
         )
 
 
@@ -193,9 +200,11 @@ def read_evidence(path: Path = SHIPPED) -> Evidence:
             for name in lines[0]
             if name.startswith(_GAIN)
         }
+        if not np.isfinite(values).all() or any(np.isinf(gain).any() for gain in gains.values()):
+            raise ValueError
         networks, federations = (tuple(line[name] for line in lines) for name in ("network", "federation"))
         return Evidence(networks, federations, values, gains)
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise DataError(f"{path}: is not a table of evidence; `fedskew arena` writes one, evidence.csv.gz") from None
 
 

@@ -35,8 +35,8 @@ TablePath = Annotated[
 ]
 
 LIMITS = (
-    "Small networks, some thousand samples of images, texts and tables, tuned methods, clients that differ only in "
-    "labels: that is the evidence. docs/advice.md says what it is worth."
+    "Small networks, images, texts and tables, 5 to 20 clients that differ only in labels: that is the evidence. "
+    "docs/advice.md says what it is worth."
 )
 
 
@@ -180,9 +180,9 @@ def advise(
     """Show what each method gained over FedAvg in the simulated federations that are most like yours.
 
     Takes seconds; nothing is trained. Federations are compared by skew, sizes, participation, epochs and target, for
-    each network that trained in some of them. For one unlike all simulated ones no method is named. Leave out methods
-    that need what clients won't give, such as label counts: fedskew methods NAME says what a method needs and reveals,
-    and what the letters of its costs stand for.
+    each network that trained in some of them. Where fewer than five are like yours no method is named. Leave out
+    methods that need what clients won't give, such as label counts: fedskew methods NAME says what a method needs and
+    reveals, and what the letters of its costs stand for.
 
     Examples:
 
@@ -197,10 +197,10 @@ def advise(
         return
     console = Console(highlight=False)
     print_advice(console, found)
-    if named := [one for one in found if one.supported]:
+    if named := [one for one in found if not one.refusal]:
         gains = [{gain["method"]: gain for gain in one.methods} for one in named]
-        methods = dict.fromkeys(method for own in gains for method in own)
-        order = sorted(methods, key=lambda method: -fmean(own[method]["mean"] for own in gains if method in own))
+        means = {method: [own[method]["mean"] for own in gains if method in own] for own in gains for method in own}
+        order = sorted(means, key=lambda method: (-len(means[method]), -fmean(means[method])))  # by as many networks
         cells = [[method, *(_cell(own.get(method)) for own in gains), _cost(method)] for method in order]
         console.heading("What each method gained there: points on average, and where it was ahead")
         networks = [f">{one.network}" for one in named]

@@ -44,12 +44,12 @@ def describe(
     epochs: options.Epochs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe how skewed a federation's labels are, what that means for training, and which method to take.
+    """Describe how skewed a federation's labels are, what that means for training, and which methods gained there.
 
     Takes seconds; nothing is trained.
 
     Label counts stand in a table, or are counted in whatever `fedskew counts` takes: images, a config, a run folder.
-    The method is that of `fedskew advise`, which also shows the simulated federations that it is taken from.
+    The methods are those of `fedskew advise`, which also shows the simulated federations that they are taken from.
 
     Examples:
 
