@@ -19,7 +19,7 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 
 @pytest.mark.parametrize(
     ("name", "option", "hint"),
-    [("synthetic", "detla", "did you mean 'delta'"), ("digits", "size", "it has none"), ("csv", "rng_", "known: ")],
+    [("synthetic", "detla", "did you mean 'delta'"), ("digits", "size", "there are none"), ("csv", "rng_", "known: ")],
 )
 def test_an_unknown_option_is_answered_with_the_known(name, option, hint, tmp_path):
     with pytest.raises(ArgumentError, match=f"{option}: data set {name!r} has no such option.*{hint}"):
