@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_703, "docstrings": 9_560, "files": 316, "names": 329},
+    "src": {"code": 38_701, "docstrings": 9_560, "files": 316, "names": 329},
     "tests": {"code": 33_973},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, DataError, nearest, placed
 from fedskew.labels import CountsLike, LabelCounts, describe
+from fedskew.parameters import FloatArray
 from fedskew.tables import csv_text
-
-FloatArray = NDArray[np.float64]
 
 SHIPPED = Path(__file__).with_name("evidence.csv.gz")
 NEIGHBOURS = 5
@@ -151,9 +150,7 @@ class Evidence:
     figures: FloatArray
     gains: Mapping[str, FloatArray]
 
-    def near(
-        self, here: FloatArray, network: str, without: Collection[str] = (), left_out: Collection[int] = ()
-    ) -> Advice:
+    def near(self, here: FloatArray, network: str, without: Collection[str], left_out: Collection[int] = ()) -> Advice:
         """Return what methods gained on a network in the federations nearest to figures, but for those left out."""
         at_target, at_part = map([*SCALES].index, ("target", "participation"))
         targets, whole = self.figures[:, at_target] == here[at_target], here[at_part] >= 1

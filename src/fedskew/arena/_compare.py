@@ -20,8 +20,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedskew.arena._advice import FloatArray
 from fedskew.arena._plan import Line
+from fedskew.parameters import FloatArray
 from fedskew.tables import counted, holm
 
 View = Literal["rounds", "compute", "traffic", "common", "personal"]
