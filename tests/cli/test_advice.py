@@ -163,6 +163,8 @@ def test_the_table_that_ships_names_a_method_for_each_network():
     assert [one.network for one in found] == ["logistic", "mlp3", "lenet5"]
     assert not any(one.refusal for one in found)
     assert all({"scaffold", "fedentopt"} <= {one["method"] for one in own.methods} for own in found)
+    left = [one["method"] for own in advise(LIKE, None, 0.2, without=["gaussian", "fedlc"]) for one in own.methods]
+    assert not [method for method in left if method.startswith(("gaussian", "fedlc"))]  # "fedlc: no mask"
 
 
 @pytest.fixture

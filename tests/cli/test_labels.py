@@ -224,7 +224,7 @@ def test_what_only_looks_at_label_counts_does_not_import_pytorch(tmp_path):
     code = """
 import sys
 from fedskew.cli import main
-for command in (["describe"], ["weights", "--method", "fedla"], ["counts"]):
+for command in (["describe"], ["advise", "--network", "lenet5"], ["weights", "--method", "fedla"], ["counts"]):
     sys.argv = ["fedskew", command[0], "counts.csv", *command[1:]]
     try:
         main()

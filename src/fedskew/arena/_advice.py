@@ -130,9 +130,9 @@ def advise(
     if not 0 < epochs < math.inf:
         raise ArgumentError(f"epochs: must be a number above 0, not {epochs}")
     evidence = read_evidence(table or SHIPPED)
-    unknown = next((method for method in without if method not in evidence.gains), None)
-    if unknown is not None:
-        raise ArgumentError(f"without: the table has no method {unknown!r}{nearest(unknown, evidence.gains)}")
+    known = {name for method in evidence.gains for name in (method, method.split(":")[0])}
+    if (unknown := next((method for method in without if method not in known), None)) is not None:
+        raise ArgumentError(f"without: the table has no method {unknown!r}{nearest(unknown, known)}")
     own = figures(counts, target, participation, epochs)
     here = np.array([own[name] for name in SCALES])
     several = "a sample may have several labels" if isinstance(counts, LabelCounts) and counts.several else ""
