@@ -60,7 +60,7 @@ def test_runs_are_told_apart_where_eight_digits_do_not(tmp_path, monkeypatch) ->
 
 def test_a_method_tries_rates_then_its_own_values_with_the_best_rate_then_all_partitions(tmp_path) -> None:
     plan = Plan(arena := arena_of(tmp_path), next(one for one in arena.entries if one.method == "fedprox"))
-    assert plan.number == 5 + 2 * 2
+    assert plan.left({}) == 5 + 2 * 2
     first = plan.missing({})
     assert rates(first) == [0.01, 0.1, 1.0]
     tuned = {(tuple(job.config.seeds), job.config.partition.seed, job.stage) for job in first}
@@ -88,7 +88,7 @@ def test_a_method_without_a_parameter_of_its_own_spends_the_same_on_rates_beside
     # halfway in ratio to the neighbours, sqrt(0.1 * 1) and sqrt(0.01 * 0.1); beyond an end as far again
     plan = Plan(arena := arena_of(tmp_path), arena.entries[0])
     assert plan.entry.method == "fedavg"
-    assert plan.number == 9
+    assert plan.left({}) == 9
     assert rates(plan.missing(noted(plan.missing({}), scores))) == beside
 
 
@@ -190,7 +190,12 @@ def test_a_method_with_a_finish_trains_once_more_for_as_many_rounds_fewer_as_tha
     text = text.replace("partitions = [0, 1]", "partitions = [0]")
     arena = arena_of(tmp_path, text, only={"place": "few"})
     plans = {entry.method: Plan(arena, entry) for entry in arena.entries}
-    assert {method: plan.number for method, plan in plans.items()} == {"fedavg": 7, "ccvr": 9, "none": 2, "fedprox": 7}
+    assert {method: plan.left({}) for method, plan in plans.items()} == {
+        "fedavg": 7,
+        "ccvr": 9,
+        "none": 2,
+        "fedprox": 7,
+    }
 
     plan, book = plans["ccvr"], {}
     for scores in ([0.2, 0.7, 0.6], [0.1, 0.1]):
@@ -232,13 +237,14 @@ def tuned(plan: Plan, judge) -> list[tuple[float, float | None]]:
     book: dict[str, dict[str, str]] = {}
     order: list[tuple[float, float | None]] = []
     while (jobs := plan.missing(book))[0].stage == "tune":
+        assert plan.left(book) >= len({key for job in jobs for key in job.keys.values()}) + 4
         for job in jobs:
             value = job.config.training.lr, float(job.own.split("=")[1]) if job.own else None
             order += [] if value in order else [value]
             for seed, key in job.keys.items():
                 score, diverged = judge(*value, job.config.partition.seed, seed)
                 book[key] = {"validation": str(score), "failure": "", "diverged": str(int(diverged))}
-    assert len(book) == plan.number - 4 == 7 * 6
+    assert plan.left(book) == 4 == plan.left({}) - 7 * 6
     return [*order, (jobs[0].config.training.lr, float(jobs[0].own.split("=")[1]) if jobs[0].own else None)]
 
 
@@ -253,6 +259,24 @@ def test_grids_are_widened_while_the_best_is_at_an_end_within_the_budget_of_all(
     order = tuned(fedprox, lambda rate, own, *_: ({0.1: 0.5}.get(rate, 0.1) + (0.1 / own if own else 0.0), False))
     own = [(0.1, value) for value in (0.5, 2.0, 0.125, 0.0312, 0.0312)]
     assert order == [(0.01, None), (0.1, None), (1.0, None), *own]
+
+
+def test_beyond_the_budget_own_values_go_on_while_the_best_is_at_an_end(tmp_path) -> None:
+    arena = arena_of(tmp_path, WIDE.replace("widen = true", "widen = true\nbeyond = 3"), only={"place": "few"})
+    fedavg, fedprox = (Plan(arena, entry) for entry in arena.entries)
+    assert len(tuned(fedavg, lambda rate, *_: (rate, False))) == 7 + 1  # without a parameter of its own: the budget
+    # Larger and larger: two more within the budget of seven, then three, and no further.
+    order = tuned(fedprox, lambda rate, own, *_: ({0.1: 0.5}.get(rate, 0.1) + (own or 0.0), False))
+    within = [(0.01, None), (0.1, None), (1.0, None), *((0.1, own) for own in (0.5, 2.0, 8.0, 32.0))]
+    assert order == [*within, (0.1, 128.0), (0.1, 512.0), (0.1, 2050.0), (0.1, 2050.0)]
+    # The first one beyond is worse, and the search ends.
+    order = tuned(fedprox, lambda rate, own, *_: ({0.1: 0.5}.get(rate, 0.1) + (own or 0.0) % 100, False))
+    assert order == [*within, (0.1, 128.0), (0.1, 32.0)]
+    # The default, 0.01, is best, and the smallest: beyond it is 0.0002, in the ratio of 0.01 and 0.5.
+    order = tuned(fedprox, lambda rate, own, *_: ((rate == 0.1) - (own or 0.01) - rate / 100, False))
+    assert order[7:] == [(0.1, 0.0002), (0.1, 4e-06), (0.1, 8e-08), (0.1, 8e-08)]
+    with pytest.raises(ConfigError, match=r"arena.beyond: goes on where a grid is widened; set widen = true"):
+        arena_of(tmp_path, FILE.replace("budget = 5", "budget = 5\nbeyond = 3"))
 
 
 def test_a_value_is_judged_by_all_tuning_runs_and_the_rate_next_to_divergence_is_not_taken(tmp_path) -> None:

@@ -7,6 +7,7 @@ The file is a sweep with one more table; its grid holds the situations.
     rates = [0.01, 0.03, 0.1, 0.3]      # learning rates that every method tries
     budget = 6                          # values that every method may try in its tuning, the rates included
     widen = true                        # values go on beyond an end of a grid while the best one is there
+    beyond = 4                          # once the budget is spent, of the method's own values for 4 values more
     tuning = {partitions = [5, 6], seeds = [7, 8, 9]}  # on which every value is tried
     last = 5                            # a run's score is the mean of its last 5 evaluations
     together = 32                       # with engine.seeds_together: runs of a situation that train at a time
@@ -60,6 +61,7 @@ class Settings(_Table):
     rates: list[PositiveFloat] = []
     budget: NonNegativeInt = 0
     widen: bool = False
+    beyond: NonNegativeInt = 0
     tuning: _Tuning = _Tuning()
     blocks: str | None = None
     last: PositiveInt = 5
@@ -78,6 +80,8 @@ class Settings(_Table):
             raise ValueError(
                 f"budget: {self.budget}, and arena.rates has {len(self.rates)}: expected some, and one for each"
             )
+        if self.beyond and not self.widen:
+            raise ValueError("beyond: goes on where a grid is widened; set widen = true, or leave it out")
         if both := sorted({*self.partitions} & {*self.tuning.partitions}):
             raise ValueError(f"tuning.partitions: {both[0]} is compared, too; tune on partitions of its own")
         return self
@@ -96,6 +100,11 @@ class ArenaEntry:
     method: str
     config: Config  # `partition.seed` and the tuned values are yet to be set
     own: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def default(self) -> Any:
+        """Value of the method's own parameter in its config; None where it has none to try."""
+        return flatten(self.config.tree()).get(self.own[0][0]) if self.own else None
 
     @cached_property
     def is_view(self) -> bool:

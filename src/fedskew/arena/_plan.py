@@ -2,9 +2,10 @@
 
 Each method in each situation goes through the same steps. It tries the arena's learning rates; then, with the best
 of them, the values of its own parameter, and rates near the best one while its budget lasts. With `arena.widen` it goes
-on beyond an end of the rates, and of its own values, while the best one is there. The values with the best mean
-validation score are trained on every partition with every seed. A method with a finish is trained once more, for as
-many rounds fewer as its finish costs traffic.
+on beyond an end of the rates, and of its own values, while the best one is there; of its own values for
+`arena.beyond` values more, once the budget is spent. The values with the best mean validation score are trained on
+every partition with every seed. A method with a finish is trained once more, for as many rounds fewer as its finish
+costs traffic.
 """
 
 import json
@@ -133,20 +134,16 @@ class Plan:
         """Return the digests of those of its runs that have ended."""
         return [*dict.fromkeys(key for job in self.jobs(runs) for key in job.keys.values() if key in runs)]
 
-    def ended(self, runs: Runs) -> int:
-        """Return how many of its runs have ended, or are no longer needed, as its config is refused."""
-        steps = self.steps(runs)
-        if all(job.is_done(runs) for job in steps[-1]):
-            return self.number
-        return len({key for step in steps for job in step for key in job.keys.values() if key in runs})
-
-    @property
-    def number(self) -> int:
-        """Number of runs in all."""
-        compared = len(self.arena.settings.partitions) * len(self.entry.config.seeds)
+    def left(self, runs: Runs) -> int:
+        """Return how many runs it needs yet, as far as these tell."""
+        if not self.missing(runs):
+            return 0
         settings = self.arena.settings
-        tuning = settings.budget * len(settings.tuning.partitions) * len(settings.tuning.seeds)
-        return (tuning if self._is_tuned else 0) + compared * (2 if self._may_pay else 1)
+        tuning = {key for job in self.jobs(runs) if job.stage == "tune" for key in job.keys.values()}
+        budget = settings.budget * len(settings.tuning.partitions) * len(settings.tuning.seeds)
+        compared = len(settings.partitions) * len(self.entry.config.seeds)
+        number = max(budget, len(tuning)) if self._is_tuned else 0
+        return number + compared * (2 if self._may_pay else 1) - len(self.finished(runs))
 
     @property
     def _is_tuned(self) -> bool:
@@ -172,8 +169,8 @@ class Plan:
         left = settings.budget - len(tried)
         if best.rate is None:
             return [_Values(rate) for rate in settings.rates]
-        if left == 0:
-            return []
+        if left <= 0:
+            return self._beyond(tried, best) if left > -settings.beyond else []
         rates = sorted(one.rate for one in tried if one.own is None and one.rate is not None)
         known = [one.own[1] for one in tried if one.own is not None]
         own = [] if known else [_Values(best.rate, value) for value in self.entry.own]
@@ -185,6 +182,15 @@ class Plan:
         if settings.widen and best.own and (value := further(self.entry, *best.own, known)) is not None:
             return [_Values(best.rate, (best.own[0], value))]
         return [*own, *(_Values(rate, best.own) for rate in _rates_beside(best.rate, rates, left - len(own)))]
+
+    def _beyond(self, tried: Collection[_Values], best: _Values) -> list[_Values]:
+        """Return the best rate with a value beyond the end of its own values, the default's among them, where it is."""
+        if not self.entry.own:
+            return []
+        key = self.entry.own[0][0]
+        known = [one.own[1] if one.own else self.entry.default for one in (best, *tried)]
+        value = further(self.entry, key, known[0], known)
+        return [] if value is None else [_Values(best.rate, (key, value))]
 
     def _best(self, tried: Mapping[_Values, _Judged]) -> _Values:
         """Return the best values, the first of equals; those that diverged come last, before them those next to one."""

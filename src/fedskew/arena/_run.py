@@ -325,14 +325,14 @@ def run_arena(
                 trained = future.result() if reason is None else [[Trained({}, {}, reason_of(reason))] * len(views[0])]
                 pairs = [pair for own in map(zip, views, trained) for pair in own]
                 results = [(job, one) for job, one in pairs if not job.is_done(files.runs)]
-                before = sum(plan.ended(files.runs) for plan in left[at])
+                before = sum(plan.left(files.runs) for plan in left[at])
                 files.add(results)
                 for job, result in results:
                     if result.failed:
                         failures[job.name] = result.failed
                         failed.update(job.keys.values())
                 if progress is not None:
-                    progress.ended(results, sum(plan.ended(files.runs) for plan in left[at]) - before)
+                    progress.ended(results, before - sum(plan.left(files.runs) for plan in left[at]))
 
 
 def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping[str, str] | None = None) -> ArenaState:
@@ -340,10 +340,9 @@ def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping
     missing: list[tuple[ArenaJob, int]] = []
     for plan in plans:
         own = {**plan.entry.situation, "method": plan.entry.method}  # methods with the same config share its runs
-        keys = plan.finished(files.runs)
-        runs += [files.runs[key] | own for key in keys]
+        runs += [files.runs[key] | own for key in plan.finished(files.runs)]
         if jobs := plan.missing(files.runs):
-            missing.append((jobs[0], plan.number - len(keys)))
+            missing.append((jobs[0], plan.left(files.runs)))
     ordered = tuple(sorted(runs, key=lambda line: line["stage"] != "tune"))
     failed = tuple(f"{name}: {reason}" for name, reason in (failures or {}).items())
     number = len(runs) + sum(left for _, left in missing)

@@ -14,7 +14,7 @@ from fedskew.arena._compare import VIEWS, Scores, Standing, View
 from fedskew.arena._plan import Line, further
 from fedskew.arena._run import OF_FEDERATION, ArenaState
 from fedskew.files import replacing, write_text, writing
-from fedskew.tables import counted, csv_text, filled, flatten, grouped, markdown_table
+from fedskew.tables import counted, csv_text, filled, grouped, markdown_table
 
 _MOST_LABELS = 12
 Place = tuple[str, ...]
@@ -148,14 +148,13 @@ def choice_lines(state: ArenaState) -> Iterable[list[Any]]:
         if place in chosen:
             tried, (rate, own) = tuned.get(place, {}), chosen[place]
             key = entry.own[0][0] if entry.own else ""
-            default = str(flatten(entry.config.tree()).get(key, ""))
             yield [
                 *place,
                 rate,
                 own,
                 f"{fmean(map(float, scores)):.5f}" if all(scores := tried.get(chosen[place], [""])) else "",
                 _at_end(entry, "training.lr", [rate, *(one for one, _ in tried)]),
-                _at_end(entry, key, [one or default for one in (own, *(other for _, other in tried))]),
+                _at_end(entry, key, [one or str(entry.default) for one in (own, *(other for _, other in tried))]),
             ]
 
 
