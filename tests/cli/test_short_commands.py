@@ -219,3 +219,14 @@ def test_runs_of_an_arena_that_end_together_share_the_time_that_they_took():
         bar.ended([(SimpleNamespace(name=f"job {number}"), Trained({}, {})) for number in range(8)], 64)
     bar.stop()
     assert console.file.getvalue().splitlines() == ["64 of 256 runs, ... left", "128 of 256 runs, about 21 min left"]
+
+
+def test_runs_of_an_arena_that_become_necessary_are_more_in_all():
+    console, clock = at_times()
+    bar = ArenaProgressBar(console, every=60.0)
+    bar.begin(0, 11)
+    for clock[0], runs in ((70.0, 3), (80.0, -3), (140.0, 3), (210.0, 2)):  # six end, of which three ask for six more
+        bar.ended([(SimpleNamespace(name="job"), Trained({}, {}))], runs)
+    bar.stop()
+    said = ["3 of 11 runs, ... left", "6 of 14 runs, about 3 min left", "8 of 14 runs, about 4 min left"]
+    assert console.file.getvalue().splitlines() == said

@@ -120,8 +120,9 @@ class ArenaProgressBar(Bar):
 
     def ended(self, results: Sequence[tuple[ArenaJob, Trained]], runs: int) -> None:
         """Count runs that ended together, and say which failed."""
-        self.show(description=results[-1][0].name[:60])
-        self.advance(lambda: f"{self.done:,} of {counted(self.total, 'run')}", steps=runs)
+        self.total -= min(runs, 0)  # what ended has made more of them necessary
+        self.show(description=results[-1][0].name[:60], total=self.total)
+        self.advance(lambda: f"{self.done:,} of {counted(self.total, 'run')}", steps=max(runs, 0))
         for job, trained in results:
             if trained.failed:
                 self.print(f"failed: {job.name}: {trained.failed}")
