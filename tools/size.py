@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_710, "docstrings": 9_563, "files": 316, "names": 329},
+    "src": {"code": 38_692, "docstrings": 9_562, "files": 316, "names": 329},
     "tests": {"code": 33_994},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
