@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_711, "docstrings": 9_563, "files": 316, "names": 329},
+    "src": {"code": 38_693, "docstrings": 9_562, "files": 316, "names": 329},
     "tests": {"code": 34_003},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -17,7 +17,7 @@ ODD = {**FITTING, 7: 200 * PROFILES[[1, 0, 2]]}
 
 
 def updated(rules=RULES, round=4, tables=FITTING, cells=CELLS, known=None):
-    return rules.update(known or rules.unknown, round, tables, cells)
+    return rules.update(known or rules.unknown, round, tables.items, cells)
 
 
 def test_estimates_are_made_after_the_warmup_and_every_so_many_rounds():

@@ -238,7 +238,7 @@ class DeployedRunner(RoundRunner):
         elif not tables:
             mix, note = estimation.skip(mix, "no site told what the model makes of its test samples")
         else:
-            mix, note = estimation.update(mix, record.round, tables, evaluations.cells)
+            mix, note = estimation.update(mix, record.round, tables.items, evaluations.cells)
         record.target = note
         level = LOG.warning if note["unused"] or note["mix"] is None or note["misfit"] else LOG.info
         level("round %d: %s", record.round, in_words(note, tuple(self._agreement.classes), target))

@@ -18,7 +18,6 @@ from ._records import RoundRecord as RoundRecord
 from ._records import RoundRunner as RoundRunner
 from ._records import plain as plain
 from ._records import predict as predict
-from ._records import predict_findings as predict_findings
 from ._sequential import SequentialBackend as SequentialBackend
 from ._states import ClientStates as ClientStates
 from ._states import ServerState as ServerState

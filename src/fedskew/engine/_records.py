@@ -364,13 +364,6 @@ class Predictions(NamedTuple):
     logits: NDArray[Any]
 
 
-@torch.inference_mode()
-def predict_findings(network: nn.Module, inputs: Inputs, targets: Tensor) -> Evaluation:
-    """Evaluate a network on samples that may have several labels, or none: `targets` are bits, `(samples,)`."""
-    logits = [network.eval()(x) for x, _ in batches(inputs, targets)]
-    return Evaluation.of_findings(torch.cat(logits).cpu().numpy(), targets.cpu().numpy())
-
-
 def predict(network: nn.Module, inputs: Inputs, targets: Tensor, num_classes: int) -> Predictions:
     """Predict a data set."""
     return predicted(predict_batch(network, *batch, num_classes) for batch in batches(inputs, targets))

@@ -9,7 +9,7 @@ looks like no mix of the clients' classes, there is no target, and a weighting t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,6 +28,9 @@ ODD = 0.01
 """A site's p-value below which the record names it."""
 
 _BATCH = 1000
+
+Tables = Callable[[], Iterable[tuple[int, FloatArray | IntArray]]]
+"""Goes through the clients' tables of outcomes, as often as it is called."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,11 @@ class Estimation:
         return outcome_cells(logits, EDGES[len(EDGES) + 1 - self.bins :], logits=True)
 
     def update(
-        self, known: EstimatedMix, round: int, tables: Mapping[int, FloatArray | IntArray], cells: FloatArray | IntArray
+        self, known: EstimatedMix, round: int, tables: Tables, cells: FloatArray | IntArray
     ) -> tuple[EstimatedMix, dict[str, Any]]:
         """Estimate the mix after a round, and decide whether it is used."""
         nothing = np.zeros((self.classes, self.classes * self.bins))
-        pooled = sum((np.asarray(table, dtype=np.float64) for table in tables.values()), nothing)
+        pooled = sum((np.asarray(table, dtype=np.float64) for _, table in tables()), nothing)
         try:
             found = labels.estimate_mix(pooled, cells, self.estimator)
         except ArgumentError as error:
@@ -115,7 +118,7 @@ class Estimation:
         following = self._judged(known, round, found)
         tested = {
             client: p
-            for client, table in tables.items()
+            for client, table in tables()
             if not math.isnan(p := labels.site_p_value(np.asarray(table, dtype=np.float64), pooled))
         }
         record = {

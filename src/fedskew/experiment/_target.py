@@ -86,7 +86,12 @@ class TargetWatch:
                 said = np.bincount(estimation.outcomes(theirs), minlength=estimation.classes * estimation.bins)
         except ArgumentError as error:
             return estimation.skip(known, f"there is no estimate: {error}")
-        tables = _Tables(asked, [data.rows[client] for client in asked], true, estimation.outcomes(ours), estimation)
+        cells, ends = estimation.outcomes(ours), np.cumsum([0, *(len(data.rows[client]) for client in asked)]).tolist()
+
+        def tables() -> Iterator[tuple[int, FloatArray]]:  # one at a time: all of them may not fit into memory
+            for client, start, end in zip(asked, ends, ends[1:], strict=False):
+                yield client, outcome_table(true[start:end], cells[start:end], estimation.classes, estimation.bins)
+
         return estimation.update(known, round, tables, said)
 
     def _asked(self, round: int) -> list[int]:
@@ -97,29 +102,6 @@ class TargetWatch:
         order = generator(self.seed, Purpose.ASKED, round).permutation(len(sizes))
         before = np.cumsum(sizes[order]) - sizes[order]
         return sorted(order[(before < self.estimation.ask) & (sizes[order] > 0)].tolist())
-
-
-class _Tables(Mapping[int, FloatArray]):
-    """Each client's table of outcomes, made when it is asked for: all of them may not fit into memory."""
-
-    def __init__(
-        self, clients: list[int], rows: list[IntArray], true: IntArray, cells: IntArray, estimation: Estimation
-    ) -> None:
-        ends = np.cumsum([len(own) for own in rows]).tolist()
-        self._places = {
-            client: slice(start, end) for client, start, end in zip(clients, [0, *ends], ends, strict=False)
-        }
-        self._true, self._cells, self.estimation = true, cells, estimation
-
-    def __getitem__(self, client: int) -> FloatArray:
-        place = self._places[client]
-        return outcome_table(self._true[place], self._cells[place], self.estimation.classes, self.estimation.bins)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def make_finisher(config: Config, seed: int, task: Task, model: FlatModel) -> LocalFinisher | None:

@@ -284,7 +284,8 @@ class LocalEvaluator:
 
     def _evaluate(self, state: ModelState, data: LabelledData, target: FloatArray | None) -> engine.Evaluation:
         if self.multi_label:
-            return engine.predict_findings(self.model.network, data.inputs, data.targets)
+            logits = logits_of(self.model.network, data.inputs, finite=False)
+            return engine.Evaluation.of_findings(logits, data.targets.cpu().numpy())
         found = self._predicted(state, data)
         scores = metrics.Scores.of(found.logits, data.targets) if self.ranks and len(data.targets) else None
         return engine.Evaluation.of(found.confusion, found.loss, target, scores)
@@ -304,13 +305,8 @@ class ClientEvaluations:
             return None
         confusion = engine.predict(module, self.test.inputs, self.test.targets, self.counts.shape[1]).confusion
         accuracy = metrics.per_class_accuracy(confusion)
-        groups = [_mean_known(accuracy[ids]) for ids in metrics.class_groups(self.counts[client])]
-        return engine.ClientEvaluation(client, engine.plain(accuracy), confusion.tolist(), *groups)
-
-
-def _mean_known(values: FloatArray) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+        groups = np.array([metrics.mean_known(accuracy[ids]) for ids in metrics.class_groups(self.counts[client])])
+        return engine.ClientEvaluation(client, engine.plain(accuracy), confusion.tolist(), *engine.plain(groups))
 
 
 def behind_body(

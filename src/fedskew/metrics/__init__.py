@@ -6,6 +6,7 @@ from fedskew.metrics._measures import balanced_accuracy as balanced_accuracy
 from fedskew.metrics._measures import class_groups as class_groups
 from fedskew.metrics._measures import drift_diversity as drift_diversity
 from fedskew.metrics._measures import macro_f1 as macro_f1
+from fedskew.metrics._measures import mean_known as mean_known
 from fedskew.metrics._measures import mix_distance as mix_distance
 from fedskew.metrics._measures import per_class_accuracy as per_class_accuracy
 from fedskew.metrics._measures import target_accuracy as target_accuracy
