@@ -196,6 +196,8 @@ def test_a_network_can_be_named_or_is_the_config_s(tmp_path, counts_file, table,
     for model, networks in (("mlp3", ["mlp3"]), ("logistic", ["mlp3", "net"])):
         (tmp_path / "my.toml").write_text(f'{text}model = {{name = "{model}"}}\n')
         assert [*json.loads(command("advise", "my.toml", *own).stdout)] == networks
+        said = command("advise", "my.toml", *own[:-1]).stdout
+        assert ("logistic itself trained in no simulated federation" in said) == (model == "logistic")
 
 
 def test_the_command_says_what_methods_cost(tmp_path, command):

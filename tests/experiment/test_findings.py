@@ -11,6 +11,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1
 import fedskew
 from common import bits, stop_at
 from fedskew import findings
+from fedskew.cli import app
 from fedskew.data import Dataset
 from fedskew.engine import ClientSamples, LocalTraining, LocalWork
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, RunError
@@ -120,6 +121,18 @@ def test_figures_are_scikit_learns():
     assert found["balanced_accuracy"] == pytest.approx(np.mean(balanced))
     bce = torch.nn.BCEWithLogitsLoss()(torch.from_numpy(logits), torch.from_numpy(table.astype(float)))
     assert found["loss"] == pytest.approx(bce.item())
+
+
+def test_predict_shows_the_labels_of_each_sample(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = run("runs", rounds=30).folder
+    np.savez("new.npz", x=CHESTS.test_inputs)
+    app(["predict", str(folder), "new.npz"], standalone_mode=False)
+    heading, *lines = (line.split() for line in capsys.readouterr().out.splitlines()[2:])
+    own = ["|".join(np.array(NAMES)[line >= 0.5]) for line in fedskew.load(folder).predict(CHESTS.test_inputs)]
+    assert heading == ["file", "labels"]
+    assert [line[1:] for line in lines[:10]] == [[label] if label else [] for label in own[:10]]
+    assert {"", "Edema", "Effusion"} <= {*own[:10]}
 
 
 def test_the_record_has_the_figures_of_the_model(tmp_path):

@@ -196,7 +196,7 @@ def advise(
         print_json({one.network: one.to_dict() for one in found})
         return
     console = Console(highlight=False)
-    print_advice(console, found)
+    print_advice(console, found, network or source.network)
     if named := [one for one in found if not one.refusal]:
         gains = [{gain["method"]: gain for gain in one.methods} for one in named]
         means = {method: [own[method]["mean"] for own in gains if method in own] for own in gains for method in own}
@@ -247,9 +247,11 @@ def advice_for(
     return [found[own]] if own in found else [*found.values()]
 
 
-def print_advice(console: Console, found: "Sequence[Advice]") -> None:
-    """Print advice in sentences below a heading."""
+def print_advice(console: Console, found: "Sequence[Advice]", network: str | None) -> None:
+    """Print advice in sentences below a heading; one says so where the network trained in no simulated federation."""
     sentences = [one.sentence() for one in found]
+    if network is not None and network not in [one.network for one in found]:
+        sentences.append(f"{network} itself trained in no simulated federation of the table.")
     if any(one.method not in (None, "fedavg") for one in found):
         sentences.append("fedskew methods NAME says what a method asks of clients and reveals.")
     console.sentences("Which method", sentences)

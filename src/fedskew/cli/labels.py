@@ -73,7 +73,7 @@ def describe(
     console.print(table_of(["", ""], figures, **BARE))
     _print_classes(console, report)
     _print_clients(console, report)
-    print_advice(console, advice)
+    print_advice(console, advice, source.network)
     if drawn is not None:
         console.say(f"\nWho holds what: {drawn}")
 

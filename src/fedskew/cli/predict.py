@@ -116,9 +116,11 @@ def predict(
     console.say(f"model: {model.file}")
     if model.info.multi_label:
         console.note("A sample may have several labels, or none; those at 50 % or more are its own.")
-    lines = zip(names[:SHOWN], decided, probabilities, strict=False)
-    shown = ([name, *_likeliest(model, label, line)] for name, label, line in lines)
-    console.print(table_of(["file", "class", ">probability", "second"], shown, **BARE))
+        console.print(table_of(["file", "labels"], zip(names[:SHOWN], classes, strict=False), **BARE))
+    else:
+        lines = zip(names[:SHOWN], decided, probabilities, strict=False)
+        shown = ([name, *_likeliest(model, label, line)] for name, label, line in lines)
+        console.print(table_of(["file", "class", ">probability", "second"], shown, **BARE))
     if len(names) > SHOWN:
         console.print(f" [dim]the first {SHOWN} of {len(names):,}; all with --csv or --json")
     named = [f"{label or 'no label'}: {number:,}" for label, number in Counter(classes).most_common()]
@@ -141,7 +143,7 @@ def _answer(model: TrainedModel, label: int, line: FloatArray) -> str:
 
 
 def _likeliest(model: TrainedModel, first: int, line: FloatArray) -> list[str]:
-    """Return a sample's class, or its likeliest label, with its probability, and the likeliest other."""
+    """Return a sample's class, with its probability, and the likeliest other."""
     others = [at for at in np.argsort(-line, kind="stable").tolist() if at != first]
     second = f"{model.classes[others[0]]} {line[others[0]]:.1%}" if others else ""
     return [model.classes[first], f"{line[first]:.1%}", second]
