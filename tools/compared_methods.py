@@ -28,13 +28,12 @@ COLUMNS = {
     "last layer: images, texts, tables": ["heads", "heads-second-body"],
     "two layers: words of AG News, tables, MNIST, Fashion-MNIST": ["words"],
     "few sites, all in every round: Fashion-MNIST, tables": ["silos"],
-    "LeNet-5, 3,000 of CIFAR-10, 40 rounds": ["arena"],
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": ["networks"],
     "LeNet-5, all of CIFAR-10, 80 rounds": ["cifar10"],
     "the same, 200 rounds": ["cifar10-long"],
     "LeNet-5, CIFAR-100's 20 superclasses, 200 rounds": ["cifar100"],
 }
-"""By heading the arenas; each is compared with FedAvg of its own arena. Of the oldest one CIFAR-10 alone is shown."""
+"""By heading the arenas; each is compared with FedAvg of its own arena."""
 LAST = {"cifar10-long": 10, "cifar100": 5}
 """Number of evaluations whose mean is a score, where it is not 3."""
 MOST = 8.0
@@ -58,7 +57,6 @@ def compared(heading: str, target: str) -> dict[str, tuple[float, int, int]]:
     arenas = COLUMNS[heading]
     lines = [line | {"arena": arena} for arena in arenas for line in published(arena)[1]]
     lines = [line for line in lines if line["stage"] == "run" and line.get("target", "none") == target]
-    lines = [line for line in lines if line["arena"] != "arena" or line["task"] == "CIFAR-10"]
     axes = ["arena", *published(arenas[0])[0]]
     rows = Scores.of(lines, axes, "fedavg", last=LAST.get(arenas[0], 3)).standings("fedavg")
     return {row.method: (row.difference, round(row.ahead * row.trainings), row.trainings) for row in rows}
@@ -77,7 +75,7 @@ def cost(label: str) -> str:
     """Return what a method costs beyond FedAvg, and what it must be told."""
     if label in BOUNDS:
         return BOUNDS[label]
-    name = PRESETS.get(label, label).removesuffix(", untrained")
+    name = PRESETS.get(label, label)
     method = methods.build(methods.expand({"preset": name}))
     told = [str(methods.cost(method)) or "nothing"]
     told += ["the target mix"] if any(has(one, "needs_target") for _, one in method.components()) else []

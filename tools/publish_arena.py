@@ -32,21 +32,18 @@ from fedskew.tables import csv_text
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
-EVIDENCE: dict[str, dict[str, str]] = {
-    **{name: {} for name in ("heads", "words", "silos", "networks", "cifar10-long", "cifar100")},
-    "arena": {"task": "CIFAR-10"},
-}
-"""The arenas that `fedskew advise` looks up, and which part of each."""
+EVIDENCE = "heads", "words", "silos", "networks", "cifar10-long", "cifar100"
+"""The arenas that `fedskew advise` looks up."""
 BLOCKS = {
     **dict.fromkeys(("heads", "words", "silos"), "task"),
     **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar10-long", "cifar100")),
 }
 
 
-def arena_of(name: str, only: dict[str, str] | None = None) -> Arena:
-    """The arena of this name, or its entries with some labels."""
+def arena_of(name: str) -> Arena:
+    """The arena of this name."""
     folder = "recipes" if name in ("arena", "personal") else "benchmarks"
-    return Arena.read(Path(folder) / f"{name}.toml", only=only)  # as it is said on the page
+    return Arena.read(Path(folder) / f"{name}.toml")  # as it is said on the page
 
 
 def state_of(name: str, runs: Path) -> ArenaState:
@@ -101,8 +98,8 @@ def publish_evidence() -> None:
     """Write what methods gained in each situation of the tuned arenas, where `fedskew advise` looks it up."""
     os.environ.setdefault("FEDSKEW_DATA", ".data")
     rows = []
-    for name, only in EVIDENCE.items():
-        arena, (axes, lines) = arena_of(name, only), compared_methods.published(name)
+    for name in EVIDENCE:
+        arena, (axes, lines) = arena_of(name), compared_methods.published(name)
         lines = [line for line in lines if line["stage"] != "tune"]
         last = compared_methods.LAST.get(name, arena.settings.last)
         scores = Scores.of(lines, axes, arena.settings.reference, last=last)
