@@ -73,6 +73,7 @@ SETS = [  # a changed key of the config, and words of the answer
     ("trainig.rounds=5", ["trainig", "no such key", "'training'"]),
     ("rounds=5", ["rounds: no such key (did you mean 'training.rounds'?)"]),
     ("preset=fedla", ["preset: no such key (did you mean 'method.preset'?)"]),
+    ("training.beta=0.1", ["training.beta: no such key (did you mean 'partition.beta'?)"]),
     ("training.clients=5", ["training.clients: no such key", "'partition.clients' or 'evaluation.clients'"]),
     ("training.seeds=[1]", ["training.seeds: no such key (did you mean 'seeds'?)"]),
     ("data.name=digit", ["data.name", "unknown name 'digit'", "'digits'"]),

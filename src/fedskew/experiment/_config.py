@@ -317,8 +317,11 @@ def _validated(tree: Mapping[str, Any]) -> Config:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
         said = first_mistake(error, fields=Config)
-        if (key := said.partition(":")[0]) in ("preset", *methods.PLACES):
-            said = f"{key}: no such key (did you mean 'method.{key}'?)"
+        homes = {field.name: "partition" for rule in partition.INDEX.values() for field in dataclasses.fields(rule)}
+        homes |= dict.fromkeys(("preset", *methods.PLACES), "method")
+        key = said.partition(": no such key")[0]
+        if (name := key.rpartition(".")[2]) in homes and f".{name}'" not in said:
+            said = f"{key}: no such key (did you mean '{homes[name]}.{name}'?)"
         if said.startswith(("target.mix: ", "target.truth: ")):
             said = said.replace(": input should be ", ": expected a list of shares, or ")
         raise ConfigError(said) from None
