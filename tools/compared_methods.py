@@ -27,7 +27,7 @@ END = "<!-- end -->\n"
 COLUMNS = {
     "last layer: images, texts, tables": ["heads", "heads-second-body"],
     "two layers: words of AG News, tables, MNIST, Fashion-MNIST": ["words"],
-    "few sites, all in every round: Fashion-MNIST, tables": ["silos"],
+    "few sites, all in every round: images, tables": ["silos"],
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": ["networks"],
     "LeNet-5, all of CIFAR-10, 80 rounds": ["cifar10"],
     "the same, 200 rounds": ["cifar10-long"],
