@@ -92,11 +92,11 @@ def test_a_run_that_held_nothing_out_takes_labelled_samples(tmp_path):
 
 def test_the_command_writes_a_model_that_predict_python_and_exports_use(folder, command):
     done = command("personal", "run", "--counts", "ours.csv")
-    for said in ("What the site's 100 labels say", "Expected accuracy there: ", "personal: run/personal.safetensors"):
-        assert said in done.stdout
+    assert "What the site's 100 labels say" in done.stdout
+    assert "Expected accuracy there: " in done.stdout
+    assert "personal: run/personal.safetensors" in done.stdout
     ours = fedskew.load(folder / "run", personal=True)
     samples = DIGITS.test_inputs[:5].numpy()
-    assert (ours.file.name, ours.before_move().file.name) == ("personal.safetensors", "model.safetensors")
     by_hand = fedskew.load(folder / "run").personal(COUNTS)
     np.testing.assert_allclose(ours.predict(samples), by_hand.predict(samples), atol=1e-6)
     np.savez(folder / "new.npz", x=samples)

@@ -92,9 +92,10 @@ def predict(
     model = load(
         run, seed=seed, best=best, finished=finished, adapted=adapted, personal=personal, trust_code=trust_code
     )
+    file = model.file.with_stem("adapted" if adapted else "personal" if personal else model.file.stem)
     console = Console(highlight=False, stderr=as_json)
     if export is not None:
-        console.say(f"{export}: {model.export(out or model.file.with_suffix(ModelInfo.EXPORTS[export]), export)}")
+        console.say(f"{export}: {model.export(out or file.with_suffix(ModelInfo.EXPORTS[export]), export)}")
         if model.info.before is not None and model.info.encoder is not None:
             console.note(f"It takes {model.info.before}, in the file's metadata.")
     if not images:
@@ -110,10 +111,10 @@ def predict(
             {"file": name, "class": label, "probabilities": dict(zip(model.classes, line, strict=True))}
             for name, label, line in zip(names, classes, probabilities.tolist(), strict=True)
         ]
-        about = {"model": str(model.file), "seed": model.seed, "threshold": model.info.threshold, "resized": resized}
+        about = {"model": str(file), "seed": model.seed, "threshold": model.info.threshold, "resized": resized}
         print_json(about | {"predictions": found})
         return
-    console.say(f"model: {model.file}")
+    console.say(f"model: {file}")
     if model.info.multi_label:
         console.note("A sample may have several labels, or none; those at 50 % or more are its own.")
         console.print(table_of(["file", "labels"], zip(names[:SHOWN], classes, strict=False), **BARE))

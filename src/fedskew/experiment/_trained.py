@@ -24,7 +24,7 @@ from fedskew.experiment._folder import FINISHED, RunFolder
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
-from fedskew.files import file_hash, load_tensors, read_notes
+from fedskew.files import file_hash, load_tensors
 from fedskew.own_code import of_run
 from fedskew.personal import HeldOut
 from fedskew.tables import counted
@@ -129,8 +129,7 @@ class TrainedModel:
     def before_move(self) -> TrainedModel:
         """Return the model as it was before it was moved to a label mix, if it was: by a finish `adapt`, or later."""
         if isinstance(self.network, Adapted):
-            file = self.file.with_name(read_notes(self.file).get("model", self.file.name))  # those of a move name it
-            return replace(self, network=self.network.network, file=file)
+            return replace(self, network=self.network.network)
         finish = read(self.file.with_name("config.toml")).method.get("finish", {}) if self.file.name == FINISHED else {}
         if finish.get("name") != "adapt":
             return self
@@ -387,4 +386,4 @@ def _moved(run: str | Path, plain: TrainedModel, file: str) -> TrainedModel:
         raise RunError(f"{path}: made of other weights than {model.file.name} holds now; run {command} again")
     calibration = labels.Calibration(tensors["temperature"].item(), tensors["biases"].numpy())
     prior = tensors["held_out_mix"].numpy() if "held_out_mix" in tensors else None
-    return replace(moved_model(model, calibration, tensors["mix"].numpy(), prior), file=path)
+    return moved_model(model, calibration, tensors["mix"].numpy(), prior)
