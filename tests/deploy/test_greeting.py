@@ -2,7 +2,10 @@
 
 import base64
 import datetime
+import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +122,18 @@ def test_a_supernode_does_not_start_with_a_clock_that_is_refused(keys: Path, tmp
         data = site(tmp_path, keys, address)
         with pytest.raises(RunError, match="ahead of the server's, and Flower refuses"):
             app(["deploy", "supernode", str(data), "--port", "9094"], standalone_mode=False)
+
+
+def test_a_site_that_is_started_twice_is_told_that_its_port_is_in_use(keys: Path, tmp_path: Path) -> None:
+    data = site(tmp_path, keys, f"127.0.0.1:{LocalFederation.free_port()}")
+    write_node_key(tmp_path / "key")
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        words = [sys.executable, "-m", "fedskew", "deploy", "supernode", data, "--port", str(other.getsockname()[1])]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
+    *_, last = done.stderr.splitlines()
+    assert (done.returncode, last.startswith(f"fedskew: {tmp_path}: the lines above say")) == (2, True)
+    assert "address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("said", ["", 'server = "localhost"\n', 'server = "https://localhost:9092"\n'])

@@ -180,7 +180,7 @@ class _Signer(NodeAuthHttpInterceptor):
         elif error is not None and error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
             type(self).refused(
                 "does not accept this site's key: it is not registered there (register.sh), or was revoked; or this "
-                "site was killed less than a minute ago, and is still taken to be connected: start it again then"
+                "site runs already, or was killed less than a minute ago and still counts as connected: wait for that"
             )
         return response
 
@@ -225,7 +225,15 @@ def run_supernode(data: Path, arguments: Sequence[str]) -> None:
         *("--auth-supernode-private-key", str(folder / "key"), "--node-config", node_config(data)),
         *arguments,
     ]
-    flower_supernode()
+    try:
+        flower_supernode()
+    except RuntimeError as error:
+        if "failed to start" not in str(error):
+            raise
+        raise RunError(
+            f"{folder}: the lines above say why it did not start; where its port is in use, this site runs already, or "
+            "another one of this machine has it: give this one its own, PORT=9095 sh supernode.sh"
+        ) from None
 
 
 def node_config(data: Path) -> str:
