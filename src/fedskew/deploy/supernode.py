@@ -180,7 +180,7 @@ class _Signer(NodeAuthHttpInterceptor):
         elif error is not None and error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
             type(self).refused(
                 "does not accept this site's key: it is not registered there (register.sh), or was revoked; or this "
-                "site runs already, or was killed less than a minute ago and still counts as connected: wait for that"
+                "site runs already, or was killed less than a minute ago and still counts as there: start it again then"
             )
         return response
 
