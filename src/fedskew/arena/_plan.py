@@ -136,14 +136,14 @@ class Plan:
 
     def left(self, runs: Runs) -> int:
         """Return how many runs it needs yet, as far as these tell."""
-        if not self.missing(runs):
+        stages = {key: job.stage for job in self.jobs(runs) for key in job.keys.values()}
+        if stages.keys() <= runs.keys():
             return 0
         settings = self.arena.settings
-        tuning = {key for job in self.jobs(runs) if job.stage == "tune" for key in job.keys.values()}
         budget = settings.budget * len(settings.tuning.partitions) * len(settings.tuning.seeds)
         compared = len(settings.partitions) * len(self.entry.config.seeds)
-        number = max(budget, len(tuning)) if self._is_tuned else 0
-        return number + compared * (2 if self._may_pay else 1) - len(self.finished(runs))
+        number = max(budget, [*stages.values()].count("tune")) if self._is_tuned else 0
+        return number + compared * (2 if self._may_pay else 1) - len(stages.keys() & runs.keys())
 
     @property
     def _is_tuned(self) -> bool:

@@ -237,7 +237,7 @@ class ArenaProgress(Protocol):
         """Called once, before any run: how many are finished, of how many in all."""
 
     def ended(self, results: Sequence[tuple[ArenaJob, Trained]], runs: int) -> None:
-        """Called when a call to the executor ends: its jobs, what became of each, how many fewer runs are left."""
+        """Called when a call to the executor ends: its jobs, what became of each, how many fewer (or more) are left."""
 
 
 @dataclass(frozen=True)
