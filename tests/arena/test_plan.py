@@ -59,12 +59,14 @@ def test_runs_are_told_apart_where_eight_digits_do_not(tmp_path, monkeypatch) ->
 
 
 def test_a_method_tries_rates_then_its_own_values_with_the_best_rate_then_all_partitions(tmp_path) -> None:
-    plan = Plan(arena := arena_of(tmp_path), next(one for one in arena.entries if one.method == "fedprox"))
+    arena = arena_of(tmp_path, changes={"arena.tuning.rounds": 1})
+    plan = Plan(arena, next(one for one in arena.entries if one.method == "fedprox"))
     assert plan.left({}) == 5 + 2 * 2
     first = plan.missing({})
     assert rates(first) == [0.01, 0.1, 1.0]
-    tuned = {(tuple(job.config.seeds), job.config.partition.seed, job.stage) for job in first}
-    assert tuned == {((1_000_003,), 1_000_003, "tune")}
+    tuned = {(tuple(job.config.seeds), job.config.partition.seed, job.config.training.rounds) for job in first}
+    assert tuned == {((1_000_003,), 1_000_003, 1)}
+    assert {job.stage for job in first} == {"tune"}
     book = noted(first, [0.2, 0.7, 0.6])
     second = plan.missing(book)
     assert [(*rates([job]), job.config.method["local_step"]["mu"]) for job in second] == [(0.1, 0.5), (0.1, 2.0)]
@@ -72,6 +74,7 @@ def test_a_method_tries_rates_then_its_own_values_with_the_best_rate_then_all_pa
     third = plan.missing(book)
     compared = [(job.stage, job.config.seeds, job.config.partition.seed) for job in third]
     assert compared == [("run", [0, 1], 0), ("run", [0, 1], 1)]
+    assert {job.config.training.rounds for job in third} == {2}
     assert {job.config.method["local_step"]["mu"] for job in third} == {0.5}
     assert {job.own for job in third} == {"local_step.mu = 0.5"}
     book |= noted(third, [0.0, 0.0])

@@ -206,7 +206,10 @@ class Plan:
     def _tune(self, values: _Values) -> list[ArenaJob]:
         tuning = self.arena.settings.tuning
         configs = [self._config(values, partition) for partition in tuning.partitions]
-        return [self._job("tune", config.model_copy(update={"seeds": [*tuning.seeds]}), values) for config in configs]
+        training = configs[0].training
+        rounds = tuning.rounds or training.rounds
+        changes = {"seeds": [*tuning.seeds], "training": training.model_copy(update={"rounds": rounds})}
+        return [self._job("tune", config.model_copy(update=changes), values) for config in configs]
 
     def _job(self, stage: Stage, config: Config, values: _Values) -> ArenaJob:
         return self._made.setdefault((stage, config.digest), ArenaJob(self.entry, stage, config, values.text))
