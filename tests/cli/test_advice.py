@@ -122,6 +122,8 @@ def test_outside_the_table_no_method_is_named(table):
     (found,) = advise(np.full((300, 100), 7), None, 0.1, 1, table=path)
     assert (found.method, len(found.neighbours)) == (None, 5)
     assert "the simulated federations are unlike this one" in found.sentence()
+    (even,) = advise(np.full((4, 4), 25), None, 0.1, 1, table=path)  # a skew of 0 where they have 0.5
+    assert even.sentence() == "On net no method is named: its labels are more even than those of the nearest."
 
 
 def test_where_a_sample_may_have_several_labels_no_method_is_named(table):

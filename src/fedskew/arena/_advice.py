@@ -50,8 +50,8 @@ class Advice:
             `of` how many that it trained in.
         neighbours: The nearest federations, nearest first: `federation` in words, `distance`, the `best` method and its
             `gain`.
-        refusal: Why no method is named: fewer than five have such a setting, a neighbour is farther than 1, or a sample
-            may have several labels; else empty.
+        refusal: Why no method is named: fewer than five have such a setting, a neighbour is farther than 1, all are
+            more skewed by a quarter, or a sample may have several labels; else empty.
     """
 
     network: str
@@ -152,7 +152,7 @@ class Evidence:
 
     def near(self, here: FloatArray, network: str, without: Collection[str], left_out: Collection[int] = ()) -> Advice:
         """Return what methods gained on a network in the federations nearest to figures, but for those left out."""
-        at_target, at_part = map([*SCALES].index, ("target", "participation"))
+        at_target, at_part, at_skew = map([*SCALES].index, ("target", "participation", "skew"))
         targets, whole = self.figures[:, at_target] == here[at_target], here[at_part] >= 1
         alike = targets & ((self.figures[:, at_part] >= 1) == whole) & [one == network for one in self.networks]
         alike[list(left_out)] = False
@@ -160,10 +160,14 @@ class Evidence:
         rows = np.flatnonzero(alike)[np.argsort(distances[alike], kind="stable")[:NEIGHBOURS]]
         gains = {method: gain for method, gain in self.gains.items() if not {method, method.split(":")[0]} & {*without}}
         known = [_gained(method, gain[rows]) for method, gain in gains.items() if np.isfinite(gain[rows]).any()]
-        refusal = "the simulated federations are unlike this one" if (distances[rows] > 1).any() else ""
+        refusal = ""
         if len(rows) < NEIGHBOURS:
             setting = f"{'a' if here[at_target] else 'no'} target and participation {'1' if whole else 'below 1'}"
             refusal = f"fewer than {NEIGHBOURS} simulated federations have {setting}"
+        elif (distances[rows] > 1).any():
+            refusal = "the simulated federations are unlike this one"
+        elif (self.figures[rows, at_skew] > here[at_skew] + SCALES["skew"]).all():
+            refusal = "its labels are more even than those of the nearest"
         return Advice(
             network,
             tuple(sorted(known, key=lambda one: (2 * one["of"] < NEIGHBOURS, -one["mean"]))),
