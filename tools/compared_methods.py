@@ -25,7 +25,7 @@ from fedskew.report import drawing
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 END = "<!-- end -->\n"
 COLUMNS = {
-    "last layer: images, texts, tables": ["heads", "heads-second-body"],
+    "last layer: images, texts, tables": ["heads"],
     "two layers: words of AG News, tables, MNIST, Fashion-MNIST": ["words"],
     "few sites, all in every round: images, tables": ["silos"],
     "LeNet-5, 6,000 of CIFAR-10, 150 rounds": ["networks"],

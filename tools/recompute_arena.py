@@ -2,7 +2,7 @@
 
     python tools/recompute_arena.py docs/measured/arena-runs.csv --page docs/measured/arena.md
     python tools/recompute_arena.py docs/measured/heads-runs.csv --page docs/measured/heads.md --blocks task
-    python tools/recompute_arena.py docs/measured/heads-again-runs.csv --against docs/measured/heads-runs.csv
+    python tools/recompute_arena.py docs/measured/heads-runs.csv --against docs/measured/heads-first-body-runs.csv
 
 Each cell of the page's tables of differences is compared with what is computed here from the runs; what differs is
 printed, and makes the exit status 1. Intervals are of another bootstrap: they may differ by a tenth of their width, or
