@@ -162,7 +162,7 @@ def test_a_component_of_ones_own_needs_to_say_nothing_and_is_heard_where_it_does
 
 
 def test_a_term_of_ones_own_goes_by_the_name_of_the_one_that_it_inherits_from():
-    assert methods.key_of("objective", OwnKD()) == "objective.fedkd"
+    assert methods.named("objective", OwnKD()) == "fedkd"
     check(own(objective=Objective(CrossEntropy(), ((0.1, FedKD()), (0.1, OwnKD())))))
     with pytest.raises(CombinationError, match=r"method.pipeline: fedconcat doesn't go with objective.fedkd"):
         check(own(objective=Objective(CrossEntropy(), ((0.1, OwnKD()),)), pipeline=FedConcat()))

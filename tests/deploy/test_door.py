@@ -2,13 +2,21 @@
 
 import asyncio
 import base64
+import importlib
+import socket
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvicorn
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore import sql_mixin
+from sqlalchemy import MetaData
 
-from fedskew.deploy.superlink import Door
+from fedskew.deploy.superlink import Door, run_superlink
+from fedskew.errors import RunError
 
 PUSH, MESSAGES, PULL = "/v1/fleet/push-object", "/v1/fleet/push-messages", "/v1/fleet/pull-messages"
 MEGABYTE = 10**6
@@ -145,6 +153,40 @@ def test_a_pull_that_hands_over_nothing_allows_nothing(
     port.flower.status, port.flower.answer = status, answer
     port.status(PULL, 100, signed(key))
     assert port.status(PUSH, MEGABYTE, signed(key)) == 413
+
+
+def run_in_its_place(monkeypatch: pytest.MonkeyPatch, flower: Callable[[], None]) -> None:
+    """Run a SuperLink that is this in place of Flower's, in this process."""
+    for module, name in ((uvicorn, "run"), (sys, "argv"), (sql_mixin, "SQLITE_PRAGMAS")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr(importlib.import_module("flwr.superlink.cli.flower_superlink"), "flower_superlink", flower)
+    run_superlink([], MEGABYTE)
+
+
+def test_a_superlink_that_is_started_twice_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(RunError, match="where its address is in use, it runs already"):
+            run_in_its_place(monkeypatch, lambda: uvicorn.run(Flower(), port=port, ws="none"))
+
+
+def test_a_database_that_others_write_is_waited_for_nearly_as_long_as_a_site_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With ten sites on a busy machine Flower's own 5 s lost answers; a SuperNode gives up after 30 s."""
+    waits = []
+
+    class Database(sql_mixin.SqlMixin):
+        def get_metadata(self) -> MetaData:
+            return MetaData()
+
+    def ask() -> None:
+        database = Database(":memory:")
+        database.initialize()
+        waits.append(database.query("PRAGMA busy_timeout")[0]["timeout"])
+
+    run_in_its_place(monkeypatch, ask)
+    assert waits == [25_000]
 
 
 def test_a_public_key_alone_is_not_enough(key: ec.EllipticCurvePrivateKey) -> None:

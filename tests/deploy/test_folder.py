@@ -238,7 +238,7 @@ def test_of_three_sites_no_update_is_longer_than_the_median_unless_the_method_ta
 
 
 @pytest.mark.slow
-def test_check_says_what_bounds_a_liar(config, tmp_path, capsys):
+def test_check_says_what_bounds_a_liar_by_the_label_counts_of_the_newest_run(config, tmp_path, capsys):
     folder = init(config, tmp_path / "fed", "--set", "method.preset=fedavg")
     capsys.readouterr()
     deploy("check", folder)
@@ -247,11 +247,6 @@ def test_check_says_what_bounds_a_liar(config, tmp_path, capsys):
     assert "norm_action = leave_out" in said
     assert "training.weight_limit: none; one site may have all of the weight" in said
     assert "made-up label counts" in said
-
-
-@pytest.mark.slow
-def test_check_takes_the_label_counts_of_the_newest_run(config, tmp_path, capsys):
-    folder = init(config, tmp_path / "fed", "--set", "method.preset=fedavg")
     run = folder / "server" / "runs" / "shoes-1"
     run.mkdir(parents=True)
     classes = len(Agreement.read(folder / "app" / "deploy.toml").classes)

@@ -2,7 +2,6 @@
 
 import asyncio
 import http.client
-import importlib
 import json
 import os
 import signal
@@ -18,13 +17,10 @@ from typing import Any
 
 import psutil
 import pytest
-import uvicorn
 from federated import until
-from flwr.supercore import sql_mixin
-from sqlalchemy import MetaData
 
 import fedskew
-from fedskew.deploy import Address, Agreement, LocalFederation, SiteReport, run_superlink, write_federation
+from fedskew.deploy import Address, Agreement, LocalFederation, SiteReport, write_federation
 from fedskew.deploy.keys import write_certificates, write_node_key
 from fedskew.deploy.superlink import Door
 from fedskew.errors import RunError
@@ -52,16 +48,10 @@ def deploy_local(folder: Path, rounds: int, *more: str) -> Iterator[subprocess.P
             process.send_signal(signal.SIGINT)  # nothing to a process that has ended
 
 
-def running(folder: Path) -> list[str]:
+def running(folder: Path) -> list[Any]:
     """Processes of this machine that were started for a federation's folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if str(folder).encode() in path.read_bytes():
-                found.append((path.parent / "cmdline").read_text())
-        except OSError:
-            continue
-    return found
+    processes = psutil.process_iter(["environ", "cmdline"])
+    return [one.info["cmdline"] for one in processes if str(folder) in str(one.info["environ"])]
 
 
 def assert_ended(folder: Path, process: subprocess.Popen[str], said: str, status: int, words: str) -> None:
@@ -351,26 +341,3 @@ def _own_address() -> str:
             pytest.skip("this machine has no address but loopback")
         address: str = one.getsockname()[0]
     return address
-
-
-def test_a_database_that_others_write_is_waited_for_nearly_as_long_as_a_site_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With ten sites on a busy machine Flower's own 5 s lost answers; a SuperNode gives up after 30 s."""
-    waits = []
-
-    class Database(sql_mixin.SqlMixin):
-        def get_metadata(self) -> MetaData:
-            return MetaData()
-
-    def in_place_of_the_superlink() -> None:
-        database = Database(":memory:")
-        database.initialize()
-        waits.append(database.query("PRAGMA busy_timeout")[0]["timeout"])
-
-    for module, name in ((uvicorn, "run"), (sys, "argv"), (sql_mixin, "SQLITE_PRAGMAS")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # the process is this one
-    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    monkeypatch.setattr(command, "flower_superlink", in_place_of_the_superlink)
-    run_superlink([], 1000)
-    assert waits == [25_000]

@@ -24,11 +24,12 @@ def times(answer: Message, factor: float) -> Message:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_trained_to_its_end(tmp_path: Path) -> None:
+def test_a_run_that_is_trained_to_its_end(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
     assert served(federation, federation.grid()) == (0, "")
     assert next(tmp_path.glob("server/runs/*/report.html")).exists()
     assert served(federation, federation.grid()) == (0, "")  # a finished run is only read
+    assert "it was trained to its end before" in caplog.text
 
 
 def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any) -> None:
@@ -158,7 +159,7 @@ for word in "$@"; do case $word in ended=*) eval "$word" ;; esac; done
         ("printf '[1, \"the model was ruined\"]' > $ended", 1, "the model was ruined"),
         ("printf '[2, \"a disk is full\"]' > $ended", 2, "a disk is full"),
         ("exit 0", 3, "its process ended without a word, as when it is killed; start it again"),
-        ("exit 1", 3, "flwr run ended with status 1, as when superlink.sh does not run; start it again"),
+        ("exit 1", 3, "flwr run ended with status 1, as when superlink.sh does not run; start that, then run.sh again"),
     ],
 )
 def test_the_command_ends_with_the_status_that_the_run_told(

@@ -268,8 +268,8 @@ AGREED: dict[str, Any] = {"sites": ["a", "b"], "classes": [str(c) for c in range
 @pytest.mark.parametrize(
     ("config", "agreed", "message"),
     [
-        (tree("fedentopt"), {"label_counts": "withheld"}, "selection.fedentopt needs the clients' label counts"),
-        (tree("fedla"), {"label_counts": "withheld"}, "weighting.fedla needs the clients' label counts"),
+        (tree("fedentopt"), {"label_counts": "withheld"}, "selection: fedentopt needs the clients' label counts"),
+        (tree("fedla"), {"label_counts": "withheld"}, "weighting: fedla needs the clients' label counts"),
         (tree("fpl"), {"label_counts": "noisy", "epsilon": 1.0}, "returns how many samples of each class"),
         (tree("seol_kim"), {"label_counts": "noisy", "epsilon": 1.0}, "quotas"),
         (tree("fedconcat"), {}, "FedConcat's stages are not deployed"),

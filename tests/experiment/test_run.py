@@ -127,8 +127,10 @@ def test_what_labels_do_not_allow_is_said_of_the_run_and_in_its_report(tmp_path)
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert "no method learns what nobody has" in page
     assert "rely on it, and fedlc less with a larger floor." in page.replace("&#39;", "'")
-    most = fedskew.simulate({**tree, "method": {"objective": {"name": "fedlc", "floor": 1.0}}})
-    assert most.runs[0].notes[-1].endswith("cross_entropy and fedrs don't rely on it.")
+    own = {"method": {"objective": {"name": "fedlc", "floor": 1.0}}, "conditions": {"dropout": 0.2}}
+    most = fedskew.simulate({**tree, **own})
+    assert most.runs[0].notes[-2].endswith("cross_entropy and fedrs don't rely on it.")
+    assert most.runs[0].notes[-1].startswith("conditions.dropout = 0.2 of the 3 of a round is rounded down to none:")
     plain = fedskew.simulate({**tree, "partition": {**partition, "covered": True}}, out=tmp_path)
     assert plain.runs[0].notes == ()
     assert "notes" not in json.loads((plain.folder / "task.json").read_text())

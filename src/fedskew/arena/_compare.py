@@ -22,7 +22,7 @@ import numpy as np
 
 from fedskew.arena._plan import Line
 from fedskew.parameters import FloatArray
-from fedskew.tables import counted, holm
+from fedskew.tables import counted, grouped, holm
 
 View = Literal["rounds", "compute", "traffic", "common", "personal"]
 VIEWS: tuple[View, ...] = ("rounds", "compute", "traffic", "common", "personal")
@@ -227,11 +227,8 @@ class Scores:
         if self.blocks is not None:
             at = self.axes.index(self.blocks)
             of = {self.trainings.get(one, one): one[at] for own in self.values.values() for one, _, _ in own}
-            blocks: dict[str, list[float]] = {}
-            for training, gain in gains.items():
-                blocks.setdefault(of[training], []).append(gain)
-            means = [fmean(own) for own in blocks.values()]
-            return fmean(means), *_by_blocks([np.array(own) for own in blocks.values()])
+            blocks = [[gains[training] for training in own] for own in grouped(gains, of.__getitem__).values()]
+            return fmean(map(fmean, blocks)), *_by_blocks([np.array(own) for own in blocks])
         return float(units.mean()), *_interval(units)
 
     def ranks(self) -> Ranks:
@@ -267,13 +264,9 @@ class Scores:
 
 def _by_training(values: Runs) -> dict[Hashable, float]:
     """Return the mean over the partitions of each training, of the means over the seeds of each partition."""
-    partitions: dict[tuple[Hashable, str], list[float]] = {}
-    for (training, partition, _), value in values.items():
-        partitions.setdefault((training, partition), []).append(value)
-    trainings: dict[Hashable, list[float]] = {}
-    for (training, _), own in partitions.items():
-        trainings.setdefault(training, []).append(fmean(own))
-    return {training: fmean(own) for training, own in trainings.items()}
+    partitions = {key: fmean(values[run] for run in own) for key, own in grouped(values, lambda run: run[:2]).items()}
+    trainings = grouped(partitions, lambda partition: partition[0])
+    return {training: fmean(partitions[key] for key in own) for training, own in trainings.items()}
 
 
 def _scored(line: Line, other: Line | None, view: View, last: int) -> Scored | None:

@@ -215,7 +215,7 @@ def local(
             console.say(f"server and sites are running, with TLS and node keys; logs: {folder / 'logs'}")
             summary, still = _train(console, federation)
     except KeyboardInterrupt:
-        console.say(f"stopped, server and sites too; what was trained is in {folder}")
+        console.say(f"stopped, server and sites too; {folder / 'README.md'} says what to start for the run to go on")
         raise typer.Exit(130) from None
     console.say(_result(summary))
     console.say(f"report: {next((folder / 'server' / 'runs').glob('*/report.html'))}")

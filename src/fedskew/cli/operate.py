@@ -40,22 +40,18 @@ def run(context: typer.Context) -> None:
     words = ["flwr", "run", *context.args, "--stream", "--run-config", f'ended="{path}"']
     console = Console(stderr=True)
     try:
-        with subprocess.Popen(words) as process:
-            try:
-                status = process.wait()
-            except BaseException:  # Ctrl-C has reached Flower's command too, which then only stops showing the log
-                process.terminate()
-                raise
+        status = subprocess.call(words)  # Ctrl-C reaches Flower's command too, which then only stops showing the log
         ended = Ending.read(path)
     except KeyboardInterrupt:
-        console.say("the run goes on; flwr log shows its log again, flwr stop ends it")
+        home = f"with FLWR_HOME={os.environ.get('FLWR_HOME', '')}"
+        console.say(f"the run goes on; {home}, flwr list tells its ID, flwr log ID shows its log, flwr stop ID ends it")
         raise typer.Exit(130) from None
     finally:
         path.unlink(missing_ok=True)
     if ended is None:
-        silent = "its process ended without a word, as when it is killed"
-        why = f"flwr run ended with status {status}, as when superlink.sh does not run" if status else silent
-        ended = Ending(EndedEarlyError.exit_code, f"the run was cut short: {why}; start it again, and it goes on")
+        silent = "its process ended without a word, as when it is killed; start it again"
+        why = f"flwr run ended with status {status}, as when superlink.sh does not run; start that, then run.sh again"
+        ended = Ending(EndedEarlyError.exit_code, f"the run was cut short: {why if status else silent}, and it goes on")
     if ended.code:
         console.say(f"fedskew: {ended.message}", style="red")
         raise typer.Exit(ended.code)

@@ -59,18 +59,21 @@ def site(
     """
     from fedskew.deploy import Look, ServerCheck, SiteReport
 
+    place = report or check
+    if place is None:
+        raise ConfigError("--check, --report: give one of them, with the site's data.toml")
+    if not place.is_file():
+        what = "is a folder" if place.is_dir() else "there is no such file"
+        raise ConfigError(f"{place}: {what}; expected the file data.toml that every site's folder has")
     if report is not None:
         made = SiteReport.write(report, agreement)
-        for line in made.notes:
+        model = "" if made.model is None else f"; fedskew predict {made.model} IMAGES"
+        for line in (*made.notes, f"{made.page}{model}"):
             Console().say(line)
-        Console().say(f"{made.page}" + ("" if made.model is None else f"; fedskew predict {made.model} IMAGES"))
         return
-    if check is None:
-        raise ConfigError("--check, --report: give one of them, with the site's data.toml")
-
-    look, console = Look.at(check, agreement), Console(highlight=False)
+    look, console = Look.at(place, agreement), Console(highlight=False)
     data = look.data
-    console.warn(ServerCheck.of_site(check))
+    console.warn(ServerCheck.of_site(place))
     if not data.is_unlabelled:
         console.print(_samples(data, look.agreement))
     if data.unlabelled is not None:
@@ -80,7 +83,7 @@ def site(
     console.print(_leaves(look), _terms(look))
     for line in look.lines():
         console.say(line)
-    path = check.with_name("agreed.toml")
+    path = place.with_name("agreed.toml")
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     if look.before is not None and look.is_agreed and not agree:
         result = f"this site agreed to this at {look.before.agreed}; --agree renews it, and counts rounds anew"

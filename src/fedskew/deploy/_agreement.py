@@ -501,7 +501,7 @@ def _check_summed(config: Config, agreement: Agreement, method: methods.Method) 
     if agreement.label_counts == "summed":
         weighting = method.weighting
         assert isinstance(weighting, BySums), "checked with the config"
-        name = methods.key_of("weighting", weighting).removeprefix("weighting.")
+        name = methods.named("weighting", weighting)
         if agreement.epsilon is not None and not weighting.most_questions:
             raise ConfigError(f"epsilon: {name} asks for no label counts; leave it out")
         if config.training.balances and not weighting.most_questions:
@@ -554,7 +554,7 @@ def _check_target_site(config: Config, agreement: Agreement) -> None:
 
 def _check_private(agreement: Agreement, method: methods.Method) -> None:
     for slot, component in method.components():
-        name = methods.key_of(slot, component)
+        name = methods.named(slot, component)
         if components.has(component, "reveals_label_counts"):
             raise ConfigError(
                 f"method.{slot}: {name} returns how many samples of each class a client trained on, and "

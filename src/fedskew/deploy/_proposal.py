@@ -17,7 +17,7 @@ from fedskew.deploy.book import Book, cost
 from fedskew.deploy.keys import key_fingerprint, read_mask_key
 from fedskew.deploy.site_data import SiteData
 from fedskew.deploy.terms import CountsRequest, Terms, converted, terms_path
-from fedskew.errors import ConfigError, RunError
+from fedskew.errors import RunError
 from fedskew.experiment import Config, read
 from fedskew.files import check_writable, writing
 from fedskew.metrics import Tally
@@ -240,8 +240,6 @@ class Look:
     @classmethod
     def at(cls, place: Path, app: Path | None = None) -> Look:
         """Look at an app: the given one, or else what the server sent last, or what came with the site's folder."""
-        if not place.is_file():
-            raise ConfigError(f"{place}: there is no such file; every site's folder has a data.toml")
         if app is None:
             offered = place.parent / OFFERED
             app = offered if offered.is_dir() else place.parent / APP

@@ -25,6 +25,7 @@ from fedskew.experiment import Config
 from fedskew.partition import DirichletByClass
 from fedskew.randomness import Purpose, generator
 from fedskew.sums import Key, SumContext
+from fedskew.tables import grouped
 from fedskew.weighting import AFL
 
 ROUNDS = 20
@@ -117,7 +118,7 @@ class Rehearsal(NamedTuple):
         if limit is None:
             return "training.weight_limit: none; one site may have all of the weight"
         if limit * cohort <= 1 + 1e-9:
-            name = methods.key_of("weighting", federation.method.weighting).removeprefix("weighting.")
+            name = methods.named("weighting", federation.method.weighting)
             return (
                 f"training.weight_limit = {limit:g} makes all weights equal, as {cohort} of {of} sites take part in a "
                 f"round: {name} never acts; take one above {1 / cohort:.3g}{'' if masked else ', or none'}"
@@ -156,9 +157,7 @@ def rehearse(
         counts = example_counts(len(agreement.names), len(agreement.classes))
     plan = Plan.of(config, agreement, target)
     federation = plan.federation(Nobody(), counts, ClientStates(), plan.mix(counts, target))
-    losses: dict[tuple[float, str], list[str]] = {}
-    for client, name in enumerate(agreement.names):
-        losses.setdefault(_loss(plan, federation, client), []).append(name)
+    losses = grouped(agreement.names, lambda name: _loss(plan, federation, agreement.names.index(name)))
     return Rehearsal(plan, federation, losses)
 
 

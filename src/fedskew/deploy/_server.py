@@ -83,6 +83,7 @@ def serve(grid: Grid, config: Config, agreement: Agreement, out: Path, target: P
     # Ctrl-C at `flwr run --stream` ends only the display of the log, so a second run may be started beside the first.
     with locked(folder, PATIENCE, lambda: LOG.warning("%s: another run is writing here; waiting for its end", folder)):
         if (folder / "summary.json").exists():  # a run that is finished is only read
+            LOG.info("it was trained to its end before; report: %s", folder.absolute() / "report.html")
             return RunFolder.read_runs(folder)[0]
         loop = make_deployed_loop(config, agreement, grid, folder, target)
         try:

@@ -66,11 +66,9 @@ class SiteReport:
     def write(data: Path, app: Path | None = None) -> "SiteReport":
         """Train what the site's terms allow, evaluate its models, and write page and personal model beside `data.toml`.
 
-        NotAgreedError where the site did not agree to the app (None: that in its folder); ConfigError where there is no
-        such file, the server has not left the trained model here yet, or the site has no test samples.
+        NotAgreedError where the site did not agree to the app (None: that in its folder); ConfigError where the
+        server has not left the trained model here yet, or the site has no test samples.
         """
-        if not data.is_file():
-            raise ConfigError(f"{data}: there is no such file; every site's folder has a data.toml")
         terms, app = Terms.read(terms_path(data)), data.parent / APP if app is None else app
         terms.check_app(app)
         with running(read_app(app)) as folder:  # as it was agreed to

@@ -26,6 +26,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 
 from fedskew.deploy._log import LOG
 from fedskew.deploy.keys import check_server_files
+from fedskew.errors import RunError
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -159,8 +160,11 @@ def run_superlink(arguments: Sequence[str], max_reply: int) -> None:
     serve = uvicorn.run
 
     def serve_filtered(app: Application, **settings: Any) -> None:
-        # Headers that claim another origin of a request are ignored.
-        serve(Door(app, max_reply), **settings, proxy_headers=False)
+        try:  # headers that claim another origin of a request are ignored
+            serve(Door(app, max_reply), **settings, proxy_headers=False)
+        except SystemExit:
+            again = "where its address is in use, it runs already, and nothing has to be done"
+            raise RunError(f"the SuperLink did not start, and the lines above say why; {again}") from None
 
     uvicorn.run = serve_filtered  # type: ignore[assignment]
     # Flower's own 5 s are too short where ten sites answer at once on a busy disk: their answers were lost.

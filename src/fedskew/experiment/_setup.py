@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ from fedskew.experiment._site_models import SiteModels
 from fedskew.experiment._target import make_finisher, make_watch, noisy_target
 from fedskew.experiment._task import FloatArray, IntArray, Task, make_task, some_samples
 from fedskew.labels import ClassPairs, SkewReport, privatize
-from fedskew.methods import Method, key_of
+from fedskew.methods import Method, named
 from fedskew.models import FlatModel, ModelState
 from fedskew.models.frozen import hold_still
 from fedskew.pipelines import FedConcat
@@ -362,7 +361,7 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module, fe
         unheld=SkewReport.unheld_in_words(counts, mix, dataset.classes, of) if mix.any() else None,
         held=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0))],
         untested=[dataset.classes[label] for label in np.flatnonzero(counts.any(axis=0) & (tested == 0))],
-        relying=[(_name(slot, one), getattr(one, "weakened_by", "")) for slot, one in relying],
+        relying=[(named(slot, one), getattr(one, "weakened_by", "")) for slot, one in relying],
         pairs=ClassPairs.of(counts).in_words(dataset.classes) if relying and len(counts) > 1 else None,
         weights=[one for layer in network.modules() if (one := getattr(layer, "fedskew_note", None))],
         parameters=[sum(one.numel() for one in some) for some in (trained, [*network.parameters()])],
@@ -370,14 +369,12 @@ def run_notes(config: Config, method: Method, task: Task, network: nn.Module, fe
         features=features,
         idle=[] if method.pipeline is not None else _idle_terms(method, network),
         network=type(network).__name__,
-        weighting=_name("weighting", weighting),
+        weighting=named("weighting", weighting),
+        conditions=config.conditions,
+        cohort=engine.cohort_size(config.training.participation, len(counts)),
         reveals=weighting.reveals if told and isinstance(weighting, BySums) else None,
     )
     return tuple(filter(None, said.split("\n")))
-
-
-def _name(slot: str, component: Any) -> str:
-    return key_of(slot, component).partition(".")[2]
 
 
 def _idle_terms(method: Method, network: nn.Module) -> list[str]:
@@ -386,4 +383,4 @@ def _idle_terms(method: Method, network: nn.Module) -> list[str]:
     last = {id(parameter) for parameter in head.parameters()} if isinstance(head, nn.Linear) else set()
     if not last or any(one.requires_grad and id(one) not in last for one in network.parameters()):
         return []
-    return [_name("objective", term) for _, term in method.objective.terms if components.has(term, "shapes_features")]
+    return [named("objective", term) for _, term in method.objective.terms if components.has(term, "shapes_features")]

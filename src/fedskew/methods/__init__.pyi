@@ -15,4 +15,4 @@ from ._slots import PLACES as PLACES
 from ._slots import PRESETS as PRESETS
 from ._slots import SLOTS as SLOTS
 from ._slots import Method as Method
-from ._slots import key_of as key_of
+from ._slots import named as named
