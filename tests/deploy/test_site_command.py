@@ -73,6 +73,13 @@ def test_it_says_what_the_site_holds_and_what_will_leave(tmp_path, capsys, agree
     assert all(words in said.partition("never")[2] for words in never)
     assert ("confusion" in said) is ("label_counts" not in agreed)
     assert ("of each of 3 classes" in said) is (agreed.get("label_counts") != "withheld")
+    assert "plausible" not in said
+
+
+def test_more_test_samples_than_the_server_takes_for_plausible_are_said_before_a_site_joins(tmp_path, capsys):
+    paint((folder := site(tmp_path)) / "images" / "test", {"shoe": 81})  # 8 samples to train on, 82 to test
+    said = check(folder, capsys)
+    assert "The server will refuse this site's evaluations: of its 82 test samples 80 are plausible" in said
 
 
 @pytest.mark.parametrize("state", ["data.toml", "data.toml/below/state", "/proc/state", "link", "link/state"])

@@ -12,6 +12,7 @@ from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._folder import NOT_YET, asked_of_site, other_code
 from fedskew.deploy._log import utc_now
 from fedskew.deploy._plan import Plan
+from fedskew.deploy._replies import MOST_TESTED
 from fedskew.deploy.app_files import APP, OFFERED, AppFiles, app_changes, app_hash, read_app, running, take_offered
 from fedskew.deploy.book import Book, cost
 from fedskew.deploy.keys import key_fingerprint, read_mask_key
@@ -303,6 +304,12 @@ class Look:
         """Say what the site has done and spent so far."""
         assert self.data.state is not None, "data.toml always has one"
         book, terms, privacy, notes = Book(self.data.state), self.terms, self.config.privacy, list[str]()
+        tests, most = len(self.data.test_targets), MOST_TESTED * len(self.data.targets)
+        if self.agreement.evaluates and tests > most:
+            notes.append(
+                f"The server will refuse this site's evaluations: of its {tests} test samples {most:.0f} are plausible "
+                "beside those that it trains on; leave some out."
+            )
         if self.before is not None:
             notes.append(f"Since {self.before.agreed} it has trained in {counted(book.rounds(self.before), 'round')}.")
         if terms.epsilon is not None:
