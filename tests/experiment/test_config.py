@@ -99,6 +99,11 @@ def test_what_makes_no_sense_of_an_optimiser_is_refused(path, training, says):
         read(path, {f"training.{key}": value for key, value in training.items()})
 
 
+def test_a_table_has_no_keys_with_dots():
+    with pytest.raises(ConfigError, match=r"^training\.lr: keys with dots are tables in tables here, such as \{"):
+        resolve({"training.lr": 0.1})
+
+
 @pytest.mark.parametrize("method", ["scaffold", "fednova"])
 def test_methods_that_count_gradients_refuse_adam(path, method):
     with pytest.raises(CombinationError, match=r"with training\.optimizer: .* set training\.optimizer = 'sgd'"):

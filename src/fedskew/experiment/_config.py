@@ -320,7 +320,9 @@ def _validated(tree: Mapping[str, Any]) -> Config:
         homes = {field.name: "partition" for rule in partition.INDEX.values() for field in dataclasses.fields(rule)}
         homes |= dict.fromkeys(("preset", *methods.PLACES), "method")
         key = said.partition(": no such key")[0]
-        if (name := key.rpartition(".")[2]) in homes and f".{name}'" not in said:
+        if "." in key and key in tree:
+            said = f"{key}: keys with dots are tables in tables here, such as {{'training': {{'lr': 0.1}}}}"
+        elif (name := key.rpartition(".")[2]) in homes and f".{name}'" not in said:
             said = f"{key}: no such key (did you mean '{homes[name]}.{name}'?)"
         if said.startswith(("target.mix: ", "target.truth: ")):
             said = said.replace(": input should be ", ": expected a list of shares, or ")
