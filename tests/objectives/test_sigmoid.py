@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from fedskew import findings
+from common import as_bits
 from fedskew.objectives import INDEX, Batch, Context
 
 LOSS = INDEX["cross_entropy"].of_findings()
@@ -15,7 +15,7 @@ def batch(rows=7, labels=5, scale=3.0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     logits = scale * torch.randn(rows, labels, generator=generator, dtype=dtype)
     table = torch.randint(2, (rows, labels), generator=generator)
-    return logits, table, torch.from_numpy(findings.as_bits(table.numpy()))
+    return logits, table, torch.from_numpy(as_bits(table.numpy()))
 
 
 def value(logits, bits, mask=None):

@@ -235,14 +235,13 @@ class Site:
 
     def counts(self, content: RecordDict) -> RecordDict:
         """Answer a question about this site's label counts, in a sum over all sites."""
-        weighting, masks = self.plan.by_sums, self.masks
-        if weighting is None or masks is None:
+        weighting = self.plan.by_sums
+        if weighting is None:
             raise NotAgreedError("label_counts", "the server asks for sums of them; agreed to none")
-        asked = masks.check(wire.SumAsked.parse(wire.config_of(content), wire.SUM_COUNTS), wire.SUM_COUNTS)
+        asked = self._sum(content, wire.SUM_COUNTS)
         self._count("counts", wire.hash_of_question(content, "counts"), self.plan.most_questions)
         question = {name: values.numpy() for name, values in broadcast_of(content).items()}
-        values = encode_answer(weighting, self._stand_in(weighting), question)
-        return self._within(masks.answer_over_all(asked, wire.about_of(content), values))
+        return self._over_all(content, asked, encode_answer(weighting, self._stand_in(weighting), question))
 
     def labels(self, content: RecordDict) -> RecordDict:
         """Answer with this site's label counts, in a sum over all sites, by which class weights are balanced."""

@@ -2,7 +2,7 @@
 
 from fedskew.selection._fedcbs import FedCBS
 from fedskew.selection._fedentopt import FedEntOpt as FedEntOpt
-from fedskew.selection._fedentopt_target import FedEntOptTarget
+from fedskew.selection._fedentopt import FedEntOptTarget
 from fedskew.selection._given import Function, Recorded
 from fedskew.selection._greedy_kl import GreedyKL as GreedyKL
 from fedskew.selection._protocol import Selection as Selection

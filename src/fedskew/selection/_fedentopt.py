@@ -14,6 +14,16 @@ finds 50 % best for Dirichlet splits and 70 % for a fixed number of labels.
 For very many clients, `candidates` (not in the paper, off by default) restricts the greedy choice to that many of the
 eligible clients, drawn uniformly in each round. The time to choose a cohort is then proportional to `candidates`, and
 the cohort is hardly less even as long as they are many more than the cohort.
+
+Towards a target (`FedEntOptTarget`, no paper's method: it lets selection and a weighting such as FedPALS go the same
+way) the entropy H of the pooled labels P gives way to what it is for an even target, up to a constant: minus the
+divergence from the target mix q, in bits,
+
+    -KL(P || q) = H(P) + sum over c of P_c log2 q_c
+
+Shares of q below e / C, with e = 0.001 and C classes, count as e / C, so that a client with a stray sample of a class
+that the target lacks can be chosen. As long as a target's mix is not known (`[target] mix = "estimate"`), cohorts are
+even.
 """
 
 import math
@@ -24,9 +34,12 @@ from typing import ClassVar
 import numpy as np
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import CountsLike, as_counts
+from fedskew.labels import CountsLike, as_counts, as_target
 from fedskew.parameters import BelowOne, Count, FloatArray, IntArray, component
 from fedskew.selection._protocol import EVEN_LABELS, Checked, even_cohort
+
+_LEAST = 1e-3
+"""The smallest share of a target, times the number of classes."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,36 @@ class FedEntOpt(Checked):
 
     def _capacity(self, clients: int) -> int:
         return math.floor(self.buffer * clients + 1e-9)
+
+
+@component
+class FedEntOptTarget(FedEntOpt):
+    """Greedy choice of a cohort whose pooled labels have the least divergence from the target mix (`[target] mix`).
+
+    Attributes:
+        buffer: Share of the clients that can't be chosen because they took part last, rounded down.
+        candidates: Number of clients to choose from, drawn uniformly in each round from the clients outside the buffer;
+            None: all clients outside the buffer.
+    """
+
+    paper: ClassVar[str] = "fedskew, after Lutz et al., arXiv 2411.01240"
+    needs_target: ClassVar[bool] = True
+    warns: ClassVar[Mapping[str, str]] = {}
+
+    def select(
+        self,
+        state: FedEntOptState,
+        counts: CountsLike,
+        size: int,
+        rng: np.random.Generator,
+        first: int | None = None,
+        target: FloatArray | None = None,
+    ) -> tuple[IntArray, FedEntOptState]:
+        """Choose a cohort; see `Selection.select`. `target` is the mix, `(classes,)`; None: not known yet."""
+        held = self._checked(counts, size, rng, first)
+        mix = None if target is None else as_target(target, held.shape[1])
+        bits = None if mix is None else np.log2(np.maximum(mix, _LEAST / len(mix)))
+        return self._choose(state, held, size, rng, first, bits)
 
 
 def _drawn(clients: IntArray, number: int, rng: np.random.Generator, first: int | None) -> IntArray:
