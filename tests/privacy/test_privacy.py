@@ -159,13 +159,6 @@ def test_mistakes_are_said() -> None:
 pytest.importorskip("dp_accounting")
 
 
-class Normalised(torch.nn.Sequential):
-    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
-        super().__init__(
-            torch.nn.Flatten(), torch.nn.BatchNorm1d(int(np.prod(in_shape))), torch.nn.Linear(64, num_classes)
-        )
-
-
 PRIVACY = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0, "delta": 1e-3}
 TRAINING = {"rounds": 3, "participation": 0.5, "epochs": 1, "batch_size": 16, "lr": 0.05, "weight_limit": 0.5}
 TASK = task(8, beta=0.3, **TRAINING) | {"engine": {"updates": "masked"}, "privacy": PRIVACY}
@@ -272,4 +265,4 @@ def test_a_round_whose_model_is_not_finite_is_charged() -> None:
 
 def test_a_network_with_buffers_is_refused_as_they_would_be_sent_without_noise() -> None:
     with pytest.raises(ConfigError, match="Normalised has buffers"):
-        fedskew.simulate(TASK, model={"name": "test_privacy:Normalised"})
+        fedskew.simulate(TASK, model={"name": "common:Normalised"})
