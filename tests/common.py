@@ -32,6 +32,18 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+def as_bits(table: Any) -> Any:
+    """What each row of 0 and 1 holds, as one number, the first finding's bit the lowest (see `findings.as_table`)."""
+    return np.asarray(table, dtype=np.int64) @ (1 << np.arange(np.shape(table)[1]))
+
+
+class Normalised(nn.Sequential):
+    """A network on digits with batch norm."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, num_classes))
+
+
 def some_first(some: Collection[Any], everything: Iterable[Any]) -> list[Any]:
     """Cases of a test: those that are not among some belong to the whole product."""
     return [*some, *(pytest.param(case, marks=pytest.mark.whole_product) for case in everything if case not in some)]

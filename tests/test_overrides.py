@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedskew
-from common import built, task
+from common import Normalised, built, task
 from fedskew import methods
 from fedskew.aggregation import Mean
 from fedskew.components import covers
@@ -61,11 +61,6 @@ class First(Mean):
 class OwnVariates(Scaffold):
     def end_round(self, state, end):
         return super().end_round(state, end)
-
-
-class Normalised(nn.Sequential):
-    def __init__(self, num_classes, in_shape):
-        super().__init__(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, num_classes))
 
 
 class Noise(nn.Dropout):

@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_708, "docstrings": 9_562, "files": 316, "names": 329},
-    "tests": {"code": 34_030},
+    "src": {"code": 38_707, "docstrings": 9_557, "files": 315, "names": 329},
+    "tests": {"code": 33_905},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -9,14 +9,8 @@ MOST = 62
 """Findings that a number has room for."""
 
 
-def as_bits(table: ArrayLike) -> IntArray:
-    """Return what each row of 0 and 1 holds, `(samples, findings)`, as one number, `(samples,)`."""
-    rows = np.asarray(table, dtype=np.int64)
-    return rows @ (1 << np.arange(rows.shape[1], dtype=np.int64))
-
-
 def as_table(bits: ArrayLike, number: int) -> IntArray:
-    """Return the rows of 0 and 1, `(samples, number)`, that `as_bits` made numbers of."""
+    """Return the rows of 0 and 1, `(samples, number)`, whose bits these numbers are, `(samples,)`."""
     return np.asarray(bits, dtype=np.int64)[:, None] >> np.arange(number) & 1
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-import torch
 from federated import Federated, agreed_at, federate, fedskew, initiated, on, tree
 from test_masked import FOUR, silent_at
 from test_one_opening import opened
@@ -209,11 +208,6 @@ def test_fewer_sites_than_the_noise_is_made_for_open_nothing(tmp_path: Path) -> 
     assert "a masked sum is over 4 sites at least, and" in str(record.unmoved)
 
 
-class Normalised(torch.nn.Sequential):
-    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
-        super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, num_classes))
-
-
 def agreement_of(**given: Any) -> Agreement:
     from test_masked import agreement_of as masked_agreement
 
@@ -232,7 +226,7 @@ def test_evaluations_without_noise_are_said_to_be_wanted() -> None:
 
 
 def test_a_network_whose_statistics_would_have_no_noise_is_refused_before_a_folder_is_written(tmp_path: Path) -> None:
-    given = config() | {"model": {"name": "test_private_sites:Normalised"}}
+    given = config() | {"model": {"name": "common:Normalised"}}
     status, said = initiated(tmp_path, given, "--sites", "a,b,c", "--updates", "masked")
     assert (status, "Normalised has buffers" in said) == (2, True)
     assert not (tmp_path / "clinics").exists()

@@ -1,6 +1,9 @@
 """The server's run, with what goes wrong at its sites."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import fedskew
 from fedskew.deploy import Agreement
 from fedskew.errors import ConfigError, RunError
 from fedskew.experiment import RunFolder, resolve
+from fedskew.files import locked
 
 
 def spoil(value: float) -> Callable[[Message, Message], None]:
@@ -289,3 +293,33 @@ def test_what_cant_be_deployed_is_refused_with_the_reason(config: Any, agreed: A
 )
 def test_methods_that_need_no_counts_may_withhold_them(method: str) -> None:
     Agreement(**AGREED, label_counts="withheld").check_config(resolve(tree(method)))
+
+
+# Two runs never write one folder.
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedskew.files import locked
+with locked(Path(sys.argv[1]), 0.0, lambda: None):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_that_another_process_writes_is_left_alone_until_that_ends(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(RunError, match="another run is writing here"), locked(tmp_path):
+            pass
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        with locked(tmp_path):
+            pass
+
+
+def test_a_folder_may_be_written_again_and_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with locked(tmp_path / "run"):
+            (tmp_path / "run" / "rounds.jsonl").write_text("")

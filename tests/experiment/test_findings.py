@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1_score, roc_auc_score
 
 import fedskew
-from common import bits, stop_at
+from common import as_bits, bits, stop_at
 from fedskew import findings
 from fedskew.cli import app
 from fedskew.data import Dataset
@@ -39,7 +39,7 @@ def chests() -> Dataset:
     def inputs(flags):
         return torch.from_numpy((flags @ (3 * np.eye(3, 5)) + rng.normal(size=(len(flags), 5))).astype(np.float32))
 
-    targets, test_targets = (torch.from_numpy(findings.as_bits(flags)) for flags in (table, test))
+    targets, test_targets = (torch.from_numpy(as_bits(flags)) for flags in (table, test))
     return Dataset(
         "chests", inputs(table), targets, inputs(test), test_targets, NAMES, clients=clients,
         client_names=tuple("nswe"), multi_label=True,
@@ -107,7 +107,7 @@ def test_figures_are_scikit_learns():
     rng = np.random.default_rng(1)
     table = rng.random((80, 4)) < [0.5, 0.2, 0.05, 0.0]  # the last one has no sample
     logits = np.round(rng.normal(size=(80, 4)) + 2 * table, 1)  # with ties
-    found = finding_figures(logits, findings.as_bits(table))
+    found = finding_figures(logits, as_bits(table))
     each = [roc_auc_score(table[:, at], logits[:, at]) for at in range(3)]
     assert found["aurocs"][:3] == pytest.approx(each)
     assert np.isnan(found["aurocs"][3])
@@ -214,7 +214,7 @@ def test_a_label_counts_for_its_weight_as_in_bce_with_logits_and_the_slope_is_th
         torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1], [1, 0, 1]]),
         torch.tensor([0.5, 3.0, 9.0]),
     )
-    targets, real = torch.from_numpy(findings.as_bits(table.numpy())), slice(None) if mask is None else mask
+    targets, real = torch.from_numpy(as_bits(table.numpy())), slice(None) if mask is None else mask
     loss = INDEX["cross_entropy"]().of_findings()
     expected = torch.nn.BCEWithLogitsLoss(pos_weight=weights.double())(logits[real], table[real].double())
     (gradient,) = torch.autograd.grad(expected, logits)
@@ -240,7 +240,7 @@ def test_balanced_is_the_samples_without_a_label_by_those_with_it():
 
 def test_a_balanced_sampler_draws_samples_by_their_rarest_label_and_those_without_any_as_often():
     table = np.repeat(np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0]]), (400, 80, 20), axis=0)  # the third label has none
-    samples = ClientSamples(torch.zeros(500, 1), torch.from_numpy(findings.as_bits(table)), np.arange(500), np.zeros(3))
+    samples = ClientSamples(torch.zeros(500, 1), torch.from_numpy(as_bits(table)), np.arange(500), np.zeros(3))
     work = LocalWork(None, None, None, LocalTraining(sampler="balanced"), seed=0)  # no other part is read
     (rows,) = work.epoch_orders(1, 0, samples._replace(several=True), np.arange(500), 1)
     shares = [(table[rows] == kind).all(axis=1).mean() for kind in table[[0, 400, 480]]]
@@ -270,7 +270,7 @@ def test_counts_of_labels_in_sums_give_the_weights_of_counts_that_are_told(weigh
 def test_intervals_are_quantiles_of_figures_of_samples_drawn_again():
     rng = np.random.default_rng(3)
     table = rng.random((60, 3)) < [0.5, 0.2, 0.1]
-    logits, flags = np.round(rng.normal(size=(60, 3)) + 2 * table, 1), findings.as_bits(table)
+    logits, flags = np.round(rng.normal(size=(60, 3)) + 2 * table, 1), as_bits(table)
     found = FindingScores(logits, flags).intervals(np.random.default_rng(0))
     places = np.random.default_rng(0).integers(60, size=(60, 500))  # draws as they are made, a column each
     each = [finding_figures(logits[rows], flags[rows]) for rows in places.T]

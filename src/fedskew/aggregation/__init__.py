@@ -9,13 +9,12 @@ Those that merge them coordinate by coordinate (median, trimmed mean) go with th
 statistics) are aggregated separately by the same rule, since their scale differs.
 """
 
+from fedskew.aggregation._by_coordinate import Median, TrimmedMean
 from fedskew.aggregation._geometric_median import GeometricMedian
 from fedskew.aggregation._krum import Krum
 from fedskew.aggregation._mean import Mean as Mean
-from fedskew.aggregation._median import Median
 from fedskew.aggregation._norm_clipping import NormClipping
 from fedskew.aggregation._protocol import Aggregation as Aggregation
-from fedskew.aggregation._trimmed_mean import TrimmedMean
 
 INDEX: dict[str, type] = {
     "mean": Mean,

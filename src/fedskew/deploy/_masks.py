@@ -41,6 +41,9 @@ ROUNDING = 1e-6
 LIMIT_ROUNDING = 1e-9
 """By how much of the limit a weight may be above it, as in `UpdateNoise.protect`."""
 
+TENSORS = ("change", "norm", "buffers", "integers")
+"""The tensors of an update that is kept, but for what the method returns beside it."""
+
 FORMS = {wire.EVALUATE: {"counts": WHOLE, "losses": wire.LOSSES}, wire.SITES: {wire.FIGURES: wire.FIGURES_FORM}}
 """How the parts of an evaluation, and of figures of a site's models, are encoded."""
 
@@ -112,7 +115,7 @@ class Masks:
     def keep_update(self, round: int, training: str, about: str, update: Update, weight: float) -> None:
         """Keep an update until the next round; RunError if it is not finite. Of one `training` updates are the same."""
         parts = {
-            **{name: getattr(update, name) for name in ("change", "norm", "buffers", "integers")},
+            **{name: getattr(update, name) for name in TENSORS},
             **{name: torch.tensor(getattr(update, name), dtype=torch.float64) for name in ("steps", "loss")},
             "weight": torch.tensor(weight, dtype=torch.float64),
             **{f"{wire.REPLY}.{name}": values for name, values in update.reply.items()},
@@ -198,12 +201,10 @@ class Masks:
 
     def _encoded(self, parts: Mapping[str, Tensor], weight: float, members: int) -> dict[str, NDArray[Any]]:
         before = f"{wire.REPLY}."
+        tensors: dict[str, Any] = {name: parts[name] for name in TENSORS}
         update = Update(
             client=0,
-            change=parts["change"],
-            norm=parts["norm"],
-            buffers=parts["buffers"],
-            integers=parts["integers"],
+            **tensors,
             steps=int(parts["steps"]),
             loss=float(parts["loss"]),
             reply={name.removeprefix(before): part for name, part in parts.items() if name.startswith(before)},

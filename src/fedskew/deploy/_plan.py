@@ -244,11 +244,18 @@ class Plan:
         return returned_by(_network(self.config, self.agreement, self.method), work, len(self.agreement.sites))
 
     def _work(self, samples: int, counts: FloatArray | None = None, size: float | None = None) -> LocalWork:
-        agreement, config, classes = self.agreement, self.config, len(self.agreement.classes)
+        agreement, classes = self.agreement, len(self.agreement.classes)
         inputs, targets = self.some_samples[:samples], torch.arange(samples) % classes
         data = SiteData(inputs, targets, inputs[:0], targets[:0], classes, Path(), multi_label=agreement.multi_label)
-        moments = tuple(agreement.mean), tuple(agreement.std)
-        return make_work(config, config.seeds[0], self.method, self.model, data, *moments, classes, counts, size)
+        return self.work(data, self.model, counts, size)
+
+    def work(
+        self, data: SiteData, model: FlatModel, counts: FloatArray | None = None, size: float | None = None
+    ) -> LocalWork:
+        """Return the local training of a site's samples, of the plan's network or of what of it trains at the site."""
+        agreement, seed = self.agreement, self.config.seeds[0]
+        known = tuple(agreement.mean), tuple(agreement.std), len(agreement.classes), counts, size
+        return make_work(self.config, seed, self.method, model, data, *known)
 
     def mix(self, counts: FloatArray, target: Path | None = None) -> FloatArray | None:
         """Return the target's label mix, of a file or else of the config; None where it is estimated."""

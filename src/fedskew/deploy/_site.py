@@ -31,7 +31,7 @@ from fedskew.engine.finish import answer
 from fedskew.engine.sums import encode_answer, stand_ins, summable
 from fedskew.engine.target import logits_of
 from fedskew.errors import ArgumentError, RunError
-from fedskew.experiment import Config, make_work
+from fedskew.experiment import Config
 from fedskew.labels import outcome_table
 from fedskew.metrics import Tally, finding_figures
 from fedskew.models import FlatModel, ModelState
@@ -235,14 +235,13 @@ class Site:
 
     def counts(self, content: RecordDict) -> RecordDict:
         """Answer a question about this site's label counts, in a sum over all sites."""
-        weighting, masks = self.plan.by_sums, self.masks
-        if weighting is None or masks is None:
+        weighting = self.plan.by_sums
+        if weighting is None:
             raise NotAgreedError("label_counts", "the server asks for sums of them; agreed to none")
-        asked = masks.check(wire.SumAsked.parse(wire.config_of(content), wire.SUM_COUNTS), wire.SUM_COUNTS)
+        asked = self._sum(content, wire.SUM_COUNTS)
         self._count("counts", wire.hash_of_question(content, "counts"), self.plan.most_questions)
         question = {name: values.numpy() for name, values in broadcast_of(content).items()}
-        values = encode_answer(weighting, self._stand_in(weighting), question)
-        return self._within(masks.answer_over_all(asked, wire.about_of(content), values))
+        return self._over_all(content, asked, encode_answer(weighting, self._stand_in(weighting), question))
 
     def labels(self, content: RecordDict) -> RecordDict:
         """Answer with this site's label counts, in a sum over all sites, by which class weights are balanced."""
@@ -465,11 +464,10 @@ def agreed_site(config: Config, agreement: Agreement, data: SiteData, terms: Ter
     """Make the site that a config and an agreement describe, and that keeps to its terms."""
     plan = Plan.of(config, agreement, at_site=True)
     assert data.state is not None, "data.toml always has one"
-    moments = tuple(agreement.mean), tuple(agreement.std)
     torch.set_num_threads(config.engine.threads)
     folder = terms.folder(data.state) / HOME
     model, seen, some = behind_body(plan, data, folder)
-    work = make_work(config, config.seeds[0], plan.method, model, seen, *moments, len(agreement.classes))
+    work = plan.work(seen, model)
     wanted = () if plan.method.personal is None or not terms.own_models else plan.method.personal.trainings()
     ways = tuple(own_models(model, work, some, "personal", one) for one in wanted if one.when == "rounds")
     masks = Masks.of(plan, terms, data.state, place) if plan.is_masked else None

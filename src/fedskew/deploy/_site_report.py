@@ -29,7 +29,7 @@ from fedskew.deploy.terms import Terms, terms_path
 from fedskew.engine import Assignment, Evaluation, RoundRecord
 from fedskew.engine.target import logits_of
 from fedskew.errors import ConfigError, FedskewError
-from fedskew.experiment import RunFolder, make_work, read, summarise
+from fedskew.experiment import RunFolder, read, summarise
 from fedskew.files import private_folder, write_text
 from fedskew.metrics import FindingScores, Scores, SiteRow
 from fedskew.models import FlatModel, ModelState, last_layer
@@ -92,11 +92,7 @@ class _Models:
         self.plan, self.terms, self.data = plan, terms, data
         self.notes: list[str] = []
         self.earlier: list[RoundRecord] = []
-        self.config, self.untrained, agreement = plan.config, plan.model.read_state(), plan.agreement
-        mean, std = tuple(agreement.mean), tuple(agreement.std)
-        self.work = make_work(
-            self.config, self.config.seeds[0], plan.method, plan.model, data, mean, std, data.num_classes
-        )
+        self.config, self.untrained, self.work = plan.config, plan.model.read_state(), plan.work(data, plan.model)
         torch.set_num_threads(self.config.engine.threads)
         assert data.state is not None, "data.toml always has one"
         self.home = Home(terms.folder(data.state) / HOME)

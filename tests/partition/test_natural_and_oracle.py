@@ -1,4 +1,4 @@
-"""Clients that already have the target's mix."""
+"""Clients of the data's own, clients that have the target's mix, and what a client holds out."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,69 @@ from splits import counts_of
 
 import fedskew
 from fedskew.errors import ArgumentError, ConfigError, PartitionError
-from fedskew.partition import DirichletByClient, oracle
+from fedskew.partition import DirichletByClient, grouped, hold_out, natural_split, oracle
+
+
+def test_samples_go_to_the_client_that_their_id_names() -> None:
+    split = natural_split(["b", "a", "b", "c", "a"])
+    assert [held.tolist() for held in split] == [[1, 4], [0, 2], [3]]
+
+
+def test_numbers_are_ids_too() -> None:
+    split = natural_split(np.array([7, 3, 7], dtype=np.uint64))
+    assert [held.tolist() for held in split] == [[1], [0, 2]]
+
+
+def test_with_a_number_of_clients_an_absent_id_is_an_empty_client() -> None:
+    split = natural_split([2, 0, 2], clients=4)
+    assert [held.tolist() for held in split] == [[1], [], [0, 2], []]
+    assert all(held.dtype == np.int64 for held in split)
+
+
+def cameras(*sizes: int) -> list[np.ndarray]:
+    return natural_split(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+
+
+def test_whole_cameras_are_put_together_from_the_largest_to_the_smallest() -> None:
+    # 9 | 7 | then 5 joins 7 (12), 4 joins 9 (13), 3 joins 12 (15), 1 joins 13 (14), an empty one joins 14.
+    split = grouped(cameras(5, 9, 1, 7, 0, 4, 3), 2)
+    assert [len(held) for held in split] == [14, 15]
+    ids = np.repeat(np.arange(7), (5, 9, 1, 7, 0, 4, 3))
+    assert [sorted(set(ids[held].tolist())) for held in split] == [[1, 2, 5], [0, 3, 6]]
+    assert all(np.all(np.diff(held) > 0) for held in split)
+
+
+def test_equal_cameras_go_to_the_first_of_equal_clients() -> None:
+    assert [held.tolist() for held in grouped(cameras(1, 1, 1, 1), 3)] == [[0, 3], [1], [2]]
+
+
+def test_as_many_clients_as_cameras_keep_them_apart() -> None:
+    assert [len(held) for held in grouped(cameras(2, 5, 3), 3)] == [5, 3, 2]
+
+
+@pytest.mark.parametrize("clients", [0, 4])
+def test_refuses_to_cut_cameras_up(clients: int) -> None:
+    with pytest.raises(PartitionError, match=f"names, 3, can't be merged into {clients}"):
+        grouped(cameras(2, 5, 3), clients)
+
+
+@pytest.mark.parametrize(
+    ("ids", "clients", "message"),
+    [
+        ([], None, "one id per sample"),
+        ([[1]], None, "one id per sample"),
+        ([0.5], None, "must be integers or strings, not float64"),
+        (["a"], 1, "must be integers, not <U1"),
+        ([0, 3], 3, "must be from 0 to 2, but 0 to 3 occur"),
+        ([-1, 0], 3, "must be from 0 to 2, but -1 to 0 occur"),
+    ],
+)
+def test_refuses_other_ids(ids, clients, message) -> None:
+    with pytest.raises(ArgumentError, match=f"client_ids: .*{message}"):
+        natural_split(ids, clients)
+
+
+# Clients that already have the target's mix.
 
 
 @pytest.mark.parametrize(("target", "counts"), [([1.0, 3.0], [[3, 9], [7, 21]]), ([0.5, 0.5], [[3, 3], [7, 7]])])
@@ -122,3 +184,48 @@ def test_an_oracle_of_any_rule_meets_a_target_that_is_written_down():
     result = fedskew.simulate({**TASK, "partition": partition, "target": {"mix": "uniform"}})
     counts = result.runs[0].counts
     assert np.abs(counts - counts.sum(axis=1, keepdims=True) / 10).max() < 1.5
+
+
+# A share of one client's samples that it does not train on.
+
+
+LABELS = np.repeat([0, 1, 2], [40, 9, 1])
+ROWS = np.arange(50)
+
+
+def test_every_sample_is_on_one_side_and_every_class_has_its_share_up_to_one():
+    kept, held = hold_out(ROWS, LABELS, 0.2, np.random.default_rng(0))
+    assert sorted([*kept, *held]) == ROWS.tolist()
+    assert (np.diff(kept) > 0).all()
+    assert (np.diff(held) > 0).all()
+    assert (np.abs(np.bincount(LABELS[held], minlength=3) - [8, 1.8, 0.2]) < 1).all()
+
+
+def test_every_sample_is_held_out_equally_often_also_of_a_class_of_one():
+    # Standard error of a share of 2000 draws: sqrt(.2 * .8 / 2000) = .009.
+    held = [hold_out(ROWS, LABELS, 0.2, np.random.default_rng(seed))[1] for seed in range(2000)]
+    times = np.bincount(np.concatenate(held), minlength=50) / 2000
+    assert np.abs(times - 0.2).max() < 0.04
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2])
+def test_one_sample_at_least_stays(samples):
+    for seed in range(20):
+        kept, held = hold_out(ROWS[:samples], LABELS, 0.9, np.random.default_rng(seed))
+        assert len(kept) + len(held) == samples
+        assert len(kept) >= min(samples, 1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
+def test_one_sample_of_every_class_stays_where_that_is_asked_for(share):
+    for seed in range(20):
+        kept, held = hold_out(ROWS, LABELS, share, np.random.default_rng(seed), every_class=True)
+        assert sorted([*kept, *held]) == ROWS.tolist()
+        assert set(LABELS[kept]) == {0, 1, 2}
+        assert abs(np.bincount(LABELS[held], minlength=3)[0] - 40 * share) < 1 + (share == 0.95)
+    assert [part.tolist() for part in hold_out(ROWS[:0], LABELS, 0.3, np.random.default_rng(0), True)] == [[], []]
+
+
+def test_a_share_out_of_range_is_refused():
+    with pytest.raises(ArgumentError, match="share: must be from 0 to below 1, not 1.0"):
+        hold_out(ROWS, LABELS, 1.0, np.random.default_rng(0))
