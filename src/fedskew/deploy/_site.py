@@ -236,7 +236,7 @@ class Site:
     def counts(self, content: RecordDict) -> RecordDict:
         """Answer a question about this site's label counts, in a sum over all sites."""
         weighting = self.plan.by_sums
-        if weighting is None:
+        if weighting is None or self.masks is None:
             raise NotAgreedError("label_counts", "the server asks for sums of them; agreed to none")
         asked = self._sum(content, wire.SUM_COUNTS)
         self._count("counts", wire.hash_of_question(content, "counts"), self.plan.most_questions)
@@ -245,7 +245,7 @@ class Site:
 
     def labels(self, content: RecordDict) -> RecordDict:
         """Answer with this site's label counts, in a sum over all sites, by which class weights are balanced."""
-        is_agreed = self.plan.by_sums is not None and self.plan.config.training.balances
+        is_agreed = self.masks is not None and self.plan.by_sums is not None and self.plan.config.training.balances
         refuse_unless(is_agreed, "class_weights", "the server asks for sums of label counts; agreed to none")
         asked = self._sum(content, wire.SUM_LABELS)
         self._count("labels", "", 1)
