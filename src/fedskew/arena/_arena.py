@@ -8,7 +8,7 @@ The file is a sweep with one more table; its grid holds the situations.
     budget = 6                          # values that every method may try in its tuning, the rates included
     widen = true                        # values go on beyond an end of a grid while the best one is there
     beyond = 4                          # once the budget is spent, of the method's own values for 4 values more
-    tuning = {partitions = [5, 6], seeds = [7, 8, 9], rounds = 50}  # on which each value is tried
+    tuning = {partitions = [5, 6], seeds = [7, 8, 9], rounds = 50}  # each value is tried on these, for 50 rounds
     last = 5                            # a run's score is the mean of its last 5 evaluations
     together = 32                       # with engine.seeds_together: runs of a situation that train at a time
 

@@ -301,7 +301,7 @@ class Look:
         return lines
 
     def notes(self) -> list[str]:
-        """Say what the site has done and spent so far."""
+        """Say what the site has done and spent so far, and whether the server will refuse its evaluations."""
         assert self.data.state is not None, "data.toml always has one"
         book, terms, privacy, notes = Book(self.data.state), self.terms, self.config.privacy, list[str]()
         tests, most = len(self.data.test_targets), MOST_TESTED * len(self.data.targets)
