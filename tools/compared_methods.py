@@ -28,7 +28,7 @@ COLUMNS = {
     "last layer: images, texts, tables": ["heads"],
     "two layers: words of AG News, tables, MNIST, Fashion-MNIST": ["words"],
     "few sites, all in every round: images, tables": ["silos"],
-    "LeNet-5, 6,000 of CIFAR-10, 150 rounds": ["networks"],
+    "LeNet-5, 6,000 of CIFAR-10, 210 rounds": ["networks"],
     "LeNet-5, all of CIFAR-10, 80 rounds": ["cifar10"],
     "the same, 200 rounds": ["cifar10-long"],
     "LeNet-5, CIFAR-100's 20 superclasses, 200 rounds": ["cifar100"],

@@ -2,6 +2,7 @@
 
     python tools/recompute_arena.py docs/measured/arena-runs.csv --page docs/measured/arena.md
     python tools/recompute_arena.py docs/measured/heads-runs.csv --page docs/measured/heads.md --blocks task
+    python tools/recompute_arena.py docs/measured/heads-runs.csv --blocks task --intervals
     python tools/recompute_arena.py docs/measured/heads-runs.csv --against docs/measured/heads-first-body-runs.csv
 
 Each cell of the page's tables of differences is compared with what is computed here from the runs; what differs is
@@ -17,7 +18,7 @@ import itertools
 import math
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, Literal
@@ -29,7 +30,7 @@ Run = dict[str, str]
 Options = dict[tuple[str, str], dict[tuple[str, str], float]]  # by rate and own value, then partition and seed
 KNOWN = {"method", "stage", "partition", "seed", "lr", "own", "config", "score"}
 VIEWS = {"rounds": "", "compute": "steps", "traffic": "megabytes"}
-DIGITS = 1e-9
+DIGITS, SIMULATIONS = 1e-9, 3_000
 DEFAULTS = {  # of the parameter that a method tunes, where a run's `own` is empty
     "fedentopt": 0.5,
     "fedentopt, target": 0.5,
@@ -204,6 +205,19 @@ def hierarchical(blocks: list[list[float]]) -> tuple[float, float]:
         means[here] = rng.choice(own, (here.sum(), len(own))).mean(axis=1)
     low, high = np.quantile(means.mean(axis=1), [0.025, 0.975])
     return float(low), float(high)
+
+
+def missing(table: Table) -> str:
+    """How often an interval over such blocks misses the true mean, where blocks and their trainings differ alike."""
+    rng = np.random.default_rng(11)
+    at = [axis for axis in table.axes if axis != "target"].index(table.blocks or "")
+    sizes = list(Counter(key[at] for key in table.nested(table.scores("rounds")[table.reference], 1)).values())
+    missed = 0
+    for _ in range(SIMULATIONS):
+        low, high = hierarchical([list(rng.normal(rng.normal(), size=size)) for size in sizes])
+        missed += not low <= 0 <= high
+    share = f"{missed / SIMULATIONS:.1%} of {SIMULATIONS:,} intervals"
+    return f"{share} over {len(sizes)} blocks of {sizes} trainings miss the true mean"
 
 
 def accelerated(units: Any) -> tuple[float, float]:
@@ -441,6 +455,7 @@ def main() -> int:
     parser.add_argument("--last", type=int, default=3, help="evaluations whose mean is a score")
     parser.add_argument("--reference", default="fedavg")
     parser.add_argument("--against", type=Path, help="runs of another arena: print how alike the two are, instead")
+    parser.add_argument("--intervals", action="store_true", help="print how often those over such blocks miss, instead")
     options = parser.parse_args()
     for file in (options.runs, options.page, options.against):
         if file is not None and not file.is_file():
@@ -450,8 +465,11 @@ def main() -> int:
         for file in (options.runs, options.against)
         if file is not None
     )
-    if options.blocks and options.blocks not in table.axes:
-        parser.error(f"--blocks {options.blocks}: {options.runs} has the axes {', '.join(table.axes)}")
+    if options.blocks not in ([] if options.intervals else [None]) + table.axes:
+        parser.error(f"--blocks {options.blocks or 'is missing'}: {options.runs} has the axes {', '.join(table.axes)}")
+    if options.intervals:
+        print(missing(table))
+        return 0
     said = beside(table, *others) if others else answers(table)
     if not said:
         parser.error(f"{options.runs} and {options.against} have no method in the same situation")
