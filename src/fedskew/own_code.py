@@ -86,7 +86,7 @@ def of_run(folder: Path, trust_code: bool) -> Iterator[None]:
     def limit(name: str, file: Path | None) -> str | None:
         module = name.partition(":")[0].replace(".", "/")
         there = [place for code in brought for place in (code / f"{module}.py", code / module / "__init__.py")]
-        found = next(filter(Path.is_file, there), None) if file is None else file
+        found = next(filter(Path.is_file, there), None) if file is None and module != SCRIPT else file
         inside = file is None or any(file.resolve().is_relative_to(one.resolve()) for one in (folder, *_trusted))
         if is_ours(name) or found is None or not inside:
             return None
@@ -154,16 +154,16 @@ def load(name: str, where: str) -> Any:
             f"{where}: {name!r} is of Python's standard library, which a config can't name; a file of your own needs "
             "a name that no module of Python has"
         )
-    file = file_of(module)
     for limit in _limits.get():
-        if (reason := limit(name, file)) is not None:
+        if (reason := limit(name, file_of(module))) is not None:
             raise ConfigError(f"{where}: {reason}")
     if module != SCRIPT and ((module not in sys.modules and _spec(module) is None) or module.endswith(f".{SCRIPT}")):
         raise ConfigError(f"{where}: {name!r} can't be imported: No module named {module!r}")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: {name!r} can't be imported: {error}") from None
+        cure = f"; put it into a file of your own and name that here, as own:{attribute}" if module == SCRIPT else ""
+        raise ConfigError(f"{where}: {name!r} can't be imported: {error}{cure}") from None
     except Exception as error:  # whatever its file does
         raise ConfigError(f"{where}: {name!r} can't be imported: {in_one_line(error)}") from error
     if not _may_be_named(found):

@@ -125,6 +125,8 @@ FACTOR = "share() must return (a factor from 0 to 1, finite numbers by name), no
         (does("server_update", "share", lambda update: (1.0, {"one": nan})), FACTOR),
         (does("server_update", "share", lambda update: 0.5), f"{FACTOR} 0.5"),
         (does("server_update", "share", lambda update: 1 / 0), "share() failed: ZeroDivisionError"),
+        (does("server_update", "init", lambda at: at.nothing), "init() failed: AttributeError"),
+        (does("server_update", "init", lambda at: [at]), "its state can't be saved; what it keeps between rounds is"),
         (does("server_update", "move", lambda at: (at / 0, {})), "move() returned NaN or infinity, although the model"),
         (does("server_update", "move", lambda at: at), "move() must return (next model, next state), the model of"),
         (does("server_update", "move", lambda at: (at[:3], {})), "not (a tensor of shape (3,), {})"),
@@ -135,14 +137,18 @@ def test_a_mistake_at_the_server_is_named_with_its_round(mistake, says):
     slot, function, what = mistake
     line = error_of(method={slot: own(**{function: what})})
     named = f"{slot} {__name__}:Own: "
-    assert line.startswith((f"ComponentError round 1: {named}", *[f"ComponentError {named}"] * (function == "share")))
+    assert line.startswith(
+        (f"ComponentError round 1: {named}", *[f"ComponentError {named}"] * (function in ("share", "init")))
+    )
     assert says in line
 
 
-@pytest.mark.parametrize("given", [[0.2] * 5, torch.full((5,), 0.2)], ids=["a list", "a tensor"])
-def test_weights_may_come_in_any_kind_of_array(given):
-    record = fedskew.simulate(TASK, method={"weighting": own(weigh=lambda answered: given)}).rounds[1]
-    assert record["weights"] == pytest.approx([0.2] * 5)
+def test_a_model_in_float64_is_rounded_to_what_clients_train(monkeypatch):
+    """The weighted sum of the updates is float64, and so is the model plus that sum."""
+    task, wide = TASK | {"training": TASK["training"] | {"rounds": 2}}, own(move=lambda at: (at.double(), {}))
+    assert bits(fedskew.simulate(task, method={"server_update": wide})) == bits(fedskew.simulate(task))
+    monkeypatch.setattr(Own, "next_model", lambda self, end: end.new.double())
+    assert bits(fedskew.simulate(task, method={"server_update": own()})) == bits(fedskew.simulate(task))
 
 
 class Zeroing(Own):
@@ -152,13 +158,14 @@ class Zeroing(Own):
 
 
 def test_what_a_component_makes_of_its_arrays_is_its_own_affair():
-    """Weights that are made in place change no record, and votes in whole numbers are updates."""
+    """Weights of any kind of array are read, those made in place change no record, and votes in whole numbers count."""
 
     def in_place(answered):
         answered.sizes[:] = answered.target[:] = 0.2
         return answered.sizes
 
-    weigh = own(weigh=lambda answered: np.full(5, 0.2)), own(weigh=in_place), Zeroing(0)
+    kinds = np.full(5, 0.2), [0.2] * 5, torch.full((5,), 0.2, dtype=torch.float64)
+    weigh = *(own(weigh=lambda answered, kind=kind: kind) for kind in kinds), own(weigh=in_place), Zeroing(0)
     signs = torch.Tensor.sign, torch.Tensor.sign_
     votes = [own(combine=lambda updates, weights, of=of: (of(updates).int(), weights)) for of in signs]
     for slot, some in {"weighting": weigh, "aggregation": votes}.items():
@@ -233,13 +240,6 @@ def test_a_loss_without_a_gradient_or_that_reads_what_is_not_there_is_told_so(mo
     assert "the loss depends on no parameter: detach(), item()" in error_of(method={"objective": loss})
     monkeypatch.setattr(Loss, "reads", frozenset({"teachr"}))
     assert "Loss.reads must be a set" in error_of(method={"objective": loss})
-
-
-def test_a_state_that_cannot_be_made_or_saved_is_named():
-    line = error_of(method={"server_update": own(init=lambda parameters: parameters.nothing)})
-    assert f"server_update {__name__}:Own: init() failed: AttributeError" in line
-    line = error_of(method={"server_update": own(init=lambda parameters: [parameters])})
-    assert f"server_update {__name__}:Own: its state can't be saved; what it keeps between rounds is tensors" in line
 
 
 HOOKS = ["adapt", "init_server", "broadcast", "init_client", "end_local", "end_round", "next_model", "evaluated"]

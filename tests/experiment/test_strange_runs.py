@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -60,7 +61,14 @@ def strange(made, tmp_path, monkeypatch) -> Path:
     """A copy of it, where its network is importable from nowhere else."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), np.float32))
     return Path(shutil.copytree(made, tmp_path / "theirs" / made.name))
+
+
+def naming(network: str, run: Path) -> None:
+    """Name another network in a run's config."""
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("net_s:Net", network))
 
 
 ASKS = (
@@ -71,7 +79,6 @@ ASKS = (
 
 @pytest.mark.slow
 def test_its_code_is_not_imported_and_the_message_says_which_file_asks_for_what(strange, trace, tmp_path):
-    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), np.float32))
     with pytest.raises(ConfigError, match=ASKS):
         fedskew.load(strange)
     with pytest.raises(ConfigError, match=ASKS):
@@ -87,21 +94,13 @@ def test_its_code_is_not_imported_and_the_message_says_which_file_asks_for_what(
     assert not trace.exists()
 
 
-def test_trusted_code_is_imported(strange, trace, tmp_path, capsys):
-    model = fedskew.load(strange, trust_code=True)
-    assert model.predict(np.zeros((2, 1, 8, 8), np.float32)).shape == (2, 10)
+def test_trusted_code_is_imported_for_its_own_run_alone(strange, trace, tmp_path, capsys):
+    assert fedskew.load(strange, trust_code=True).predict(np.zeros((2, 1, 8, 8), np.float32)).shape == (2, 10)
     assert trace.exists()
-    np.savez(tmp_path / "new.npz", x=np.zeros((2, 1, 8, 8), np.float32))
     app(["predict", str(strange), str(tmp_path / "new.npz"), "--trust-code"], standalone_mode=False)
     app(["run", str(strange / "config.toml"), "--resume", "--trust-code"], standalone_mode=False)
-
-
-def test_trust_in_one_run_is_no_trust_in_another(strange, tmp_path):
-    fedskew.load(strange, trust_code=True)
-    other = tmp_path / "other"
-    shutil.copytree(strange, other)
-    with pytest.raises(ConfigError, match="asks for code that came with the run"):
-        fedskew.load(other)
+    with pytest.raises(ConfigError, match=ASKS):  # which trust in another run is no trust in
+        fedskew.load(shutil.copytree(strange, tmp_path / "other"))
 
 
 def test_one_s_own_file_needs_no_trust(strange, tmp_path, monkeypatch):
@@ -115,11 +114,10 @@ def test_one_s_own_file_needs_no_trust(strange, tmp_path, monkeypatch):
 @pytest.mark.parametrize("package", ["extra", "net_s"])
 def test_being_in_its_folder_makes_nothing_one_s_own(strange, trace, monkeypatch, package):
     shutil.move(strange / "code", strange / "extra")
-    config = strange / "config.toml"
     if package == "net_s":
         shutil.move(strange / "extra" / "net_s.py", strange)
     else:
-        config.write_text(config.read_text().replace("net_s:Net", "extra.net_s:Net"))
+        naming("extra.net_s:Net", strange)
     monkeypatch.chdir(strange)
     monkeypatch.syspath_prepend("")
     with pytest.raises(ConfigError, match="asks for code that came with the run"):
@@ -127,9 +125,19 @@ def test_being_in_its_folder_makes_nothing_one_s_own(strange, trace, monkeypatch
     assert not trace.exists()
 
 
+def test_a_notebook_s_own_class_needs_no_trust_and_elsewhere_a_file(strange, trace, monkeypatch):
+    naming("__main__:Net", strange)
+    (strange / "code" / "net_s.py").rename(strange / "code" / "__main__.py")
+    monkeypatch.setitem(sys.modules, "__main__", notebook := ModuleType("__main__"))  # which has no file
+    for trust in (False, True):
+        with pytest.raises(ConfigError, match="put it into a file of your own and name that here, as own:Net"):
+            fedskew.load(strange, trust_code=trust)
+    exec(NETWORK.format(trace=str(trace)), vars(notebook))
+    assert fedskew.load(strange).predict(np.zeros((1, 1, 8, 8), np.float32)).shape == (1, 10)
+
+
 def test_its_own_files_named_after_python_s_are_not_python_s(strange, monkeypatch):
-    config = strange / "config.toml"
-    config.write_text(config.read_text().replace("net_s:Net", "antigravity:Net"))
+    naming("antigravity:Net", strange)
     (strange / "code" / "antigravity.py").write_text("raise RuntimeError")
     with pytest.raises(ConfigError, match="standard library"):
         fedskew.load(strange, trust_code=True)
@@ -187,8 +195,7 @@ def test_its_summary_leads_to_no_other_folder(strange, parts):
     (strange / "rounds.jsonl").rename(strange / "away.jsonl")
     summary = json.loads((strange / "summary.json").read_text())
     (strange / "summary.json").write_text(json.dumps(summary | {"parts": parts}))
-    config = strange / "config.toml"
-    config.write_text(config.read_text().replace("net_s:Net", "mlp3"))
+    naming("mlp3", strange)
     with pytest.raises(RunError, match="which is no folder of this run"):
         fedskew.load(strange)
 

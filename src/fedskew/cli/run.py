@@ -61,6 +61,8 @@ def run(
 
     config = options.config_file(config)
     changed = options.changed_keys(changes, seeds, device, data_root, skip_broken)
+    if method and (lost := next((key for key in changed if key.partition(".")[0] == "method"), None)):
+        raise ArgumentError(f"--set {lost}: would be lost; write --set method.preset={method[0]} in place of --method")
     whole = experiment.read(config, changed, quick, trust_code)
     configs: list[Config] = [whole.with_method(name) for name in method] if method else [whole]
     console = Console(quiet=torchrun.rank() > 0)
@@ -100,10 +102,8 @@ def run(
         console.say(options.quick_note(config, changed), style="yellow")
     for result in results:
         if diverged := sum(run.summary["diverged"] for run in result.runs):
-            console.print(
-                f"{result.config.name}: {counted(diverged, 'update')} diverged and "
-                f"{'was' if diverged == 1 else 'were'} left out; try a smaller training.lr"
-            )
+            lost = counted(diverged, "diverged update")
+            console.print(f"{result.config.name}: left out {lost}; try a smaller training.lr")
         for said in dict.fromkeys(filter(None, (run.finish_note for run in result.runs))):
             console.say(f"{result.config.name}: {said}", style="yellow")
     path = results[0].folder / "report.html" if results[0].folder else out

@@ -193,11 +193,11 @@ def checked_share(component: Any, shared: Any) -> tuple[float, Mapping[str, Any]
 
 
 def checked_model(component: Any, moved: Any, parameters: Tensor, where: str = "") -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the next model and state that a server update returned; the values are not looked at."""
+    """Return the next model, in the sent one's dtype, and state that a server update returned; no value is checked."""
     if not _is_pair(moved, parameters):
         said = f"move() must return (next model, next state), the model of shape {tuple(parameters.shape)}"
         raise _wrong("server_update", component, said, moved, where)
-    return moved[0], checked_state(component, moved[1], where)
+    return moved[0].to(parameters.dtype), checked_state(component, moved[1], where)
 
 
 def checked_state(component: Any, state: Any, where: str = "") -> dict[str, Tensor]:
@@ -227,7 +227,7 @@ def checked_parameters(slot: str, component: Any, function: str, made: Any, para
             f"{where}{name_in(slot, component)}: {function}() must return a finite model of shape "
             f"{tuple(parameters.shape)}, not {got}"
         )
-    return made
+    return made.to(parameters.dtype)
 
 
 def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
