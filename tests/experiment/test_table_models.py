@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-import torch
 
 import fedskew
+from common import exported
 from common import fedskew as invoke
 from fedskew.data import TableSchema
 from fedskew.errors import ArgumentError, ConfigError, DataError
@@ -125,7 +125,6 @@ def test_the_target_s_table_has_no_labels(tmp_path: Path) -> None:
         fedskew.simulate(given)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["torchscript", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_an_exported_model_takes_one_number_for_each_column(kind: str, run: Path, tmp_path: Path) -> None:
     model, new = fedskew.load(run), rows(20, seed=3)
@@ -134,21 +133,10 @@ def test_an_exported_model_takes_one_number_for_each_column(kind: str, run: Path
     place = {"a": 0, "b": 1, "c": 2}
     values = [[np.nan if row["x"] is None else row["x"], row["y"], place[row["kind"]]] for row in new]
     samples = np.array([*values, [1.0, 1.0, -1.0]], dtype=np.float32)
-    path = model.export(tmp_path / "model", kind)
-    if kind == "torchscript":
-        notes = {"encoder": "", "samples": ""}
-        exported = torch.jit.load(path, _extra_files=notes)(torch.from_numpy(samples)).numpy()
-        notes = {key: value.decode() for key, value in notes.items()}
-    else:
-        onnx = pytest.importorskip("onnx")
-        pytest.importorskip("onnxscript")
-        from onnx.reference import ReferenceEvaluator
-
-        (exported,) = ReferenceEvaluator(str(path)).run(None, {"samples": samples})
-        notes = {one.key: one.value for one in onnx.load(path).metadata_props}
-    np.testing.assert_allclose(exported[:-1], model.predict(new), atol=1e-5)
+    found, notes = exported(model, tmp_path / "model", kind, samples)
+    np.testing.assert_allclose(found[:-1], model.predict(new), atol=1e-5)
     with pytest.warns(UserWarning, match="taken as another one"):
-        np.testing.assert_allclose(exported[-1], model.predict([{"x": 1, "y": 1, "kind": "q"}])[0], atol=1e-5)
+        np.testing.assert_allclose(found[-1], model.predict([{"x": 1, "y": 1, "kind": "q"}])[0], atol=1e-5)
     assert json.loads(notes["encoder"])["columns"]["x"] == {"kind": "number", "missing": True}
     assert "x, y, kind (0: a, 1: b, 2: c; -1: another)" in notes["samples"]
 

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 import fedskew
-from common import task
+from common import exported, task
 from fedskew.data import ByteImages, Dataset
 from fedskew.errors import ArgumentError, ConfigError, DataWarning, MissingPackageError, RunError
 
@@ -239,14 +239,12 @@ def test_what_is_no_finished_run_is_said_in_one_line(run, tmp_path):
         fedskew.load(copy)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
 def test_torchscript_answers_as_the_model_does_for_any_number_of_samples(run, tmp_path):
     model = fedskew.load(run.folder)
-    extra = {"classes": ""}
-    script = torch.jit.load(model.export(tmp_path / "model.pt", "torchscript"), _extra_files=extra)
-    assert json.loads(extra["classes"]) == list(model.classes)
     for samples in (DIGITS.test_inputs[:1], DIGITS.test_inputs):
-        np.testing.assert_allclose(script(samples).numpy(), model.predict(samples), atol=1e-6)
+        found, notes = exported(model, tmp_path / "model.pt", "torchscript", samples)
+        np.testing.assert_allclose(found, model.predict(samples), atol=1e-6)
+        assert json.loads(notes["classes"]) == list(model.classes)
     with pytest.raises(ArgumentError, match="can't export as 'tflite'"):
         model.export(tmp_path / "model.tflite", "tflite")
     with pytest.raises(RunError, match="can't be written"):
@@ -254,7 +252,6 @@ def test_torchscript_answers_as_the_model_does_for_any_number_of_samples(run, tm
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
 def test_torchscript_takes_bytes_and_features_of_any_type_as_the_model_does(run, tmp_path):
     levels = (DIGITS.test_inputs[:9] * 255).round().to(torch.uint8)
     images, labels = DIGITS.inputs.numpy(), DIGITS.targets.numpy()
@@ -271,16 +268,13 @@ def test_torchscript_takes_bytes_and_features_of_any_type_as_the_model_does(run,
     ]
     for folder, inputs in cases:
         model = fedskew.load(folder)
-        script = torch.jit.load(model.export(folder / "model.pt", "torchscript"))
         for samples in inputs:
-            np.testing.assert_allclose(script(samples).numpy(), model.predict(samples), atol=1e-6)
+            found, _ = exported(model, folder / "model.pt", "torchscript", samples)
+            np.testing.assert_allclose(found, model.predict(samples), atol=1e-6)
 
 
 @pytest.mark.slow
 def test_onnx_answers_as_the_model_does_and_normalises_by_itself(tmp_path):
-    onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-    from onnx.reference import ReferenceEvaluator
-
     rng = np.random.default_rng(0)
     x, y = rng.normal(40, 9, (80, 1, 16, 16)).astype(np.float32), np.arange(80) % 2
     np.savez(tmp_path / "own.npz", x=x, y=y)
@@ -288,10 +282,9 @@ def test_onnx_answers_as_the_model_does_and_normalises_by_itself(tmp_path):
                      partition={"rule": "quantity", "clients": 2, "labels_per_client": 1},
                      training={"rounds": 1})  # fmt: skip
     model = fedskew.load(result.folder)
-    written = onnx.load(model.export(tmp_path / "model.onnx", "onnx"))
-    assert json.loads({entry.key: entry.value for entry in written.metadata_props}["classes"]) == ["0", "1"]
     for samples in (x[:1], x):  # with many, LeNet-5's own faster pooling would be another path
-        (found,) = ReferenceEvaluator(written).run(None, {"samples": samples})
+        found, notes = exported(model, tmp_path / "model.onnx", "onnx", samples)
+        assert json.loads(notes["classes"]) == ["0", "1"]
         np.testing.assert_allclose(found, model.predict(samples), atol=1e-5)
 
 
