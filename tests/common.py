@@ -71,6 +71,16 @@ def fedskew(*words: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@contextmanager
+def refused(kind: type[Exception], *words: str, match: str | None = None) -> Iterator[None]:
+    """What is refused in one line, with these words in it."""
+    with pytest.raises(kind, match=match) as raised:
+        yield
+    said = str(raised.value)
+    assert [word for word in words if word not in said] == [], said
+    assert "\n" not in said
+
+
 def one_line(error: FedskewError, case: object) -> None:
     """An error of a fuzzed case says all in one line."""
     if "\n" in str(error):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common import rng, save_image, table
+from common import refused, rng, save_image, table
 from fedskew import data
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, DataError, DataWarning
@@ -140,9 +140,8 @@ def test_the_first_level_names_clients_where_asked(tmp_path):
     assert made.client_names == ("site 10", "site 2", "site 3")
     assert np.bincount(made.clients, minlength=3).sum() == len(made.targets) == 16
     assert set(made.clients) == {0, 1}
-    with pytest.raises(DataError, match=r"site 10.* holds folders and no images.* client_level = true") as raised:
+    with refused(DataError, match=r"site 10.* holds folders and no images.* client_level = true"):
         data.load("folder", tmp_path, rng=rng())
-    assert "\n" not in str(raised.value)
 
 
 def test_colour_and_grey_together_are_colour(tmp_path):
@@ -258,9 +257,8 @@ BAD_ARRAYS = [
 
 @pytest.mark.parametrize(("arrays", "message"), BAD_ARRAYS)
 def test_arrays_that_do_not_fit_are_named(arrays, message, tmp_path):
-    with pytest.raises(DataError, match=message) as raised:
+    with refused(DataError, "d.npz", match=message):
         data.load("npz", save(tmp_path / "d.npz", **arrays), rng=rng())
-    assert "d.npz" in str(raised.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"text"])
@@ -329,9 +327,8 @@ BAD_TABLES = [
 
 @pytest.mark.parametrize(("text", "message"), BAD_TABLES)
 def test_a_table_that_does_not_fit_is_refused_with_its_line(text, message, tmp_path):
-    with pytest.raises(DataError, match=message) as raised:
+    with refused(DataError, "d.csv", match=message):
         data.load("csv", table(tmp_path / "d.csv", text), rng=rng())
-    assert "d.csv" in str(raised.value)
 
 
 def test_files_of_a_table_that_are_not_there_or_differ_are_named(tmp_path):

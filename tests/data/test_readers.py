@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import fedskew
-from common import task
+from common import refused, task
 from fedskew import data
 from fedskew.data import ByteImages
 from fedskew.data.published import ImageFiles, Source
@@ -114,9 +114,8 @@ def test_a_missing_or_damaged_image_is_named_when_it_is_read(tmp_path):
     with pytest.raises(DataError, match=r"b\.png is missing .*its page"):
         inputs.index_select(0, torch.tensor([1]))
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:40])
-    with pytest.raises(DataError, match=r"b\.png is damaged: it can't be read as an image") as raised:
+    with refused(DataError, match=r"b\.png is damaged: it can't be read as an image"):
         inputs.index_select(0, torch.tensor([1]))
-    assert "\n" not in str(raised.value)
 
 
 def test_packed_images_are_the_same_and_made_once(pixels, tmp_path):
@@ -306,9 +305,8 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD)
 def test_a_column_that_does_not_exist_is_answered_with_the_nearest(options, error, message):
-    with pytest.raises(error, match=message) as raised:
+    with refused(error, match=message):
         data.from_huggingface(numbers(10), rng=np.random.default_rng(0), **options)
-    assert "\n" not in str(raised.value)
 
 
 def test_tables_that_do_not_fit_are_refused_in_one_line():

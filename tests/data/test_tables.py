@@ -10,7 +10,7 @@ import torch
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from common import rng, table
+from common import refused, rng, table
 from fedskew import data
 from fedskew.data import Proposal, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, ConfigError, DataError, DataWarning
@@ -107,11 +107,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
 def test_a_table_that_does_not_fit_the_schema_is_refused_by_name(text, message, tmp_path):
-    with pytest.raises(DataError) as raised:
+    with refused(DataError, message, "t.csv"):
         load(table(tmp_path / "t.csv", text))
-    assert message in str(raised.value)
-    assert "t.csv" in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_category_that_nobody_knows_is_another_one_and_said(tmp_path):
@@ -227,9 +224,8 @@ BAD_SCHEMAS = [
 
 @pytest.mark.parametrize(("columns", "message"), BAD_SCHEMAS)
 def test_a_schema_with_a_mistake_is_refused_by_its_key(columns, message, tmp_path):
-    with pytest.raises(ArgumentError) as raised:
+    with refused(ArgumentError, message):
         TableSchema.of_plain({"columns": columns})
-    assert message in str(raised.value)
     path = table(tmp_path / "s.toml", "missing = 3\n[columns]\na = {kind = 'number'}\n")
     with pytest.raises(ConfigError, match=r"s.toml: missing: "):
         TableSchema.read_toml(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import task
+from common import refused, task
 from fedskew import data, models
 from fedskew.arena import Arena
 from fedskew.deploy import Agreement
@@ -140,10 +140,8 @@ WRONG = [  # beside those of cli/test_mistakes.py
 
 @pytest.mark.parametrize(("change", "says"), WRONG)
 def test_a_mistake_is_one_line_that_names_the_key_and_what_would_be_right(path, change, says):
-    with pytest.raises(ConfigError) as raised:
+    with refused(ConfigError, says):
         read(path, dict([parse_change(change)]))
-    assert says in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 OTHERS = {bool: [1, "yes"], int: [True, "3"], float: [True, "0.5"], str: [3, True]}

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1_score, roc_auc_score
 
 import fedskew
-from common import as_bits, bits, exported, stop_at
+from common import as_bits, bits, exported, refused, stop_at
 from fedskew import findings
 from fedskew.cli import app
 from fedskew.data import Dataset
@@ -314,10 +314,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("sections", "error", "words"), REFUSED, ids=[words for *_, words in REFUSED])
 def test_what_needs_one_class_is_refused_by_name(sections, error, words):
-    with pytest.raises(error) as raised:
+    with refused(error, words):
         run(**sections)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_label_mix_is_of_one_class(tmp_path):

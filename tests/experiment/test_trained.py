@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 import fedskew
-from common import exported, task
+from common import exported, refused, task
 from fedskew.data import ByteImages, Dataset
 from fedskew.errors import ArgumentError, ConfigError, DataWarning, MissingPackageError, RunError
 
@@ -84,10 +84,8 @@ def test_arrays_lists_bytes_and_images_without_a_channel_are_understood(run):
     ],
 )
 def test_samples_of_another_form_are_refused_in_one_line(run, inputs, words):
-    with pytest.raises(ArgumentError) as refused:
+    with refused(ArgumentError, words):
         fedskew.load(run.folder).predict(inputs)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_images_in_other_units_than_those_of_training_are_warned_of(tmp_path):
@@ -134,10 +132,8 @@ def test_a_model_with_a_flipped_bit_is_refused_in_one_line(tmp_path, run, at):
     content[at if at < 0 else content.index(b'\\"7\\"') + 2] ^= 4
     (folder / "model.safetensors").write_bytes(content)
     says = "model.safetensors: the model can't be read (its content does not match its checksum); put the file back"
-    with pytest.raises(RunError) as refused:
+    with refused(RunError, says):
         fedskew.load(folder)
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
