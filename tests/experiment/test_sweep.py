@@ -176,11 +176,6 @@ def test_long_names_that_differ_at_their_end_are_folders_of_their_own(tmp_path):
     assert exact.cells[0].config.name == f"small-{'a' * 74}"
 
 
-def test_quick_needs_a_table_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match=r"small.toml: there is no \[quick\] table"):
-        sweep_of(tmp_path, "[sweep]\n", quick=True)
-
-
 def test_what_can_change_the_tables_changes_the_folder(tmp_path):
     tables = "[sweep.grid]\npartition.beta = [0.1, 0.5]\n"
     folders = {
@@ -224,7 +219,10 @@ def test_a_combination_that_makes_no_sense_is_refused_as_such(tmp_path):
         ("[sweep]\nmethods = ['fedpals']\n", "cell 'fedpals': target"),
         ("[sweep.grid]\ndata.name = ['digits', 'mnist']\n", "cell 'name=mnist': "),
         ("[sweep.grid]\npartition.min_size = [1000]\n", "cell 'min_size=1000': "),
-        ('[sweep.grid]\n"partition" = [{rule = "natural"}]\n', "cell 'rule=natural': partition.rule: "),
+        (
+            '[sweep.grid]\n"partition" = [{rule = "natural"}]\n',
+            "cell 'rule=natural': partition.rule: data set 'digits' defines no clients",
+        ),
     ],
 )
 def test_what_cannot_be_set_up_is_refused_before_anything_runs(tmp_path, monkeypatch, tables, says):
