@@ -135,7 +135,7 @@ def test_a_model_is_moved_to_the_texts_of_another_place(run, tmp_path):
             write(tmp_path / "new" / label / f"{number}.txt", texts[number % 3])
     model = fedskew.load(run.folder)
     (new,) = data.unlabelled([tmp_path / "new"], model.in_shape, encoder=model.encoder)
-    found = experiment.Adaptation.of(model, new.inputs, model.held_out(), normalised=(False, True))
+    found = experiment.Adaptation.of(model, new.inputs, model.held_out(), normalised=True)
     assert found.estimate.mix[0] == pytest.approx(0.75, abs=0.1)
     inputs, labels = experiment.Adaptation.read_labelled(tmp_path / "new", model)
     assert (inputs.shape, np.bincount(labels).tolist()) == ((40, 5), [30, 10])
