@@ -2,6 +2,7 @@
 
 import json
 import resource
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +69,16 @@ def fedskew(*words: object) -> tuple[int, str]:
     if isinstance(result.exception, FedskewError):
         return result.exception.exit_code, str(result.exception)
     return result.exit_code, result.output
+
+
+@contextmanager
+def refused(kind: type[Exception], *words: str, match: str | None = None) -> Iterator[None]:
+    """What is refused in one line, with these words in it."""
+    with pytest.raises(kind, match=match) as raised:
+        yield
+    said = str(raised.value)
+    assert [word for word in words if word not in said] == [], said
+    assert "\n" not in said
 
 
 def one_line(error: FedskewError, case: object) -> None:
@@ -142,6 +153,22 @@ def stop_at(round: int, error: type[BaseException] = KeyboardInterrupt) -> Calla
             raise error
 
     return stop
+
+
+def exported(model: Any, path: Path, kind: str, samples: Any) -> tuple[Any, dict[str, str]]:
+    """What a trained model gives for samples where another program runs it, and the notes in its file."""
+    place = model.export(path, kind)
+    if kind == "onnx":
+        onnx, reference = pytest.importorskip("onnx"), pytest.importorskip("onnx.reference")
+        (found,) = reference.ReferenceEvaluator(str(place)).run(None, {"samples": np.asarray(samples)})
+        return found, {one.key: one.value for one in onnx.load(place).metadata_props}
+    notes = dict.fromkeys(("classes", "encoder", "probabilities", "samples"), "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's, of torch.jit
+        script = torch.jit.load(place, _extra_files=notes)
+    return script(torch.as_tensor(samples)).numpy(), {
+        name: bytes(said).decode() for name, said in notes.items() if said
+    }
 
 
 def table(path: Path, text: str) -> Path:

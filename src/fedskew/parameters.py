@@ -140,7 +140,7 @@ def checked_options(
     function: Callable[..., Any], options: Mapping[str, Any], what: str, own: Collection[str]
 ) -> dict[str, Any]:
     """Return a function's options, by name as given, held against its annotated types; lists stand for tuples."""
-    hints = get_type_hints(function)
+    hints = get_type_hints(function, include_extras=True)
     known = sorted(hints.keys() - {*own, "return"})
     checked = {}
     for option, value in options.items():

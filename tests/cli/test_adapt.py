@@ -3,17 +3,15 @@
 import dataclasses
 import json
 import shutil
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import softmax
 
 import fedskew
-from common import save_image, task
+from common import exported, save_image, task
 from fedskew import experiment
 from fedskew.data import load
 from fedskew.errors import ArgumentError, DataError, RunError
@@ -110,11 +108,8 @@ def test_the_command_writes_a_model_that_predict_and_python_use(folders, command
     np.testing.assert_allclose(first, moved.predict(samples[:1])[0], atol=1e-6)
     plain = fedskew.load(folders / "run").predict(samples[:1])[0]
     assert np.abs(np.array(first) - plain).max() > 1e-3
-    exported = moved.export(folders / "moved.pt", "torchscript")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's, of torch.jit
-        scripted = torch.jit.load(exported)
-    np.testing.assert_allclose(scripted(torch.from_numpy(samples)).numpy(), moved.predict(samples), atol=1e-5)
+    scripted, _ = exported(moved, folders / "moved.pt", "torchscript", samples)
+    np.testing.assert_allclose(scripted, moved.predict(samples), atol=1e-5)
 
 
 def test_held_out_images_in_folders_or_an_array(folders, command):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common import save_image
+from common import refused, save_image
 from fedskew import data
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, DataError
@@ -32,9 +32,8 @@ def test_an_unknown_option_is_answered_with_the_known(name, option, hint, tmp_pa
 )
 def test_an_option_of_the_wrong_type_is_named(name, options, tmp_path):
     ((option, _),) = options.items()
-    with pytest.raises(ArgumentError, match=f"^{option}: ") as raised:
+    with refused(ArgumentError, match=f"^{option}: "):
         data.load(name, tmp_path, rng=np.random.default_rng(0), **options)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_root_that_is_not_there_is_named_with_where_it_came_from(monkeypatch, tmp_path):

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from sklearn.model_selection import train_test_split
 
+from common import refused
 from fedskew import data
 from fedskew.errors import ArgumentError, DataError
 from published_formats import CINIC_CLASSES, PACS_CLASSES, WRITERS, idx, image, write
@@ -65,21 +66,15 @@ def test_every_sample_of_every_class_is_read(name, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_without_files_the_first_that_is_missing_is_named_with_its_page(name, tmp_path):
-    with pytest.raises(DataError) as raised:
+    with refused(DataError, str(tmp_path), "is missing", PAGES[name]):
         load(name, tmp_path)
-    message = str(raised.value)
-    assert str(tmp_path) in message
-    assert "is missing" in message
-    assert PAGES[name] in message
-    assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", sorted(set(WRITERS) - {"tiny_imagenet", "pacs", "iwildcam"}))
 def test_a_part_of_a_data_set_does_not_pass_for_the_whole(name, tmp_path):
     write(name, tmp_path)
-    with pytest.raises(DataError, match="is damaged") as raised:
+    with refused(DataError, match="is damaged"):
         data.load(name, tmp_path, rng=np.random.default_rng(0))
-    assert "\n" not in str(raised.value)
 
 
 DAMAGED = [
@@ -101,13 +96,8 @@ DAMAGED = [
 def test_a_damaged_file_says_so_in_one_line(name, file, content, message, tmp_path):
     write(name, tmp_path)
     (tmp_path / file).write_bytes(gzip.compress(content) if file.endswith(".gz") else content)
-    with pytest.raises(DataError) as raised:
+    with refused(DataError, str(tmp_path / file).removesuffix(".gz"), "is damaged", message):
         load(name, tmp_path)
-    found = str(raised.value)
-    assert str(tmp_path / file).removesuffix(".gz") in found
-    assert "is damaged" in found
-    assert message in found
-    assert "\n" not in found
 
 
 def test_emnist_s_characters_stand_upright(tmp_path):

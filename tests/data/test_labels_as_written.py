@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common import rng, save_image
+from common import refused, rng, save_image
 from fedskew import data
 from fedskew.data import Dataset, from_object, holdings
 from fedskew.errors import DataError, DataWarning
@@ -59,12 +59,8 @@ def test_a_class_that_data_name_is_one_also_where_its_name_says_nothing(tmp_path
 
 @pytest.mark.parametrize(("labels", "words"), REFUSED, ids=[words[:30] for _, words in REFUSED])
 def test_what_is_no_class_is_refused_in_one_line_with_what_to_do(labels, words, tmp_path):
-    with pytest.raises(DataError) as raised:
+    with refused(DataError, words, "own.csv"):
         table(tmp_path, labels)
-    said = str(raised.value)
-    assert words in said
-    assert "own.csv" in said
-    assert "\n" not in said
     with pytest.raises(DataError) as counted:
         holdings(tmp_path / "own.csv", "label")
     assert words in str(counted.value) or "empty" in str(counted.value)
@@ -164,7 +160,7 @@ def test_tables_of_hugging_face_are_read_by_the_same_rules(tmp_path):
             **options,
         )
 
-    with pytest.raises(DataError, match="table: 1 sample without a label"):
+    with pytest.raises(DataError, match="table: 1 sample without a label .*first in sample 21"):
         of([0, 1] * 10 + [None])
     with pytest.warns(DataWarning, match="1 sample without a label left out"):
         assert sizes(of([0, 1] * 10 + [None], missing_labels="drop")) == {"0": 10, "1": 10}

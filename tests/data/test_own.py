@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common import rng, save_image, table
+from common import refused, rng, save_image, table
 from fedskew import data
 from fedskew.data import Dataset
 from fedskew.errors import ArgumentError, DataError, DataWarning
@@ -140,9 +140,8 @@ def test_the_first_level_names_clients_where_asked(tmp_path):
     assert made.client_names == ("site 10", "site 2", "site 3")
     assert np.bincount(made.clients, minlength=3).sum() == len(made.targets) == 16
     assert set(made.clients) == {0, 1}
-    with pytest.raises(DataError, match=r"site 10.* holds folders and no images.* client_level = true") as raised:
+    with refused(DataError, match=r"site 10.* holds folders and no images.* client_level = true"):
         data.load("folder", tmp_path, rng=rng())
-    assert "\n" not in str(raised.value)
 
 
 def test_colour_and_grey_together_are_colour(tmp_path):
@@ -170,13 +169,9 @@ def test_images_of_different_sizes_are_refused_or_resized(tmp_path):
             data.load("folder", tmp_path, size=size)
 
 
-def test_what_is_no_folder_of_images_is_named(tmp_path):
-    (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match="found no images, and no texts .*, in CLASS folders"):
-        data.load("folder", tmp_path, rng=rng())
-    (tmp_path / "a" / "x.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match="is no folder"):
-        data.load("folder", tmp_path / "a" / "x.png", rng=rng())
+def test_a_file_in_place_of_a_folder_is_named(tmp_path):
+    with pytest.raises(DataError, match="x.png: is no folder"):
+        data.load("folder", table(tmp_path / "x.png", "no image"), rng=rng())
 
 
 # ---- npz
@@ -258,9 +253,8 @@ BAD_ARRAYS = [
 
 @pytest.mark.parametrize(("arrays", "message"), BAD_ARRAYS)
 def test_arrays_that_do_not_fit_are_named(arrays, message, tmp_path):
-    with pytest.raises(DataError, match=message) as raised:
+    with refused(DataError, "d.npz", match=message):
         data.load("npz", save(tmp_path / "d.npz", **arrays), rng=rng())
-    assert "d.npz" in str(raised.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"text"])
@@ -321,31 +315,26 @@ BAD_TABLES = [
     ("label\nx\n", "line 1: no column is left for features"),
     ("a,label\n", "nothing below the header"),
     ("a,b,label\n1,2,x\n1,x\n", "line 3: 2 cells where the header has 3"),
-    ("a,b,label\n1,2,x\n\n1,two,x\n", "line 4, column 'b': 'two' is not a number; a schema says what else"),
-    ("a,b,label\n1,2,x\n1,2, \n", "1 sample without a label"),
+    (
+        "a,b,label\n1,2,x\n\n1,two,x\n",
+        "line 4, column 'b': 'two' is not a number; a schema says .*: fedskew schema .*d.csv",
+    ),
     ("client,b,label\n,2,x\n", "line 2, column 'client': empty"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), BAD_TABLES)
 def test_a_table_that_does_not_fit_is_refused_with_its_line(text, message, tmp_path):
-    with pytest.raises(DataError, match=message) as raised:
+    with refused(DataError, "d.csv", match=message):
         data.load("csv", table(tmp_path / "d.csv", text), rng=rng())
-    assert "d.csv" in str(raised.value)
 
 
 def test_files_of_a_table_that_are_not_there_or_differ_are_named(tmp_path):
     path = table(tmp_path / "d.csv", "a,label\n1,x\n2,x\n")
     with pytest.raises(DataError, match=r"t.csv: can't be read"):
         data.load("csv", path, test="t.csv")
-    table(tmp_path / "t.csv", "b,label\n1,x\n")
-    with pytest.raises(DataError, match=r"t.csv, line 1: no column 'a', which the schema has"):
-        data.load("csv", path, test="t.csv")
     with pytest.raises(DataError, match="no column 'sit'; set data.client"):
         data.load("csv", path, client="sit", rng=rng())
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty: there is no CSV or Parquet file"):
-        data.load("csv", tmp_path / "empty", rng=rng())
     path.write_bytes(b"a,label\n1,\xff\n")
     with pytest.raises(DataError, match="line 2: not UTF-8 text"):
         data.load("csv", path, rng=rng())

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import fedskew
-from common import task
+from common import refused, task
 from fedskew import data
 from fedskew.data import ByteImages
 from fedskew.data.published import ImageFiles, Source
@@ -114,9 +114,8 @@ def test_a_missing_or_damaged_image_is_named_when_it_is_read(tmp_path):
     with pytest.raises(DataError, match=r"b\.png is missing .*its page"):
         inputs.index_select(0, torch.tensor([1]))
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:40])
-    with pytest.raises(DataError, match=r"b\.png is damaged: it can't be read as an image") as raised:
+    with refused(DataError, match=r"b\.png is damaged: it can't be read as an image"):
         inputs.index_select(0, torch.tensor([1]))
-    assert "\n" not in str(raised.value)
 
 
 def test_packed_images_are_the_same_and_made_once(pixels, tmp_path):
@@ -306,9 +305,8 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD)
 def test_a_column_that_does_not_exist_is_answered_with_the_nearest(options, error, message):
-    with pytest.raises(error, match=message) as raised:
+    with refused(error, match=message):
         data.from_huggingface(numbers(10), rng=np.random.default_rng(0), **options)
-    assert "\n" not in str(raised.value)
 
 
 def test_tables_that_do_not_fit_are_refused_in_one_line():
@@ -316,9 +314,6 @@ def test_tables_that_do_not_fit_are_refused_in_one_line():
     two = hf().Dataset.from_dict({"a": ["x"] * 8, "b": ["y"] * 8, "label": [0, 1] * 4})
     with pytest.raises(ArgumentError, match="inputs: say which column to learn from: a, b all hold texts"):
         data.from_huggingface(two, rng=rng)
-    empty = hf().Dataset.from_dict({"a": [1.0] * 4, "label": [0, None, 1, 1]})
-    with pytest.raises(DataError, match="without a label .*first in sample 2"):
-        data.from_huggingface(empty, rng=rng)
     hole = hf().Dataset.from_dict({"a": [1.0, None, 2.0, 3.0] * 4, "label": [0, 0, 1, 1] * 4})
     with pytest.raises(DataError, match="a has an empty value"):
         data.from_huggingface(hole, rng=rng)

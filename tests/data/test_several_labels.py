@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from common import as_bits, rng
+from common import as_bits, refused, rng
 from fedskew import data, findings
 from fedskew.data import Dataset, from_object, holdings
 from fedskew.errors import ArgumentError, DataError, DataWarning
@@ -98,10 +98,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("rows", "words"), MISTAKES)
 def test_columns_of_something_else_are_refused(rows, words, tmp_path):
-    with pytest.raises(DataError) as raised:
+    with refused(DataError, words, "own.csv"):
         data.load("csv", columns(tmp_path, rows), rng=rng(), label=list(NAMES))
-    assert words in str(raised.value)
-    assert "own.csv" in str(raised.value)
 
 
 def test_more_mistakes_of_several_labels(tmp_path):
@@ -206,7 +204,5 @@ def test_each_of_several_tables_is_a_client(tmp_path):
 )
 def test_mistakes_are_one_line(label, separator, words, tmp_path):
     (tmp_path / "own.csv").write_text(CELLS)
-    with pytest.raises(DataError) as raised:
+    with refused(DataError, words, "own.csv"):
         holdings(tmp_path / "own.csv", label, "site", separator)
-    assert words in str(raised.value)
-    assert "own.csv" in str(raised.value)

@@ -10,7 +10,7 @@ import torch
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from common import rng, table
+from common import refused, rng, table
 from fedskew import data
 from fedskew.data import Proposal, TableSchema, encoder_of
 from fedskew.errors import ArgumentError, ConfigError, DataError, DataWarning
@@ -91,7 +91,6 @@ MISTAKES = [
     ("row,diagnosis\n1,ill\n", "no column 'age', which the schema has; neither 'dose', 'sex'"),
     ("row,sex,age,dose,bmi,diagnosis\n1,f,2,1,20,ill\n", "line 1: the schema has no column 'bmi'; leave it out"),
     ("sex,age,dose\nf,2,1\n", "line 1: no column 'diagnosis' of labels"),
-    ("sex,age,dose,diagnosis\nf,2,1,\n", "1 sample without a label"),
     ("sex,age,dose,diagnosis\nf,2,1,ill\nf,old,1,ill\n", "line 3, column 'age': 'old' is not a number"),
     ("sex,age,dose,diagnosis\nf,2,,ill\n", "line 2, column 'dose': empty, and no cell of this column may be missing"),
     ("sex,age,dose,diagnosis\nf,2,NA,ill\n", "line 2, column 'dose': 'NA' counts as missing, and no cell of this"),
@@ -100,18 +99,14 @@ MISTAKES = [
      "line 3, column 'age': 310 is outside the schema's range, 0 to 120 years (1 of the column are)"),
     ("sex,age,dose,diagnosis\n" + "1,2,1,ill\n" * 10,
      "column 'sex': not one of its 10 cells is of a category of the schema: '1'; the schema has 'f', 'm'"),
-    ("sex,age,dose,diagnosis\nf;2;1;ill\n", "line 2: 1 cell where the header has 4"),
     ("sex;age;dose;diagnosis\nf;2;1.234,5;ill\nf;2;1,234.5;ill\n", "writes decimals in two ways"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "message"), MISTAKES)
 def test_a_table_that_does_not_fit_the_schema_is_refused_by_name(text, message, tmp_path):
-    with pytest.raises(DataError) as raised:
+    with refused(DataError, message, "t.csv"):
         load(table(tmp_path / "t.csv", text))
-    assert message in str(raised.value)
-    assert "t.csv" in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_category_that_nobody_knows_is_another_one_and_said(tmp_path):
@@ -227,20 +222,11 @@ BAD_SCHEMAS = [
 
 @pytest.mark.parametrize(("columns", "message"), BAD_SCHEMAS)
 def test_a_schema_with_a_mistake_is_refused_by_its_key(columns, message, tmp_path):
-    with pytest.raises(ArgumentError) as raised:
+    with refused(ArgumentError, message):
         TableSchema.of_plain({"columns": columns})
-    assert message in str(raised.value)
     path = table(tmp_path / "s.toml", "missing = 3\n[columns]\na = {kind = 'number'}\n")
     with pytest.raises(ConfigError, match=r"s.toml: missing: "):
         TableSchema.read_toml(path)
-    with pytest.raises(ArgumentError, match="label: the schema says which columns"):
-        load(table(tmp_path / "t.csv", TABLE), label="diagnosis")
-
-
-def test_without_a_schema_the_refusal_points_to_one(tmp_path):
-    path = table(tmp_path / "t.csv", "sex,age,label\nf,30.5,a\n")
-    with pytest.raises(DataError, match=r"'f' is not a number; a schema says .*: fedskew schema .*t.csv"):
-        data.load("csv", path, rng=rng())
 
 
 # ---- the proposal

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
 import fedskew
+from common import exported
 from fedskew import data, experiment
 from fedskew.errors import ArgumentError, DataError, DataWarning
 
@@ -119,13 +119,14 @@ def test_texts_are_predicted_as_they_were_trained_on(run, tmp_path):
         model.predict(["Regenwetter"])
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.load` is deprecated:DeprecationWarning")
 def test_an_exported_model_says_what_to_do_with_a_text_before(run, tmp_path):
-    model, extra = fedskew.load(run.folder), {"encoder": "", "samples": ""}
-    torch.jit.load(model.export(tmp_path / "model.pt", "torchscript"), _extra_files=extra)
-    words = json.loads(extra["encoder"])["words"]
-    assert [words.index(word) + 2 for word in ("a", "fine")] == model.encoder.encode(["A fine"])[0, :2].tolist()
-    assert "an id is a word's place in `words` of `encoder` plus 2" in str(extra["samples"])
+    model = fedskew.load(run.folder)
+    ids = model.encoder.encode(["A fine"])
+    found, notes = exported(model, tmp_path / "model.pt", "torchscript", ids)
+    np.testing.assert_allclose(found, model.predict(["A fine"]), atol=1e-6)
+    words = json.loads(notes["encoder"])["words"]
+    assert [words.index(word) + 2 for word in ("a", "fine")] == ids[0, :2].tolist()
+    assert "an id is a word's place in `words` of `encoder` plus 2" in notes["samples"]
 
 
 def test_a_model_is_moved_to_the_texts_of_another_place(run, tmp_path):
@@ -134,7 +135,7 @@ def test_a_model_is_moved_to_the_texts_of_another_place(run, tmp_path):
             write(tmp_path / "new" / label / f"{number}.txt", texts[number % 3])
     model = fedskew.load(run.folder)
     (new,) = data.unlabelled([tmp_path / "new"], model.in_shape, encoder=model.encoder)
-    found = experiment.Adaptation.of(model, new.inputs, model.held_out(), normalised=(False, True))
+    found = experiment.Adaptation.of(model, new.inputs, model.held_out(), normalised=True)
     assert found.estimate.mix[0] == pytest.approx(0.75, abs=0.1)
     inputs, labels = experiment.Adaptation.read_labelled(tmp_path / "new", model)
     assert (inputs.shape, np.bincount(labels).tolist()) == ((40, 5), [30, 10])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import task
+from common import refused, task
 from fedskew import data, models
 from fedskew.arena import Arena
 from fedskew.deploy import Agreement
@@ -119,6 +119,7 @@ def test_the_hash_changes_with_what_can_change_the_model_and_not_with_the_name(p
 
 
 WRONG = [  # beside those of cli/test_mistakes.py
+    ("partition={rule='iid'}", "partition.clients: missing"),
     ("partition.label_per_client=2", "did you mean 'labels_per_client'"),
     ("method.weight={name='fedla'}", "method.weight: no such slot"),
     ("method.weighting={name='fedpal'}", "method.weighting.name: unknown name 'fedpal' (did you mean 'fedpals'"),
@@ -140,10 +141,8 @@ WRONG = [  # beside those of cli/test_mistakes.py
 
 @pytest.mark.parametrize(("change", "says"), WRONG)
 def test_a_mistake_is_one_line_that_names_the_key_and_what_would_be_right(path, change, says):
-    with pytest.raises(ConfigError) as raised:
+    with refused(ConfigError, says):
         read(path, dict([parse_change(change)]))
-    assert says in str(raised.value)
-    assert "\n" not in str(raised.value)
 
 
 OTHERS = {bool: [1, "yes"], int: [True, "3"], float: [True, "0.5"], str: [3, True]}
@@ -182,19 +181,13 @@ def test_a_file_that_is_no_config_is_refused_in_one_line(tmp_path, content, says
         read(file)
 
 
-def test_a_sweep_is_pointed_to_its_own_command():
-    recipe = Path(__file__).parents[2] / "recipes" / "compare.toml"
-    with pytest.raises(ConfigError, match="fedskew sweep"):
-        read(recipe)
-
-
 def test_quick_applies_the_files_own_table_and_only_when_asked(path):
     path.write_text(GOOD + '\n[quick]\n"training.rounds" = 1\n')
     assert read(path).training.rounds == 2
     assert read(path, quick=True).training.rounds == 1
     assert read(path, {"training.rounds": 7}, quick=True).training.rounds == 7
     path.write_text(GOOD)
-    with pytest.raises(ConfigError, match="quick"):
+    with pytest.raises(ConfigError, match=r"small.toml: there is no \[quick\] table"):
         read(path, quick=True)
 
 
@@ -226,8 +219,6 @@ def test_lines_of_keys_are_found_in_tables_and_arrays():
 def test_things_of_ones_own_that_a_config_cannot_name_are_refused():
     with pytest.raises(ConfigError, match="partition.rule"):
         resolve(task(5, rounds=1) | {"partition": {"rule": lambda labels, clients: None, "clients": 5}})
-    with pytest.raises(ConfigError, match="can't be imported"):
-        resolve(task(5, rounds=1) | {"model": "no_such_module:Net"})
 
 
 @pytest.mark.slow

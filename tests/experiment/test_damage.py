@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedskew
-from common import largest_file, task
+from common import largest_file, refused, task
 from fedskew.errors import FedskewError, RunError
 from fedskew.experiment import RunFolder
 
@@ -82,9 +82,8 @@ def test_a_damaged_folder_is_not_gone_on_with_and_nothing_in_it_is_lost(tmp_path
         assert fedskew.simulate(TASK, out=tmp_path, resume=True).rounds
         assert contents(folder) == before
         return
-    with pytest.raises(RunError, match=says) as raised:
+    with refused(RunError, match=says):
         fedskew.simulate(TASK, out=tmp_path, resume=True)
-    assert "\n" not in str(raised.value)
     assert contents(folder) == before
 
 
@@ -122,16 +121,14 @@ def test_a_report_is_not_made_of_a_damaged_folder(tmp_path, finished, damage):
     if damage == "a bit of the state flips":
         assert RunFolder.read_runs(folder)[0].rounds  # a report needs no state
         return
-    with pytest.raises(RunError) as raised:
+    with refused(RunError):
         RunFolder.read_runs(folder)
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("limit", [500, 3_000, 6_500, 12_000])
 def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(tmp_path, finished, limit):
-    with largest_file(limit), pytest.raises(RunError, match=r"small-.*: can't be written: ") as raised:
+    with largest_file(limit), refused(RunError, match=r"small-.*: can't be written: "):
         fedskew.simulate(TASK, out=tmp_path)
-    assert "\n" not in str(raised.value)
     folder = fedskew.simulate(TASK, out=tmp_path, resume=True).folder
     assert (folder / "model.safetensors").read_bytes() == (finished / "model.safetensors").read_bytes()
 
@@ -148,8 +145,7 @@ def test_a_name_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, name)
     (tmp_path / "this_raises.py").write_text("raise RuntimeError('two\\nlines')\n")
     (tmp_path / "this_is_odd.py").write_text("def broken(:\n")
     for tables in ({"model": {"name": name}}, {"data": {"name": name}}, {"method": {"weighting": name}}):
-        with pytest.raises(
+        with refused(
             FedskewError, match=r"(model|data|weighting).name: .* (can't be imported|names nothing|standard library)"
-        ) as raised:
+        ):
             fedskew.simulate(TASK, **tables)
-        assert "\n" not in str(raised.value)

@@ -382,11 +382,9 @@ def test_a_network_of_ones_own_with_statistics(tmp_path):
         (changed(pipeline={"clusters": 11}), "^method.pipeline.clusters: 11, and at most 10: no more"),
         (changed(pipeline={"encoder_rounds": 7}), "^method.pipeline.encoder_rounds: 7 of rounds = 7"),
         (changed(pipeline={"encoder_round": 7}), "method.pipeline.encoder_round: .*did you mean 'encoder_rounds'"),
-        (changed(pipeline={"head": "warm"}), "method.pipeline.head: .*fresh"),
         (changed(pipeline={"clusters": 2.5}), "method.pipeline.clusters: .*got 2.5"),
         ({**TASK, "method": {"pipeline": {"clusters": 2}}}, "method.pipeline.name: missing .known: fedconcat"),
         ({**TASK, "model": Headless}, "^model.name: FedConcat can't use test_fedconcat:Headless: .* self.head"),
-        (changed(training={"rounds": 1}), "^method.pipeline.encoder_rounds: "),
     ],
 )
 def test_what_cannot_run_is_refused_before_it_does(tree, says):

@@ -9,7 +9,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.utils.class_weight import compute_class_weight
 
 import fedskew
-from common import built, same
+from common import built, refused, same
 from fedskew.data import Dataset
 from fedskew.errors import ConfigError
 from fedskew.experiment import resolve
@@ -132,23 +132,18 @@ def test_a_balanced_sampler_draws_the_classes_of_each_client_equally_often():
 @pytest.mark.parametrize(
     ("tables", "says"),
     [
-        ({"training": {"class_weights": [1.0, 2.0, 3.0]}}, "training.class_weights: expected 2 weights"),
         ({"training": {"class_weights": [0.0, 0.0]}}, "training.class_weights: expected 2 weights"),
         ({"training": {"class_weights": [-1.0, 1.0]}}, "training.class_weights"),
-        ({"training": {"class_weights": "equal"}}, "training.class_weights"),
-        ({"training": {"sampler": "uniform"}}, "training.sampler"),
         ({"training": {"class_weights": "balanced", "sampler": "balanced"}}, "would count twice"),
         ({"training": {"class_weights": "balanced"}, "method": "fedvls"}, "makes up for the shares"),
         ({"training": {"sampler": "balanced"}, "method": "fedlc"}, "makes up for the shares"),
         ({"training": {"sampler": "balanced"}, "method": "seol_kim"}, "training.sampler: SeolKim says itself"),
-        ({"evaluation": {"measure": "f1"}}, "evaluation.measure"),
         ({"evaluation": {"measure": "target_accuracy"}}, "evaluation.measure: there is no target"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(tables, says):
-    with pytest.raises(ConfigError, match=says) as raised:
+    with refused(ConfigError, match=says):
         run(**tables)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_threshold_is_chosen_on_validation_and_decides(tmp_path):

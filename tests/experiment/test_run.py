@@ -12,7 +12,7 @@ from torch import nn
 
 import fedskew
 from common import alike, bits, records_of, task, without_times
-from fedskew.errors import ConfigError, RunError
+from fedskew.errors import RunError
 from fedskew.experiment import RunFolder
 
 TASK = task(8, beta=0.3, rounds=4, participation=0.5, epochs=1, batch_size=16, lr=0.1, momentum=0.9) | {
@@ -237,20 +237,3 @@ def test_a_network_of_ones_own_trains_and_replays_from_its_config(tmp_path):
     replay = fedskew.simulate(result.folder / "config.toml")
     assert torch.equal(before, torch.get_rng_state())
     assert bits(replay) == bits(result)
-
-
-def test_a_network_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="model.name"):
-        fedskew.simulate(TASK, model={"name": dict})
-
-
-@pytest.mark.parametrize(
-    ("tables", "says"),
-    [
-        ({"partition": {"rule": "natural"}}, "defines no clients"),
-        ({"partition": {"rule": "quantity", "labels_per_client": 2}}, "partition.clients"),
-    ],
-)
-def test_what_cannot_run_is_refused_before_training(tables, says):
-    with pytest.raises(fedskew.FedskewError, match=says):
-        fedskew.simulate(TASK, **tables)

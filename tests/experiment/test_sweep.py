@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common import refused
 from fedskew import methods, models, simulate
 from fedskew.engine import Evaluation, RoundRecord
 from fedskew.errors import ArgumentError, CombinationError, ConfigError, FedskewError, MissingPackageError, RunError
@@ -175,11 +176,6 @@ def test_long_names_that_differ_at_their_end_are_folders_of_their_own(tmp_path):
     assert exact.cells[0].config.name == f"small-{'a' * 74}"
 
 
-def test_quick_needs_a_table_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match=r"small.toml: there is no \[quick\] table"):
-        sweep_of(tmp_path, "[sweep]\n", quick=True)
-
-
 def test_what_can_change_the_tables_changes_the_folder(tmp_path):
     tables = "[sweep.grid]\npartition.beta = [0.1, 0.5]\n"
     folders = {
@@ -198,11 +194,8 @@ def test_what_can_change_the_tables_changes_the_folder(tmp_path):
 
 @pytest.mark.parametrize("known", REFUSED, ids=lambda known: known["says"])
 def test_a_mistake_in_the_file_is_one_line_that_says_where_and_what_would_be_right(tmp_path, known):
-    with pytest.raises(ConfigError) as raised:
+    with refused(ConfigError, known["says"], "small.toml"):
         sweep_of(tmp_path, known["tables"])
-    assert known["says"] in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert "small.toml" in str(raised.value)
 
 
 def test_a_mistake_in_the_task_names_its_own_line_and_one_from_outside_none(tmp_path):
@@ -226,14 +219,16 @@ def test_a_combination_that_makes_no_sense_is_refused_as_such(tmp_path):
         ("[sweep]\nmethods = ['fedpals']\n", "cell 'fedpals': target"),
         ("[sweep.grid]\ndata.name = ['digits', 'mnist']\n", "cell 'name=mnist': "),
         ("[sweep.grid]\npartition.min_size = [1000]\n", "cell 'min_size=1000': "),
-        ('[sweep.grid]\n"partition" = [{rule = "natural"}]\n', "cell 'rule=natural': partition.rule: "),
+        (
+            '[sweep.grid]\n"partition" = [{rule = "natural"}]\n',
+            "cell 'rule=natural': partition.rule: data set 'digits' defines no clients",
+        ),
     ],
 )
 def test_what_cannot_be_set_up_is_refused_before_anything_runs(tmp_path, monkeypatch, tables, says):
     monkeypatch.delenv("FEDSKEW_DATA", raising=False)
-    with pytest.raises(FedskewError) as raised:
+    with refused(FedskewError, says):
         run_sweep(sweep_of(tmp_path, tables), tmp_path / "runs")
-    assert says in str(raised.value)
     assert not (tmp_path / "runs").exists()
 
 
@@ -443,6 +438,7 @@ class Own:
 
 
 COUNTED = """import os
+from common import refused
 from fedskew import data
 
 def make():

@@ -243,7 +243,7 @@ def _propose(table: dict[str, Any]) -> Proposal:
     label = tuple(label) if isinstance(label, list) else label
     client, more = table.pop("client", None), (table.get("decimal"), table.get("separator"))
     proposal = Proposal.of_files([root], label, client, *more)
-    if proposal.schema.called("label") is None:
+    if not proposal.schema.labelled:
         columns = ", ".join(proposal.schema.columns)
         raise DataError(f"{root}: no column is called label; say which it is: --set data.label=NAME (of {columns})")
     return proposal

@@ -232,7 +232,7 @@ def _move(model: TrainedModel, samples: Tensor, held_out: Path | None) -> tuple[
 
     try:
         labelled = model.held_out() if held_out is None else Adaptation.read_labelled(held_out, model)
-        return Adaptation.of(model, samples, labelled, normalised=(False, held_out is None)), ""
+        return Adaptation.of(model, samples, labelled, normalised=held_out is None), ""
     except FedskewError as error:
         if held_out is not None and not isinstance(error, ArgumentError | RunError):
             raise

@@ -226,11 +226,9 @@ def adapt(
     In Python: result.adapt(samples), fedskew.load("runs/my-1a2b3c4d", adapted=True).
     """
     import fedskew
-    from fedskew import experiment
 
     model = fedskew.load(run, seed=seed, best=best, finished=finished, trust_code=trust_code)
-    finish = experiment.read(model.file.with_name("config.toml")).method.get("finish", {}) if finished else {}
-    if finish.get("name") == "adapt":
+    if model.before_move() is not model:
         raise ArgumentError(
             f"--finished: the finish of {run} was adapt, so that model is moved already; leave --finished out to move "
             "the one that was trained"
@@ -246,9 +244,7 @@ def _fitting_move(
     from fedskew.experiment import Adaptation
 
     labelled = model.held_out() if held_out is None else Adaptation.read_labelled(held_out, model)
-    found = Adaptation.of(
-        model, unlabelled_samples(model, paths), labelled, method, normalised=(False, held_out is None)
-    )
+    found = Adaptation.of(model, unlabelled_samples(model, paths), labelled, method, normalised=held_out is None)
     if found.estimate.misfit and not misfits:
         raise ArgumentError(
             f"{paths[0]}: {sentences(found.estimate, model.classes)[0]} Nothing was written; {option} moves the model "

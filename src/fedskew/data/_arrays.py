@@ -21,6 +21,7 @@ from fedskew.data._dataset import Arrays, Dataset, IntArray, names_clients
 from fedskew.data._images import of_bytes
 from fedskew.data.published import DIGITS, Source
 from fedskew.errors import ArgumentError
+from fedskew.parameters import Count
 
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 _MOST_TRIES = 10_000
@@ -95,7 +96,7 @@ def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
 def fedvls_mnist(
     root: Path,
     beta: float = 0.05,
-    clients: int = 10,
+    clients: Count = 10,
     measured: Literal["training", "held-out"] = "training",
     smallest: int = 256,
     seed: int = 1,
@@ -119,8 +120,6 @@ def fedvls_mnist(
     """
     if not beta > 0:
         raise ArgumentError(f"beta: must be above 0, got {beta}")
-    if clients < 1:
-        raise ArgumentError(f"clients: must be at least 1, got {clients}")
     arrays = mnist_arrays(root, verify)
     pixels, labels = torch.cat(arrays[::2]), torch.cat(arrays[1::2])
     rng = np.random.RandomState(seed)

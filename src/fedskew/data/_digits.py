@@ -22,6 +22,7 @@ from fedskew.data._dataset import Arrays, ByteImages, Dataset, names_clients
 from fedskew.data._images import of_bytes
 from fedskew.data.published import DIGITS, IMAGENET, Source
 from fedskew.errors import ArgumentError
+from fedskew.parameters import Share
 
 # FedPALS's synthetic task: means of its classes, what its two clients hold of each, and the size of its test part.
 _MEANS = np.array([[6.0, 4.6], [1.2, -1.6], [4.6, -5.4]])
@@ -230,7 +231,7 @@ def _digits_table() -> NDArray[np.uint8]:
 
 
 @names_clients
-def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
+def synthetic(rng: np.random.Generator | None, delta: Share = 0.5) -> Dataset:
     """Draw FedPALS' synthetic task: three Gaussian classes in the plane, two clients, a target outside their hull.
 
     Classes have unit covariance. Client S1 holds 20 samples each of classes 0 and 1, S2 holds 9 each of 0 and 2 (the
@@ -242,8 +243,6 @@ def synthetic(rng: np.random.Generator | None, delta: float = 0.5) -> Dataset:
     """
     if rng is None:
         raise ArgumentError("rng: the synthetic task is drawn at random; pass a numpy Generator")
-    if not 0.0 <= delta <= 1.0:
-        raise ArgumentError(f"delta: must be in [0, 1], got {delta}")
     target = (1 - delta) * np.array([0.5, 0.25, 0.25]) + delta * np.array([0.0, 0.5, 0.5])
     clients, labels = np.nonzero(_COUNTS)
     counts = _COUNTS[clients, labels]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedskew.data._dataset import Dataset, IntArray, names_clients
+from fedskew.data._dataset import Dataset, names_clients
 from fedskew.data._images import Picture, Size, opened, read_pictures
 from fedskew.data._labels import Label, Missing, of_columns, prepared
 from fedskew.data._own import RawSamples, as_inputs, assembled, hold_out
@@ -98,7 +98,7 @@ def from_huggingface(
         kept, out = hold_out(labels, test_share, rng)
         rows, held_rows = rows[kept], rows[out]
         labels, held_labels = ([labels[row] for row in own] for own in (kept, out))
-    train, held = _select(train, rows), _select(train if held is None else held, held_rows)
+    train, held = train.select(rows), (train if held is None else held).select(held_rows)
     more: dict[str, Any] = {}
     kind = _kind(train.features[columns[0]])
     if kind == "image":
@@ -129,10 +129,6 @@ def from_huggingface(
     clients = None if client is None else names_of(train, client)
     samples = RawSamples(values, labels, clients), RawSamples(held_values, held_labels)
     return assembled("huggingface", *samples, numbered=numbered, where="table", **more)
-
-
-def _select(table: Table, rows: IntArray) -> Table:
-    return table if len(rows) == len(table) else table.select(rows)
 
 
 def labels_of(table: Table, labels: Sequence[str], separator: str | None) -> Sequence[Label]:

@@ -154,10 +154,6 @@ class TableSchema:
                 marks.append(_Slot(place, "missing", -1, 0, f"{name} is missing"))
         return (*values, *marks, *hot)
 
-    def called(self, kind: Kind) -> str | None:
-        """Return the name of the column of labels or clients; None if there is none."""
-        return next((name for name, column in self.columns.items() if column.kind == kind), None)
-
     @property
     def without_range(self) -> tuple[str, ...]:
         """The numbers whose range the schema does not give."""
@@ -319,7 +315,7 @@ class TableSchema:
 
     def clients_in(self, table: Table) -> Sequence[str] | None:
         """Return the client of each sample; None where the table has no clients."""
-        name = self.called("client")
+        name = next((name for name, column in self.columns.items() if column.kind == "client"), None)
         return None if name is None or name not in table.columns else table.texts(name, "client")
 
     def _places(self, table: Table, name: str, absent: NDArray[np.bool_]) -> NDArray[np.float64]:

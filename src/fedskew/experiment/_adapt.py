@@ -124,20 +124,19 @@ class Adaptation:
         held_out: tuple[ArrayLike | Inputs, ArrayLike],
         method: MixMethod = "gls",
         *,
-        normalised: tuple[bool, bool] = (False, False),
+        normalised: bool = False,
     ) -> Adaptation:
         """Work out the move of a model to a target's label mix, from unlabelled samples of it, and labelled ones, of
-        two classes or more, that the model was not trained on. `normalised`: as in `TrainedModel.predict`."""
-        theirs = model.logits(target, normalised=normalised[0])
-        ours, labels = model.logits(held_out[0], normalised=normalised[1]), np.asarray(held_out[1], dtype=np.int64)
+        two classes or more, that the model was not trained on: `normalised` (see `TrainedModel.predict`) or not."""
+        theirs = model.logits(target)
+        ours, labels = model.logits(held_out[0], normalised=normalised), np.asarray(held_out[1], dtype=np.int64)
         if not len(theirs):
             raise ArgumentError("target: there is no sample")
-        classes = len(model.classes)
         calibration = calibrate(ours, labels)
         # Cells are of calibrated probabilities, as a model that is never sure has all its samples in one bin.
         held, new = calibration.apply(ours), calibration.apply(theirs)
         held_cells, cells = (outcome_cells(shares) for shares in (held, new))
-        tables = outcome_table(labels, held_cells, classes)
+        tables = outcome_table(labels, held_cells, len(model.classes))
         outcomes = new if method == "em" else np.bincount(cells, minlength=tables.shape[1])
         return Adaptation._of_mix(model, calibration, estimate_mix(tables, outcomes, method), ours, labels, len(theirs))
 

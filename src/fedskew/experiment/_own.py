@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -142,15 +143,9 @@ def _text(value: Any, around: tuple[int, ...] = ()) -> str:
     if isinstance(value, Tensor | np.ndarray):
         array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
         return f"{array.dtype}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
-    if type(value) in (set, frozenset):
-        parts = ", ".join(sorted(_text(one, inside) for one in value))
-        return f"{type(value).__name__}({{{parts}}})"
-    if type(value) is list:
-        return f"[{', '.join(_text(one, inside) for one in value)}]"
-    if type(value) is tuple:
-        return f"({', '.join(_text(one, inside) for one in value)}{',' * (len(value) == 1)})"
-    if type(value) is dict:
-        return f"{{{', '.join(f'{_text(key, inside)}: {_text(one, inside)}' for key, one in value.items())}}}"
+    if type(value) in (set, frozenset, list, tuple, dict):
+        parts = [_text(one, inside) for one in (chain(*value.items()) if type(value) is dict else value)]
+        return f"{type(value).__name__}({', '.join(sorted(parts) if isinstance(value, set | frozenset) else parts)})"
     if isinstance(value, partial | staticmethod | classmethod | type | FunctionType | MethodType):
         return "\n".join(_parts(value, inside))
     if not (found := _ADDRESS.search(text := repr(value))):
@@ -226,15 +221,13 @@ def _globals_of(code: CodeType) -> set[str]:
 
 def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the files that differ by more than comments and layout, or that only one side has."""
-    return sorted(
-        name for name in before.keys() | now.keys() if name not in before or name not in now
-        or (before[name] != now[name] and _meaning(before[name]) != _meaning(now[name]))
-    )  # fmt: skip
+    names = before.keys() | now.keys()
+    return sorted(name for name in names if _meaning(before.get(name)) != _meaning(now.get(name)))
 
 
-def _meaning(text: str) -> str:
+def _meaning(text: str | None) -> str | None:
     with suppress(SyntaxError, ValueError):
-        return ast.dump(ast.parse(text))
+        return None if text is None else ast.dump(ast.parse(text))
     return text
 
 

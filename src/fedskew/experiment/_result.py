@@ -176,7 +176,7 @@ class Result:
             )
         model = load(self.folder)
         labelled = model.held_out() if held_out is None else held_out
-        return Adaptation.of(model, target, labelled, method, normalised=(False, held_out is None))
+        return Adaptation.of(model, target, labelled, method, normalised=held_out is None)
 
     def plot(self, figure: str = "accuracy", ax: Axes | None = None) -> Axes:
         """Draw a number of each round: the mean over seeds, with a band of one standard deviation.

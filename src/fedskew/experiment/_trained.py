@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -131,12 +130,7 @@ class TrainedModel:
         if isinstance(self.network, Adapted):
             return replace(self, network=self.network.network)
         finish = read(self.file.with_name("config.toml")).method.get("finish", {}) if self.file.name == FINISHED else {}
-        if finish.get("name") != "adapt":
-            return self
-        trained, network = self.file.with_name("model.safetensors"), copy.deepcopy(self.network)
-        state, notes = load_tensors(trained)
-        network.load_state_dict(state)
-        return replace(self, network=network, file=trained, info=ModelInfo.of_plain(notes))
+        return load(self.file.parent) if finish.get("name") == "adapt" else self
 
     @torch.inference_mode()
     def predict(self, inputs: ArrayLike | Tensor | Stored, *, normalised: bool = False) -> NDArray[np.float64]:
