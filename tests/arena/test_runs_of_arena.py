@@ -408,6 +408,8 @@ def test_targets_are_views_of_one_training(tmp_path) -> None:
     targets = f'target = [{{label = "none"}}, {{label = "9:1", mix = {mix}}}]'
     text = FILE.replace("training.participation = [0.4, 1.0]", targets).replace('"fedla"]', '"fedpals"]')
     text = text.replace("budget = 3", "budget = 2")
+    before = read(tmp_path, "", text)
+    assert (before.number, [runs for _, runs in before.missing]) == (16, [4, 4, 4])  # FedAvg's two are one training
     state, heard = run(tmp_path, text)
     assert (heard.finished, heard.runs, state.number, len(state.runs)) == (16, 16, 14, 14)  # two are not needed
     assert not state.failures

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -247,7 +248,7 @@ class ArenaState:
     Attributes:
         runs: The lines of `runs.csv` that belong to it, tuning runs included.
         federations: Figures of the federations, by the labels of the situation and the partition's seed.
-        missing: For each method in each situation that lacks runs, one of the missing jobs and the number missing.
+        missing: For each method and training that lack runs, one of the missing jobs and how many (of views, the most).
         failures: Runs that failed this time, and why, a line each.
     """
 
@@ -346,7 +347,8 @@ def _state(arena: Arena, plans: Sequence[Plan], files: _Files, failures: Mapping
     ordered = tuple(sorted(runs, key=lambda line: line["stage"] != "tune"))
     failed = tuple(f"{name}: {reason}" for name, reason in (failures or {}).items())
     number = len(runs) + sum(left for _, left in missing)
-    return ArenaState(arena, ordered, files.federations, tuple(missing), failed, number)
+    once = {(job.entry.method, job.entry.training): (job, left) for job, left in sorted(missing, key=itemgetter(1))}
+    return ArenaState(arena, ordered, files.federations, tuple(once.values()), failed, number)
 
 
 class _Files:
