@@ -5,12 +5,9 @@
     python tools/publish_arena.py --evidence    # what `fedskew advise` looks up: with .data, heads/, cifar10-part.npz
 
 RUNS is the folder given to `fedskew arena` with --out. Of its `arena-arena`, every run goes to
-`docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of
-`arena-priors`, `arena-heads`, `arena-words`, `arena-silos`, `arena-networks`, `arena-cifar10`, `arena-cifar10-long` and
-`arena-cifar100`.
-Of its `arena-personal`, every run goes to `docs/measured/personal-runs.csv`.
-The two tables of `docs/compare.md` and their picture are made anew (`compared_methods.py`). Run it again, in the
-repository's folder, whenever there are more runs.
+`docs/measured/arena-runs.csv`, the tables to `docs/measured/arena.md`; likewise of each other arena of `BLOCKS`. Of its
+`arena-personal`, every run goes to `docs/measured/personal-runs.csv`. The two tables of `docs/compare.md` and their
+picture are made anew (`compared_methods.py`). Run it again, in the repository's folder, whenever there are more runs.
 """
 
 from __future__ import annotations
@@ -32,11 +29,11 @@ from fedskew.tables import csv_text
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MEASURED = REPOSITORY / "docs" / "measured"
-EVIDENCE = "heads", "words", "silos", "networks", "cifar10-long", "cifar100"
+EVIDENCE = "heads", "words", "silos", "networks", "cifar10-long", "cifar100", "cifar100-classes"
 """The arenas that `fedskew advise` looks up."""
 BLOCKS = {
     **dict.fromkeys(("heads", "words", "silos"), "task"),
-    **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar10-long", "cifar100")),
+    **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar10-long", "cifar100", "cifar100-classes")),
 }
 
 
