@@ -81,6 +81,18 @@ def test_values_that_are_undefined_or_not_finite_are_not_tracked_and_those_on_va
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("wandb", "wandb")],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path, monkeypatch, name, module):
+    """It comes before MLflow's test: what MLflow finds when it is first imported holds for the whole process."""
+    monkeypatch.setitem(sys.modules, module, None)  # what Python itself does for a package that can't be imported
+    with pytest.raises(MissingPackageError, match=r"fedskew\[tracking\]"):
+        TRACKERS[name](tmp_path)
+
+
+@pytest.mark.slow
 def test_mlflow_also_where_the_run_was_interrupted_and_went_on(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -134,14 +146,3 @@ def wandb_records(path: Path) -> list:
             part = b""
         position += 7 + length
     return messages
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow"), ("mlflow", "sqlalchemy"), ("wandb", "wandb")],
-)
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path, monkeypatch, name, module):
-    monkeypatch.setitem(sys.modules, module, None)  # what Python itself does for a package that can't be imported
-    with pytest.raises(MissingPackageError, match=r"fedskew\[tracking\]"):
-        TRACKERS[name](tmp_path)

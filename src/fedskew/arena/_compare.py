@@ -214,8 +214,8 @@ class Scores:
         with drawing.figure(path, width=8, height=2 + 0.29 * len(rows)) as figure:
             plot, means = figure.subplots(), {method: row.difference for method, row in rows.items()}
             drawing.differences(plot, means, intervals, parts)
-            figure.suptitle(f"Points of accuracy gained (right) or lost (left) against {reference}")
-            plot.set_title("; ".join(said), fontsize=11)
+            title = f"Points of accuracy gained (right) or lost (left) against {reference}"
+            figure.suptitle(f"{title}\n{'; '.join(said)}", fontsize=11)  # as wide as the figure; the plot is not
             if out:
                 plot.set_xlabel("left out, nearest to 0: " + ", ".join(row.method for row in out), fontsize=10)
 

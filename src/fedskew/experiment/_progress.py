@@ -193,12 +193,13 @@ class MLflow:
     def __init__(self, folder: Path) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run sends nothing unless the user asks for it
         self._folder = folder.resolve()
-        self._mlflow, self._entities = _import("mlflow", "mlflow"), _import("mlflow", "mlflow.entities")
         self._uri = os.environ.get("MLFLOW_TRACKING_URI")
         if self._uri is None:
             _import("mlflow", "sqlalchemy")
             _import("mlflow", "alembic")
             self._uri = f"sqlite:///{self._folder / 'mlflow.db'}"
+        # After these, as MLflow looks for them once, when it is imported.
+        self._mlflow, self._entities = _import("mlflow", "mlflow"), _import("mlflow", "mlflow.entities")
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Create the run, or go on with the one of this folder, and store the config as parameters."""
