@@ -303,12 +303,15 @@ def answers(table: Table) -> list[str]:
     partitions = {(table.training(run), run["partition"]) for run, *_ in rows}
     curves = [[float(value) / 100 for value in run["curve"].split()] for run, *_ in rows]
     late = [curve[-1] - float(np.interp(0.8 * len(curve), range(1, len(curve) + 1), curve)) for curve in curves]
+    last = table.last
+    rise = [fmean(curve[-last:]) - fmean(curve[-2 * last : -last] or curve[:1]) for curve in curves]
     return [
         f"1, 2, 8. Toy tasks, solved by a head without any round, or by networks at 20 %: {len(labels)} by {axis}",
         *(f"  {label}: {levels(scores, axis, label, table.reference)}" for label in labels),
         f"3. Units sold as more: {places} situations are {len(units)} trainings, on {len(partitions)} partitions.",
         f"4. Not converged: in the last fifth of its rounds {table.reference} gains {fmean(late):+.2f} points "
-        f"(by run {min(late):+.1f} to {max(late):+.1f}).",
+        f"(by run {min(late):+.1f} to {max(late):+.1f}); the mean of its last {last} evaluations is {fmean(rise):+.2f} "
+        f"above that of the {last} before.",
         *tuned(table),
         f"7. The winner's cost and data: a finish takes {'; '.join(costs(scores)) or 'nothing'}.",
     ]
@@ -465,9 +468,11 @@ def main() -> int:
         for file in (options.runs, options.against)
         if file is not None
     )
-    if options.blocks not in ([] if options.intervals else [None]) + table.axes:
-        parser.error(f"--blocks {options.blocks or 'is missing'}: {options.runs} has the axes {', '.join(table.axes)}")
+    if options.blocks and options.blocks not in table.axes:
+        parser.error(f"--blocks {options.blocks}: {options.runs} has the axes {', '.join(table.axes)}")
     if options.intervals:
+        if options.blocks in (None, "target") or len({run[options.blocks] for run in table.runs}) < 3:
+            parser.error("--intervals: needs --blocks with an axis of three labels or more that divides trainings")
         print(missing(table))
         return 0
     said = beside(table, *others) if others else answers(table)

@@ -149,6 +149,8 @@ def test_a_model_in_float64_is_rounded_to_what_clients_train(monkeypatch):
     assert bits(fedskew.simulate(task, method={"server_update": wide})) == bits(fedskew.simulate(task))
     monkeypatch.setattr(Own, "next_model", lambda self, end: end.new.double())
     assert bits(fedskew.simulate(task, method={"server_update": own()})) == bits(fedskew.simulate(task))
+    monkeypatch.setattr(Own, "next_model", lambda self, end: end.new.double() + 1e300)
+    assert "next_model() must return a finite model" in error_of(method={"server_update": own()})
 
 
 class Zeroing(Own):

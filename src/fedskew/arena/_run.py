@@ -248,7 +248,7 @@ class ArenaState:
     Attributes:
         runs: The lines of `runs.csv` that belong to it, tuning runs included.
         federations: Figures of the federations, by the labels of the situation and the partition's seed.
-        missing: For each method and training that lack runs, one of the missing jobs and how many (of views, the most).
+        missing: For each method and training that lack runs, one of the missing jobs and how many at least.
         failures: Runs that failed this time, and why, a line each.
     """
 

@@ -221,13 +221,14 @@ def checked_parameters(slot: str, component: Any, function: str, made: Any, para
     """Return the model that a component's hook returned; to be evaluated, that of a training that diverges need not be
     finite."""
     diverges = function == "evaluated" and not bool((parameters.abs() < LARGE).all())
+    made = made.to(parameters.dtype) if isinstance(made, Tensor) else made  # finite numbers may be infinite then
     if not isinstance(made, Tensor) or made.shape != parameters.shape or not (diverges or made.isfinite().all()):
         got = "NaN or infinity" if isinstance(made, Tensor) and made.shape == parameters.shape else _what(made)
         raise ComponentError(
             f"{where}{name_in(slot, component)}: {function}() must return a finite model of shape "
             f"{tuple(parameters.shape)}, not {got}"
         )
-    return made.to(parameters.dtype)
+    return made
 
 
 def checked_step(component: Any, stepped: Any, parameters: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -221,8 +221,8 @@ def _globals_of(code: CodeType) -> set[str]:
 
 def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the files that differ by more than comments and layout, or that only one side has."""
-    names = before.keys() | now.keys()
-    return sorted(name for name in names if _meaning(before.get(name)) != _meaning(now.get(name)))
+    differ = (name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return sorted(name for name in differ if _meaning(before.get(name)) != _meaning(now.get(name)))
 
 
 def _meaning(text: str | None) -> str | None:
