@@ -201,14 +201,14 @@ def test_a_seed_that_is_missing_is_trained_by_the_command_that_is_named(tmp_path
 
     tables = {**IMAGES, "seeds": [3, 5], "model": "logistic", "training": {"rounds": 1}}
     with pytest.raises(KeyboardInterrupt):
-        fedskew.simulate(tables, out=tmp_path, progress=interrupt)
-    (folder,) = tmp_path.iterdir()
+        fedskew.simulate(tables, out=tmp_path / "my runs", progress=interrupt)
+    (folder,) = (tmp_path / "my runs").iterdir()
     for place, seed in ((folder, None), (folder, 5), (folder / "seed-5", None)):
-        says = rf"no model yet; finish the run: fedskew run {folder}/config.toml --resume$"
+        says = rf"no model yet; finish the run: fedskew run '{folder}/config.toml' --resume$"
         with pytest.raises(RunError, match=says):
             fedskew.load(place, seed=seed)
-    fedskew.simulate(folder / "config.toml", out=tmp_path, resume=True)
-    assert list(tmp_path.iterdir()) == [folder]
+    fedskew.simulate(folder / "config.toml", out=folder.parent, resume=True)
+    assert list(folder.parent.iterdir()) == [folder]
     assert fedskew.load(folder, seed=5).seed == 5
 
 

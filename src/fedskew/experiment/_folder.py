@@ -22,6 +22,7 @@ A checkpoint is one safetensors file: the tensors of a `RunState`, and its numbe
 import csv
 import json
 import os
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -267,9 +268,8 @@ class RunFolder:
             if (path / "rounds.jsonl").exists():
                 return [_read_run(path, label)]
             if not (path / "summary.json").exists():
-                raise RunError(
-                    f"{path}: the run is not finished; go on with: fedskew run {path / 'config.toml'} --resume"
-                )
+                command = shlex.join(["fedskew", "run", str(path / "config.toml"), "--resume"])
+                raise RunError(f"{path}: the run is not finished; go on with: {command}")
             return [_read_run(path / part, label) for part in _parsed(path / "summary.json")["parts"]]
         except FedskewError:
             raise

@@ -115,10 +115,11 @@ class Sweep:
         """
         changes = dict(changes or {})
         tree, text, changed = read_tree(path, "sweep", changes, quick)
+        quoted = shlex.quote(str(path))
         if "arena" in tree:
-            raise ConfigError(f"{path}: it has an [arena] table, so use: fedskew arena {path}")
+            raise ConfigError(f"{path}: it has an [arena] table, so use: fedskew arena {quoted}")
         if "sweep" not in tree:
-            raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {path}")
+            raise ConfigError(f"{path}: it has no [sweep] table, so it is one run: fedskew run {quoted}")
         return Sweep.of(tree, text, path, changes, quick, changed, "sweep")
 
     @staticmethod

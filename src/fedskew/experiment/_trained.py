@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -328,7 +329,7 @@ def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
 def _command(folder: Path) -> str:
     """Return the command that the run of a folder belongs to: that of all its seeds, where it is one of several."""
     whole = folder.parent if (folder.parent / "config.toml").exists() else folder
-    return f"fedskew run {whole / 'config.toml'}"
+    return shlex.join(["fedskew", "run", str(whole / "config.toml")])
 
 
 def _network(config: Config, info: ModelInfo) -> nn.Module:
