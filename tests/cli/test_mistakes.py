@@ -63,6 +63,7 @@ SETS = [  # a changed key of the config, and words of the answer
     ("training.rounds=many", ["training.rounds", "valid integer", "'many'"]),
     ("training.round=5", ["training.round", "no such key", "'rounds'"]),
     ("training.lr=0", ["training.lr", "greater than 0"]),
+    ("training.learning_rate=0.1", ["training.learning_rate", "no such key"]),
     ("training.participation=2", ["training.participation", "less than or equal to 1"]),
     ("training.participation=0", ["training.participation", "greater than 0"]),
     ("training.batch_size=0", ["training.batch_size", "greater than or equal to 1"]),
@@ -190,13 +191,17 @@ COMMANDS = [  # a command, and words of the answer
     ("run my.toml --method fedavg --method adapt", ["'my-adapt'", "method.finish: adapt needs a target"]),
     (
         "run my.toml --method rare:RareFirst",
-        ["method.preset: 'rare:RareFirst' is a class, and presets have", "--set method.weighting.name=rare:RareFirst"],
+        [
+            "method.preset: 'rare:RareFirst' is a class, and presets have plain names; give it to the slot that it "
+            "fills, such as --set method.weighting.name=rare:RareFirst"
+        ],
     ),
     ("run my.toml --method fedavg --set method.weighting.name=fedla", ["--set method.weighting.name", "would be lost"]),
     ("run @nothing", ["nothing", "no config of this name"]),
     ("run @fedvls-mnist-dir0.06", ["comes with fedskew (did you mean 'fedvls-mnist-dir0.05'?)"]),
     ("run @fedvls-table1", ["is a table or figure of a paper; use: fedskew reproduce fedvls-table1"]),
     ("run @compare", ["use: fedskew sweep"]),
+    ("sweep none.toml", ["none.toml"]),
     ("methods fedproxx", ["did you mean 'fedprox'"]),
     ("methods fedlc+fedrs", ["take 'fedlc' or 'fedrs'"]),
     ("check nowhere.py", ["is no Python file"]),

@@ -126,7 +126,10 @@ FACTOR = "share() must return (a factor from 0 to 1, finite numbers by name), no
         (does("server_update", "share", lambda update: 0.5), f"{FACTOR} 0.5"),
         (does("server_update", "share", lambda update: 1 / 0), "share() failed: ZeroDivisionError"),
         (does("server_update", "init", lambda at: at.nothing), "init() failed: AttributeError"),
-        (does("server_update", "init", lambda at: [at]), "its state can't be saved; what it keeps between rounds is"),
+        (
+            does("server_update", "init", lambda at: [at]),
+            "its state can't be saved; what it keeps between rounds is tensors",
+        ),
         (does("server_update", "move", lambda at: (at / 0, {})), "move() returned NaN or infinity, although the model"),
         (does("server_update", "move", lambda at: at), "move() must return (next model, next state), the model of"),
         (does("server_update", "move", lambda at: (at[:3], {})), "not (a tensor of shape (3,), {})"),
@@ -151,6 +154,11 @@ def test_a_model_in_float64_is_rounded_to_what_clients_train(monkeypatch):
     assert bits(fedskew.simulate(task, method={"server_update": own()})) == bits(fedskew.simulate(task))
     monkeypatch.setattr(Own, "next_model", lambda self, end: end.new.double() + 1e300)
     assert "next_model() must return a finite model" in error_of(method={"server_update": own()})
+
+
+def test_weights_may_come_as_a_tensor_of_single_precision():
+    record = fedskew.simulate(TASK, method={"weighting": own(weigh=lambda answered: torch.full((5,), 0.2))}).rounds[1]
+    assert record["weights"] == pytest.approx([0.2] * 5)
 
 
 class Zeroing(Own):

@@ -383,6 +383,8 @@ def test_a_network_of_ones_own_with_statistics(tmp_path):
         (changed(pipeline={"encoder_rounds": 7}), "^method.pipeline.encoder_rounds: 7 of rounds = 7"),
         (changed(pipeline={"encoder_round": 7}), "method.pipeline.encoder_round: .*did you mean 'encoder_rounds'"),
         (changed(pipeline={"clusters": 2.5}), "method.pipeline.clusters: .*got 2.5"),
+        (changed(pipeline={"head": "warm"}), "method.pipeline.head: .*fresh"),
+        (changed(training={"rounds": 1}), "^method.pipeline.encoder_rounds: "),
         ({**TASK, "method": {"pipeline": {"clusters": 2}}}, "method.pipeline.name: missing .known: fedconcat"),
         ({**TASK, "model": Headless}, "^model.name: FedConcat can't use test_fedconcat:Headless: .* self.head"),
     ],

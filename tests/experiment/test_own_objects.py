@@ -224,6 +224,7 @@ def test_lazy_layers_get_their_weights_from_the_seed():
         (lambda: 1 / 0, "failed: ZeroDivisionError"),
         (lambda: 3, "returned int, not an nn.Module"),
         (3, "model.name: int 3 is no network"),
+        ({"name": dict}, "model.name"),
         (":x", "expected module:Class"),
     ],
 )

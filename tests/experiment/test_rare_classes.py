@@ -133,7 +133,9 @@ def test_a_balanced_sampler_draws_the_classes_of_each_client_equally_often():
     ("tables", "says"),
     [
         ({"training": {"class_weights": [0.0, 0.0]}}, "training.class_weights: expected 2 weights"),
+        ({"training": {"class_weights": [1.0, 2.0, 3.0]}}, "training.class_weights: expected 2 weights"),
         ({"training": {"class_weights": [-1.0, 1.0]}}, "training.class_weights"),
+        ({"training": {"class_weights": "equal"}}, "training.class_weights"),
         ({"training": {"class_weights": "balanced", "sampler": "balanced"}}, "would count twice"),
         ({"training": {"class_weights": "balanced"}, "method": "fedvls"}, "makes up for the shares"),
         ({"training": {"sampler": "balanced"}, "method": "fedlc"}, "makes up for the shares"),

@@ -268,8 +268,7 @@ class RunFolder:
             if (path / "rounds.jsonl").exists():
                 return [_read_run(path, label)]
             if not (path / "summary.json").exists():
-                command = shlex.join(["fedskew", "run", str(path / "config.toml"), "--resume"])
-                raise RunError(f"{path}: the run is not finished; go on with: {command}")
+                raise RunError(f"{path}: the run is not finished; go on with: {command_of(path)} --resume")
             return [_read_run(path / part, label) for part in _parsed(path / "summary.json")["parts"]]
         except FedskewError:
             raise
@@ -402,3 +401,9 @@ def _label(tree: dict[str, Any], alike: Sequence[dict[str, Any]]) -> str:
     short = [key.rpartition(".")[2] for key in keys]
     shown = [last if short.count(last) == 1 and last != "name" else key for last, key in zip(short, keys, strict=True)]
     return ", ".join([tree["name"], *(f"{name}={flat[0].get(key)}" for name, key in zip(shown, keys, strict=True))])
+
+
+def command_of(folder: Path) -> str:
+    """Return the command that the run of a folder belongs to: that of all its seeds, where it is one of several."""
+    whole = folder.parent if (folder.parent / "config.toml").exists() else folder
+    return shlex.join(["fedskew", "run", str(whole / "config.toml")])

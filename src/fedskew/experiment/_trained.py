@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED, RunFolder
+from fedskew.experiment._folder import FINISHED, RunFolder, command_of
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
@@ -282,14 +281,14 @@ def load(
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
         if not (folder / "summary.json").exists():
-            raise RunError(f"{folder}: no model yet; finish the run: {_command(folder)} --resume")
+            raise RunError(f"{folder}: no model yet; finish the run: {command_of(folder)} --resume")
     try:
         state, notes = load_tensors(path)
         info = ModelInfo.of_plain(notes)
     except (RunError, TypeError) as error:
         raise RunError(
             f"{path}: the model can't be read ({error}); put the file back, or train it anew: "
-            f"{_command(folder)} --fresh"
+            f"{command_of(folder)} --fresh"
         ) from None
     network = _network(config, info)
     try:
@@ -319,17 +318,11 @@ def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
     try:
         parts: list[Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))["parts"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise RunError(f"{run}: no model yet; finish the run: {_command(run)} --resume") from None
+        raise RunError(f"{run}: no model yet; finish the run: {command_of(run)} --resume") from None
     chosen = str(parts[0 if seed is None else seeds.index(seed)])
     if chosen != Path(chosen).name or chosen == "..":
         raise RunError(f"{run / 'summary.json'}: damaged: parts names {chosen!r}, which is no folder of this run")
     return run / chosen
-
-
-def _command(folder: Path) -> str:
-    """Return the command that the run of a folder belongs to: that of all its seeds, where it is one of several."""
-    whole = folder.parent if (folder.parent / "config.toml").exists() else folder
-    return shlex.join(["fedskew", "run", str(whole / "config.toml")])
 
 
 def _network(config: Config, info: ModelInfo) -> nn.Module:
