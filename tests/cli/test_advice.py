@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from common import refused
+from fedskew import data
 from fedskew.arena import advise
 from fedskew.errors import ArgumentError, DataError
 from fedskew.labels import LabelCounts, describe
@@ -200,6 +201,19 @@ def test_a_network_can_be_named_or_is_the_config_s(tmp_path, counts_file, table,
         assert [*json.loads(command("advise", "my.toml", *own).stdout)] == networks
         said = command("advise", "my.toml", *own[:-1]).stdout
         assert ("logistic itself trained in no simulated federation" in said) == (model == "logistic")
+
+
+def test_local_steps_count_as_epochs(tmp_path, table, command):
+    table([[1.0]] * 6, [1.0] * 6)
+    text = 'data = {name = "digits"}\npartition = {rule = "iid", clients = 4}\nmodel = {name = "mlp3"}\n'
+
+    def found(training: str, *options: str) -> str:
+        (tmp_path / "my.toml").write_text(f"{text}training = {{rounds = 1, {training}}}\n")
+        return command("advise", "my.toml", "--table", "evidence.csv.gz", "--json", *options).stdout
+
+    samples = len(data.load("digits").targets) / 4
+    assert found("steps = 40, batch_size = 16") == found("epochs = 1", "--epochs", str(640 / samples))
+    assert found("steps = 40, batch_size = 16") != found("epochs = 1")
 
 
 def test_the_command_says_what_methods_cost(tmp_path, command):

@@ -1,5 +1,6 @@
 """Data, networks and components that are given as objects, and what is said where they don't fit."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -127,10 +128,12 @@ class Net(nn.Module):
         super().__init__()
         self.what = what
         self.layer = nn.Linear(64, num_classes + (what == "more") - 4 * (what == "fewer"))
+        if what == "undefined":
+            nn.init.constant_(self.layer.bias, math.nan)
 
     def forward(self, x):
         out = self.layer(x.flatten(1))
-        if self.what == "misspelt":
+        if self.what == "misspelt" or (self.what == "large" and len(x) > 200):
             return self.leyer(x)
         return (out, x) if self.what == "tuple" else out[0] if self.what == "rows" else out
 
@@ -217,7 +220,9 @@ def test_lazy_layers_get_their_weights_from_the_seed():
         ({"name": Net, "what": "rows"}, "it returns a tensor of shape (10,)"),
         ({"name": Net, "what": "more"}, "its logits are 11 wide, and the data has 10 classes"),
         ({"name": Net, "what": "fewer"}, "its logits are 6 wide, and the data has 10 classes"),
+        ({"name": Net, "what": "undefined"}, "its logits are not finite"),
         ({"name": Net, "what": "misspelt"}, "it fails on samples of shape (1, 8, 8): AttributeError: 'Net' object"),
+        ({"name": Net, "what": "large"}, "the network fails in evaluation, on samples of shape (445, 1, 8, 8)"),
         ({"name": Net, "waht": "none"}, "model.waht: test_own_objects:Net has no such option (did you mean 'what'?)"),
         (lambda: nn.Sequential(nn.ReLU(inplace=True), *small()), "it writes to its samples: leave inplace=True out"),
         (lambda width: small(), "model.width: missing"),
@@ -228,7 +233,7 @@ def test_lazy_layers_get_their_weights_from_the_seed():
         (":x", "expected module:Class"),
     ],
 )
-def test_a_network_that_does_not_fit_is_one_line_before_the_run(model, says):
+def test_a_network_that_does_not_fit_is_one_line(model, says):
     with refused(FedskewError, says):
         fedskew.simulate(TASK, model=model)
 

@@ -136,7 +136,8 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
     training, task = config.training, make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
     said, network = config.target_in_words(), config.model.name
-    return Source(counts, task.target, said, training.participation, training.epochs, files, network)
+    epochs = _epochs(training.model_dump(), counts)
+    return Source(counts, task.target, said, training.participation, epochs, files, network)
 
 
 def _of_run(folder: Path) -> Source:
@@ -148,7 +149,14 @@ def _of_run(folder: Path) -> Source:
     run = RunFolder.read_runs(folder)[0]
     counts = LabelCounts(run.counts, run.client_names, run.class_names, run.samples)
     training, network = run.config["training"], run.config["model"]["name"]
-    return Source(counts, run.target, said, training["participation"], training["epochs"], network=network)
+    return Source(counts, run.target, said, training["participation"], _epochs(training, counts), network=network)
+
+
+def _epochs(training: Mapping[str, Any], counts: LabelCounts) -> float:
+    """Return the local epochs of a round; where `steps` stand in their place, as many as these are on average."""
+    if training["steps"] is None:
+        return float(training["epochs"])
+    return float(training["steps"] * training["batch_size"] / max(counts.sizes.mean(), 1))
 
 
 def _read_mix(path: Path, classes: Sequence[str], decimal: options.DecimalSign) -> np.ndarray:

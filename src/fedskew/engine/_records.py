@@ -22,6 +22,7 @@ from torch.nn import functional
 from fedskew import metrics
 from fedskew.data import Inputs
 from fedskew.engine.contracts import checked_figure
+from fedskew.errors import RunError, in_one_line
 from fedskew.models import ModelState
 
 FloatArray = NDArray[np.float64]
@@ -379,10 +380,20 @@ def batches(inputs: Inputs, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             yield inputs.index_select(0, torch.arange(start, start + len(y), device=inputs.device)), y
 
 
+def outputs(network: nn.Module, x: Tensor) -> Tensor:
+    """Compute what a network says of some samples; RunError where it fails, as one of a user's own may."""
+    try:
+        computed: Tensor = network.eval()(x)
+    except Exception as error:
+        where = f"the network fails in evaluation, on samples of shape {tuple(x.shape)}"
+        raise RunError(f"{where}: {in_one_line(error)}") from error
+    return computed
+
+
 @torch.inference_mode()
 def predict_batch(network: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> Predictions:
     """Predict a part of a data set."""
-    logits = network.eval()(x)
+    logits = outputs(network, x)
     confusion = torch.bincount(y * num_classes + logits.argmax(1), minlength=num_classes * num_classes)
     loss = float(functional.cross_entropy(logits, y, reduction="sum"))
     return Predictions(confusion.reshape(num_classes, num_classes).cpu().numpy(), loss, logits.float().cpu().numpy())

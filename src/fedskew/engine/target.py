@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedskew import labels
 from fedskew.data import Inputs
+from fedskew.engine._records import outputs
 from fedskew.engine._states import ServerState, packed, unpacked
 from fedskew.errors import ArgumentError, RunError
 from fedskew.labels import EDGES, MixMethod, outcome_cells
@@ -165,12 +166,12 @@ class Estimation:
 @torch.inference_mode()
 def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None, finite: bool = True) -> FloatArray:
     """Compute what a network says of some samples; ArgumentError where that is not finite but has to be."""
-    network.eval()
     wanted = torch.arange(len(inputs)) if rows is None else torch.from_numpy(rows)
     device = next(network.parameters()).device
     parts = [
-        network(inputs.index_select(0, wanted[start : start + _BATCH].to(inputs.device)).to(device)).double().cpu()
-        for start in range(0, len(wanted), _BATCH)
+        outputs(network, inputs.index_select(0, some.to(inputs.device)).to(device)).double().cpu()
+        for some in wanted.split(_BATCH)
+        if len(some)
     ]
     logits: FloatArray = torch.cat(parts).numpy() if parts else np.zeros((0, 0))
     if finite and not np.isfinite(logits).all():

@@ -262,8 +262,7 @@ class RunFolder:
     @staticmethod
     def read_runs(path: Path, label: str | None = None) -> list[SeedRun]:
         """Read every seed's run in a run folder, with the chosen value where several were tried, or raise RunError."""
-        if not (path / "config.toml").exists():
-            raise RunError(f"{path}: not a run folder (it has no config.toml)")
+        require_run(path)
         try:
             if (path / "rounds.jsonl").exists():
                 return [_read_run(path, label)]
@@ -401,6 +400,13 @@ def _label(tree: dict[str, Any], alike: Sequence[dict[str, Any]]) -> str:
     short = [key.rpartition(".")[2] for key in keys]
     shown = [last if short.count(last) == 1 and last != "name" else key for last, key in zip(short, keys, strict=True)]
     return ", ".join([tree["name"], *(f"{name}={flat[0].get(key)}" for name, key in zip(shown, keys, strict=True))])
+
+
+def require_run(path: Path) -> None:
+    """Raise RunError where a path is no run folder."""
+    if not (path / "config.toml").exists():
+        why = "it has no config.toml" if path.exists() else "it does not exist"
+        raise RunError(f"{path}: not a run folder ({why})")
 
 
 def command_of(folder: Path) -> str:

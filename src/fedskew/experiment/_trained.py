@@ -19,7 +19,7 @@ from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED, RunFolder, command_of
+from fedskew.experiment._folder import FINISHED, RunFolder, command_of, require_run
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
@@ -307,8 +307,7 @@ def _finish_failed(folder: Path) -> str | None:
 
 def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
     """Return the folder of one seed (and of the value that validation chose, where several were tried)."""
-    if not (run / "config.toml").exists():
-        raise RunError(f"{run}: not a run folder (it has no config.toml)")
+    require_run(run)
     with of_run(run, trust_code):
         seeds = read(run / "config.toml").seeds
     if seed is not None and seed not in seeds:

@@ -76,7 +76,7 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
     global generator, which is left as it was before.
 
     Raises:
-        ArgumentError: It fails, writes to its samples, or returns something else than logits of that many classes.
+        ArgumentError: It fails, writes to its samples, or returns no finite logits of that many classes.
     """
     training, given = module.training, inputs.clone()
     try:
@@ -100,6 +100,8 @@ def check_outputs(module: nn.Module, inputs: Tensor, num_classes: int) -> None:
             f"its logits are {logits.shape[1]} wide, and the data has {num_classes} classes; make its last "
             f"layer {num_classes} wide (num_classes, where it is called with it)"
         )
+    if not logits.isfinite().all():
+        raise ArgumentError("its logits are not finite before it was trained; look at its weights")
 
 
 def note(name: str, options: Mapping[str, Any]) -> str:
