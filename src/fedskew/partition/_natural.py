@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.parameters import component
-from fedskew.partition._rule import IntArray, Rule
+from fedskew.parameters import IntArray, component
+from fedskew.partition._rule import Rule
 
 
 def natural_split(client_ids: ArrayLike, clients: int | None = None) -> list[IntArray]:

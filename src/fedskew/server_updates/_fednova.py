@@ -73,15 +73,11 @@ class FedNova:
 
     def share(self, update: Tensor, steps: int, weight: float) -> tuple[float, Extras]:
         """Return 1 / a_k, and p_k a_k; 0 and 0 without a step. ArgumentError where the momentum is not known."""
-        amount = fednova_normaliser(steps, self._momentum)
+        if self.local_momentum is None:
+            raise ArgumentError("local_momentum: give that of the clients' SGD, such as FedNova(local_momentum=0.9)")
+        amount = fednova_normaliser(steps, self.local_momentum)
         return (1 / amount if amount > 0 else 0.0), {"steps": weight * amount}
 
     def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
         """See `ServerUpdate.move`; the sum of `steps` is tau_eff."""
         return (parameters + extras["steps"] * change).to(parameters.dtype), state
-
-    @property
-    def _momentum(self) -> float:
-        if self.local_momentum is None:
-            raise ArgumentError("local_momentum: give that of the clients' SGD, such as FedNova(local_momentum=0.9)")
-        return self.local_momentum
