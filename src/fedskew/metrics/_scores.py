@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.metrics._measures import FloatArray, IntArray, balanced_accuracy, macro_f1, mean_known
+from fedskew.metrics._measures import balanced_accuracy, macro_f1, mean_known
+from fedskew.parameters import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor

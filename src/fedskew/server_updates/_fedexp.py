@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedskew.hooks import Hooks
+from fedskew.labels import as_amounts
 from fedskew.parameters import NonNegative, checked, component
-from fedskew.server_updates._protocol import Extras, Named, as_tensor, as_weights, weighted_sum
+from fedskew.server_updates._protocol import Extras, Named, as_tensor, weighted_sum
 
 
 @checked
@@ -28,7 +29,7 @@ def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: NonNegativ
 
     `updates` are client models minus the sent one, `(clients, parameters)`, numpy or torch; `weights` sum to 1.
     """
-    rows, shares = as_tensor(updates), as_weights(weights)
+    rows, shares = as_tensor(updates), as_amounts(weights, "weights", ("updates",))
     mean = weighted_sum(rows, shares)
     squares = sum(weight * _squared_norm(update) for update, weight in zip(rows, shares.tolist(), strict=True))
     return _extrapolation(squares, mean, eps)

@@ -21,8 +21,9 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import fednova_normaliser
+from fedskew.labels import as_amounts
 from fedskew.parameters import BelowOne, FloatArray, component
-from fedskew.server_updates._protocol import Extras, Named, as_tensor, as_weights, weighted_sum
+from fedskew.server_updates._protocol import Extras, Named, as_tensor, weighted_sum
 
 
 @overload
@@ -35,7 +36,7 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
     `updates` are client models minus the sent one, `(clients, parameters)`; `weights` sum to 1; `momentum` is that of
     the clients' SGD.
     """
-    shares, taken, rows = as_weights(weights), np.asarray(steps), as_tensor(updates)
+    shares, taken, rows = as_amounts(weights, "weights", ("updates",)), np.asarray(steps), as_tensor(updates)
     if taken.shape != shares.shape:
         raise ArgumentError(f"steps: expected shape {shares.shape}, one for each weight, got {taken.shape}")
     amounts = np.array([fednova_normaliser(count, momentum) for count in taken.tolist()])
