@@ -187,10 +187,7 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
 def as_one_or_all(counts: CountsLike) -> FloatArray:
     """Return checked counts as `as_counts` does; those of one client, `(classes,)`, stay of that shape."""
     array = as_floats(counts, "counts")
-    if array.ndim == 1:
-        row: FloatArray = as_counts(array[None])[0]
-        return row
-    return as_counts(counts if isinstance(counts, LabelCounts) else array)
+    return as_amounts(array, "counts", ("classes",) if array.ndim == 1 else ("clients", "classes"))
 
 
 def as_target(target: ArrayLike, classes: int, name: str = "target", written: bool = False) -> FloatArray:

@@ -43,10 +43,7 @@ def class_groups(counts: ArrayLike) -> ClassGroups:
     With n samples in C classes, a class is a majority class with more than n / C samples, a minority class with some
     but no more than that, vacant with none. The FedVLS paper gives no threshold; this one (FedLMD's) gives its table 7.
     """
-    held = np.asarray(counts)
-    if held.ndim != 1:
-        raise ArgumentError(f"counts: must be one client's, (classes,), not of shape {held.shape}")
-    (group,) = class_group_matrix(held[None])
+    (group,) = class_group_matrix(as_amounts(counts, "counts", ("classes",))[None])
     return ClassGroups(*(np.flatnonzero(group == number) for number in (2, 1, 0)))
 
 
