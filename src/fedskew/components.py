@@ -136,21 +136,18 @@ def _named(function: Any) -> frozenset[str] | None:
 
 
 def with_clients(component: Any, clients: int) -> Any:
-    """Fill in the number of all clients, where a component has a parameter `clients`; ArgumentError if it differs."""
+    """Fill in the number of all clients, where a component has a parameter `clients`; see `filled`."""
+    return filled(component, "clients", clients, "the number of clients")
+
+
+def filled(component: Any, name: str, value: Any, what: str) -> Any:
+    """Fill in a parameter that a run knows, where a component has it; ArgumentError if it was given and differs."""
     named = [field.name for field in dataclasses.fields(component)] if dataclasses.is_dataclass(component) else []
-    if "clients" not in named or component.clients == clients:
+    if name not in named or (own := getattr(component, name)) == value:
         return component
-    if component.clients is not None:
-        raise ArgumentError(
-            f"clients: {component.clients} isn't the number of clients, which is {clients}; leave it out, and it "
-            "always is"
-        )
-    return dataclasses.replace(component, clients=clients)
-
-
-def paper(component: Any) -> str:
-    """Return the paper of a component or its class; empty if it names none."""
-    return str(getattr(component, "paper", ""))
+    if own is not None:
+        raise ArgumentError(f"{name}: {own} isn't {what}, which is {value}; leave it out, and it always is")
+    return dataclasses.replace(component, **{name: value})
 
 
 def default_weight(term: Any) -> float:

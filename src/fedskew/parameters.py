@@ -10,9 +10,11 @@ The same types check a config, where the error names the key in the file instead
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeAlias, TypeVar, dataclass_transform, get_args, get_type_hints
+from functools import wraps
+from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import numpy as np
 import pydantic
@@ -25,13 +27,14 @@ Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Share = Annotated[float, Field(ge=0, le=1, strict=True)]
+PositiveShare = Annotated[float, Field(gt=0, le=1, strict=True)]
 BelowOne = Annotated[float, Field(ge=0, lt=1, strict=True)]
 """From 0 to below 1."""
+Between = Annotated[float, Field(gt=0, lt=1, strict=True)]  # 0 and 1, neither of them
 Count = Annotated[int, Field(ge=1, strict=True)]
 """A whole number, 1 or above."""
-Size = Annotated[int, Field(ge=0, strict=True)]
+Size = Annotated[int, Field(ge=0, strict=True)]  # a whole number, 0 or above
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
-"""A whole number, 0 or above."""
 Switch = Annotated[bool, Field(strict=True)]
 """True or false, and nothing that only stands for them."""
 
@@ -39,6 +42,7 @@ FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass_transform(frozen_default=True)
@@ -62,6 +66,32 @@ def component(cls: type[T]) -> type[T]:
     made.__init__ = init
     own: type[T] = made
     return own
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function check the arguments whose types are ranges, as a component checks its parameters."""
+    signature = inspect.signature(function)
+    ranges = {
+        name: pydantic.TypeAdapter(kind)
+        for name, kind in get_type_hints(function, include_extras=True).items()
+        if any(hasattr(part, "__metadata__") for part in (kind, *get_args(kind)))  # an Annotated, or it or None
+    }
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if name in ranges:
+                _valid(name, value, ranges[name])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _valid(name: str, value: Any, kind: pydantic.TypeAdapter[Any], strict: bool | None = None) -> Any:
+    try:
+        return kind.validate_python(plain(value), strict=strict)
+    except pydantic.ValidationError as error:
+        raise ArgumentError(first_mistake(error, f"{name}." if error.errors()[0]["loc"] else name)) from None
 
 
 def plain(value: Any) -> Any:
@@ -142,13 +172,10 @@ def checked_options(
     """Return a function's options, by name as given, held against its annotated types; lists stand for tuples."""
     hints = get_type_hints(function, include_extras=True)
     known = sorted(hints.keys() - {*own, "return"})
-    checked = {}
+    valid = {}
     for option, value in options.items():
         if option not in known:
             raise ArgumentError(f"{option}: {what} has no such option{nearest(option, known)}")
-        taken = tuple(value) if type(value) is list else plain(value)
-        try:
-            checked[option] = pydantic.TypeAdapter(hints[option]).validate_python(taken, strict=True)
-        except pydantic.ValidationError as error:
-            raise ArgumentError(f"{option}: {error.errors()[0]['msg']} (got {taken!r})") from None
-    return checked
+        taken = tuple(value) if type(value) is list else value
+        valid[option] = _valid(option, taken, pydantic.TypeAdapter(hints[option]), strict=True)
+    return valid

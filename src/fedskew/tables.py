@@ -117,6 +117,18 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
+def balanced(sizes: Sequence[float], groups: int) -> list[list[int]]:
+    """Divide items of these sizes: return each group's, from the largest to the smallest, each to the group with the
+    least so far, of several the first."""
+    members: list[list[int]] = [[] for _ in range(groups)]
+    held = [0.0] * groups
+    for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
+        least = held.index(min(held))
+        members[least].append(item)
+        held[least] += sizes[item]
+    return members
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested config as one level of dotted keys, `{"data.name": "mnist"}`; an empty table stays `{}`."""
     flat: dict[str, Any] = {}

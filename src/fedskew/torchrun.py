@@ -6,6 +6,8 @@
 import os
 from collections.abc import Sequence
 
+from fedskew.tables import balanced
+
 
 def launched() -> bool:
     """Return whether torchrun started this process."""
@@ -28,12 +30,5 @@ def device() -> str:
 
 
 def assign(work: Sequence[float]) -> list[list[int]]:
-    """Balance work over the ranks: return each one's items, from the longest to the shortest, each to the rank with the
-    least so far, of several the lowest."""
-    assigned: list[list[int]] = [[] for _ in range(ranks())]
-    loads = [0.0] * len(assigned)
-    for index in sorted(range(len(work)), key=lambda index: -work[index]):
-        least = loads.index(min(loads))
-        assigned[least].append(index)
-        loads[least] += work[index]
-    return assigned
+    """Balance work over the ranks: return each one's items, the longest first."""
+    return balanced(work, ranks())

@@ -137,9 +137,9 @@ def test_where_a_sample_may_have_several_labels_no_method_is_named(table):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"participation": 0}, "participation: must be a share"),
-        ({"epochs": 0}, "epochs: must be a number above 0"),
-        ({"epochs": math.inf}, "epochs: must be a number above 0"),
+        ({"participation": 0}, "participation: input should be greater than 0 (got 0)"),
+        ({"epochs": 0}, "epochs: input should be greater than 0 (got 0)"),
+        ({"epochs": math.inf}, "epochs: input should be a finite number (got inf)"),
         ({"without": ["aa"]}, "without: the table has no method 'aa' (did you mean 'a'?)"),
     ],
 )

@@ -263,7 +263,7 @@ BAD_PACS = [
     ({"train": ["photo"]}, "train, validation_domain, test: expected domains among"),
     ({"test": "paint"}, "train, validation_domain, test: "),
     ({"leave_out": ["cow"]}, "leave_out: got 'cow'"),
-    ({"size": 0}, "size: got 0"),
+    ({"size": 0}, "size: input should be greater than or equal to 1 .got 0."),
 ]
 
 
@@ -413,5 +413,5 @@ def test_fedvls_mnist_is_divided_as_the_authors_code_divides_it(tmp_path):
     assert torch.equal(aside.inputs, made.inputs)
     assert len(aside.test_targets) == 100
     assert (made.mean, made.std) == ((0.5,), (0.5,))
-    with pytest.raises(ArgumentError, match="beta: must be above 0"):
+    with pytest.raises(ArgumentError, match="beta: input should be greater than 0 .got 0.0."):
         load("fedvls_mnist", tmp_path, beta=0.0)

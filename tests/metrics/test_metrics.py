@@ -115,13 +115,13 @@ TWO = np.array([[3.0, 4.0], [4.0, -3.0]])
     ("figure", "arguments", "message"),
     [
         *(
-            (figure, (table,), "confusion: must")
+            (figure, (table,), "confusion: (must|every number must)")
             for figure in (per_class_accuracy, balanced_accuracy, macro_f1)
             for table in (np.ones((2, 3)), np.ones(4), np.ones((0, 0)), [[1, -1], [0, 1]], [[nan]])
         ),
         *((target_accuracy, (TABLE, to), "target") for to in ([1, 1], [0, 0, 0, 0], [1, -1, 1, 1], [1, nan, 0, 0])),
         *(
-            (mix_distance, (weights, [[1, 2], [3, 4]], [1, 1]), "weights: must be 2 finite numbers")
+            (mix_distance, (weights, [[1, 2], [3, 4]], [1, 1]), "weights: (must have the shape|every number must)")
             for weights in ([1.0], [0.5, nan], [1.5, -0.5], [[0.5, 0.5]])
         ),
         (mix_distance, ([1.0], [[1, 2]], [1, 1, 1]), "target"),

@@ -90,9 +90,9 @@ def test_does_not_change_the_labels(rule) -> None:
         ([True, False], 2, None, "labels: must be integers"),
         ([0, -1], 2, None, "labels: must be class ids from 0, but -1"),
         ([0, 5], 2, 5, "labels: class id 5 occurs, but num_classes is 5"),
-        ([0, 1], 0, None, "clients: must be a whole number of at least 1"),
-        ([0, 1], 2.0, None, "clients: must be a whole number"),
-        ([0, 1], 2, 0, "num_classes: must be a whole number of at least 1"),
+        ([0, 1], 0, None, "clients: input should be greater than or equal to 1 .got 0."),
+        ([0, 1], 2.0, None, "clients: input should be a valid integer .got 2.0."),
+        ([0, 1], 2, 0, "num_classes: input should be greater than or equal to 1 .got 0."),
     ],
 )
 def test_refuses_bad_arguments_by_name(rule, labels, clients, num_classes, named) -> None:

@@ -227,5 +227,5 @@ def test_one_sample_of_every_class_stays_where_that_is_asked_for(share):
 
 
 def test_a_share_out_of_range_is_refused():
-    with pytest.raises(ArgumentError, match="share: must be from 0 to below 1, not 1.0"):
+    with pytest.raises(ArgumentError, match="share: input should be less than 1 .got 1.0."):
         hold_out(ROWS, LABELS, 1.0, np.random.default_rng(0))

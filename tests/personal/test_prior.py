@@ -6,8 +6,9 @@ from scipy.special import softmax
 
 from fedskew.errors import ArgumentError
 from fedskew.labels import NEVER, Calibration, calibrate, personal
-from fedskew.personal import HeldOut, Prior
+from fedskew.personal import INDEX, HeldOut
 
+Prior = INDEX["prior"]
 MEANS = np.array([[0.0, 0.0], [1.5, 0.0], [0.5, 1.2]])
 HELD_OUT, OWN = np.array([0.2, 0.3, 0.5]), np.array([0.75, 0.0, 0.25])
 

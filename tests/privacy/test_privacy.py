@@ -137,19 +137,19 @@ def test_mistakes_are_said() -> None:
     with pytest.raises(ArgumentError, match="weight: 0.3 is above the limit 0.25"):
         UpdateNoise(0.5, 1.0, 0.25, 3).protect(np.zeros(2), 0.3, np.random.default_rng(0))
     for arguments, why in (
-        ((0.0, 1.0, 0.2, 3), "clip: must be above 0"),
+        ((0.0, 1.0, 0.2, 3), "clip: input should be greater than 0 .got 0.0."),
         ((9.0, 1.0, 0.2, 3), "clip: must be at most 8"),
-        ((1.0, -1.0, 0.2, 3), "noise: must be above 0"),
-        ((1.0, 1.0, 1.2, 3), "weight_limit: must be at most 1"),
-        ((1.0, 1.0, 0.2, 0), "answers: must be at least 1"),
+        ((1.0, -1.0, 0.2, 3), "noise: input should be greater than 0 .got -1.0."),
+        ((1.0, 1.0, 1.2, 3), "weight_limit: input should be less than or equal to 1 .got 1.2."),
+        ((1.0, 1.0, 0.2, 0), "answers: input should be greater than or equal to 1 .got 0."),
         ((8.0, 50.0, 1.0, 3), "does not fit into a sum's 32 bits"),
     ):
         with pytest.raises(ArgumentError, match=why):
             UpdateNoise(*arguments)
     for arguments, why in (((0.0, 1, 1e-5), "noise"), ((1.0, 1, 0.0), "delta"), ((1.0, -1, 1e-5), "rounds")):
-        with pytest.raises(ArgumentError, match=f"{why}: must be"):
+        with pytest.raises(ArgumentError, match=f"^{why}: input should be greater than"):
             epsilon(*arguments)
-    with pytest.raises(ArgumentError, match="budget: must be above 0"):
+    with pytest.raises(ArgumentError, match="budget: input should be greater than 0 .got 0.0."):
         most_rounds(1.0, 0.0, 1e-5)
 
 

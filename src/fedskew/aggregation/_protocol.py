@@ -12,19 +12,9 @@ from fedskew.parameters import FloatArray
 PART = 1 << 16
 """Columns of the matrix of updates that are worked on at a time."""
 
-ROBUST_REFUSES: Mapping[str, str] = {
-    "local_step.corrects_gradients": "what it corrects gradients by (SCAFFOLD's control variates, FedDyn's drift) is "
-    "averaged plainly beside the updates, so one bad client moves it without bound; take sgd, fedprox or fedsam as "
-    "local step, or mean as aggregation"
-}
 _PROTOTYPES = (
     "its prototypes are averaged plainly beside the updates, so a bad client still moves them; leave one of them out"
 )
-ROBUST_WARNS: Mapping[str, str] = {
-    "weighting.afl": "AFL's weights rise with the loss that a client reports, so one that lies gets all of the weight; "
-    "take fedavg or uniform, or set training.weight_limit",
-    **dict.fromkeys(("objective.fpl", "objective.fednh"), _PROTOTYPES),
-}
 
 
 class Aggregation:
@@ -67,15 +57,23 @@ class Aggregation:
 class Robust(Aggregation):
     """An aggregation that bounds what a few bad clients can do."""
 
-    refuses: ClassVar[Mapping[str, str]] = ROBUST_REFUSES
-    warns: ClassVar[Mapping[str, str]] = ROBUST_WARNS
+    refuses: ClassVar[Mapping[str, str]] = {
+        "local_step.corrects_gradients": "what it corrects gradients by (SCAFFOLD's control variates, FedDyn's drift) "
+        "is averaged plainly beside the updates, so one bad client moves it without bound; take sgd, fedprox or fedsam "
+        "as local step, or mean as aggregation"
+    }
+    warns: ClassVar[Mapping[str, str]] = {
+        "weighting.afl": "AFL's weights rise with the loss that a client reports, so one that lies gets all of the "
+        "weight; take fedavg or uniform, or set training.weight_limit",
+        **dict.fromkeys(("objective.fpl", "objective.fednh"), _PROTOTYPES),
+    }
 
 
 class Merging(Robust):
     """A robust aggregation that leaves no client's own update."""
 
     refuses: ClassVar[Mapping[str, str]] = {
-        **ROBUST_REFUSES,
+        **Robust.refuses,
         "server_update.reads_each_update": "it needs each client's own update (FedNova its steps, FedEXP its length), "
         "and this aggregation merges them coordinate by coordinate; take geometric_median, krum or norm_clipping, or "
         "plain as server update",

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, DataError, nearest, placed
 from fedskew.labels import CountsLike, LabelCounts, describe
-from fedskew.parameters import FloatArray
+from fedskew.parameters import FloatArray, Positive, PositiveShare, checked
 from fedskew.tables import csv_text
 
 SHIPPED = Path(__file__).with_name("evidence.csv.gz")
@@ -105,11 +105,12 @@ def figures(
     return {name: 0.0 if math.isnan(value) else float(value) for name, value in found.items()}
 
 
+@checked
 def advise(
     counts: CountsLike,
     target: ArrayLike | None = None,
-    participation: float = 1.0,
-    epochs: float = 1.0,
+    participation: PositiveShare = 1.0,
+    epochs: Positive = 1.0,
     without: Collection[str] = (),
     table: Path | None = None,
 ) -> tuple[Advice, ...]:
@@ -125,10 +126,6 @@ def advise(
         without: Labels of methods that can't be used, nor variants of them, such as "fedlc: no mask".
         table: `evidence.csv.gz` of an arena; None: the one that comes with fedskew. DataError where it can't be read.
     """
-    if not 0 < participation <= 1:
-        raise ArgumentError(f"participation: must be a share above 0 and up to 1, not {participation}")
-    if not 0 < epochs < math.inf:
-        raise ArgumentError(f"epochs: must be a number above 0, not {epochs}")
     evidence = read_evidence(table or SHIPPED)
     known = {name for method in evidence.gains for name in (method, method.split(":")[0])}
     if (unknown := next((method for method in without if method not in known), None)) is not None:

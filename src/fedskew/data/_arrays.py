@@ -21,7 +21,7 @@ from fedskew.data._dataset import Arrays, Dataset, IntArray, names_clients
 from fedskew.data._images import of_bytes
 from fedskew.data.published import DIGITS, Source
 from fedskew.errors import ArgumentError
-from fedskew.parameters import Count
+from fedskew.parameters import Count, Positive
 
 _CHARACTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 _MOST_TRIES = 10_000
@@ -95,7 +95,7 @@ def emnist_balanced(root: Path, verify: bool = True) -> Dataset:
 @names_clients
 def fedvls_mnist(
     root: Path,
-    beta: float = 0.05,
+    beta: Positive = 0.05,
     clients: Count = 10,
     measured: Literal["training", "held-out"] = "training",
     smallest: int = 256,
@@ -118,8 +118,6 @@ def fedvls_mnist(
         seed: Seed of the draws: 1 in the code.
         verify: As in `mnist`.
     """
-    if not beta > 0:
-        raise ArgumentError(f"beta: must be above 0, got {beta}")
     arrays = mnist_arrays(root, verify)
     pixels, labels = torch.cat(arrays[::2]), torch.cat(arrays[1::2])
     rng = np.random.RandomState(seed)

@@ -22,7 +22,7 @@ from fedskew.data._dataset import Arrays, ByteImages, Dataset, names_clients
 from fedskew.data._images import of_bytes
 from fedskew.data.published import DIGITS, IMAGENET, Source
 from fedskew.errors import ArgumentError
-from fedskew.parameters import Share
+from fedskew.parameters import PositiveShare, Share
 
 # FedPALS's synthetic task: means of its classes, what its two clients hold of each, and the size of its test part.
 _MEANS = np.array([[6.0, 4.6], [1.2, -1.6], [4.6, -5.4]])
@@ -76,7 +76,7 @@ def digit_domains(
     root: Path,
     rng: np.random.Generator | None,
     domains: tuple[str, ...] = ("mnist", "usps", "svhn", "syn"),
-    share: float = 1.0,
+    share: PositiveShare = 1.0,
     verify: bool = True,
 ) -> Dataset:
     """Read MNIST, USPS, SVHN and SYN digits as one data set of ten classes and several domains.
@@ -92,8 +92,6 @@ def digit_domains(
     """
     if not domains or len(set(domains)) != len(domains) or not set(domains) <= set(_SOURCES):
         raise ArgumentError(f"domains: expected some of {', '.join(_SOURCES)}, each once; got {list(domains)}")
-    if not 0.0 < share <= 1.0:
-        raise ArgumentError(f"share: must be above 0 and at most 1, got {share}")
     parts: list[Arrays] = []
     for name in domains:
         pixels, labels, test_pixels, test_labels = _SOURCES[name](root, verify)

@@ -12,6 +12,7 @@ import torch
 from fedskew.data._dataset import Dataset, FloatArray, names_clients
 from fedskew.data.published import IMAGENET, ImageFiles, Rows, Source
 from fedskew.errors import ArgumentError
+from fedskew.parameters import Count
 
 _WILD_TABLE = "metadata.csv"
 
@@ -118,7 +119,7 @@ def pacs(
     test: str = "photo",
     leave_out: tuple[str, ...] = (),
     kfold: bool = False,
-    size: int = 224,
+    size: Count = 224,
     packed: bool = False,
     verify: bool = True,
 ) -> Dataset:
@@ -148,8 +149,6 @@ def pacs(
         )
     if unknown := set(leave_out) - set(classes):
         raise ArgumentError(f"leave_out: got {unknown.pop()!r}, expected class names among {', '.join(classes)}")
-    if size < 1:
-        raise ArgumentError(f"size: got {size}, expected a side in pixels")
     trained, held = _domains(source, train, "train" if kfold else None), Rows()
     if validation_domain is not None:
         held = _domains(source, [validation_domain], None, leave_out)
@@ -199,7 +198,7 @@ def iwildcam(
     root: Path,
     validation_split: Literal["val", "id_val"] | None = "val",
     test: Literal["test", "id_test"] = "test",
-    size: int = 448,
+    size: Count = 448,
     packed: bool = False,
     verify: bool = True,
 ) -> Dataset:
@@ -218,8 +217,6 @@ def iwildcam(
         packed: Decode once into one file (see `ImageFiles.pack`), which at 448 takes 112 GB; else batch by batch.
         verify: Check the splits against their published sizes.
     """
-    if size < 1:
-        raise ArgumentError(f"size: must be a side in pixels, got {size}")
     source = Source.of("iwildcam", root, verify)
     splits, expected_classes = _splits(source), source.facts["number_of_classes"]
     for split, expected in source.facts["splits"].items():

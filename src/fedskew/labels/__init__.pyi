@@ -6,6 +6,7 @@ from ._calibration import own_mix as own_mix
 from ._calibration import personal as personal
 from ._counts import CountsLike as CountsLike
 from ._counts import LabelCounts as LabelCounts
+from ._counts import as_amounts as as_amounts
 from ._counts import as_counts as as_counts
 from ._counts import as_sizes as as_sizes
 from ._counts import as_target as as_target

@@ -137,10 +137,7 @@ class LabelCounts:
         """
         return np.array(read_own(Path(path), classes, client, decimal))
 
-    @staticmethod
-    def lists_samples(path: str | Path) -> bool:
-        """Return whether a table has a row for each sample, and not counts: a column of labels, and none of counts."""
-        return lists_samples(Path(path))
+    lists_samples = staticmethod(lists_samples)
 
     @classmethod
     def of_partitions(cls, partitioner: Any, label: str = "label") -> LabelCounts:
@@ -184,24 +181,13 @@ def as_counts(counts: CountsLike, name: str = "counts") -> FloatArray:
     """Return checked counts as float64, `(clients, classes)`, without a copy where possible; ArgumentError if wrong."""
     if isinstance(counts, LabelCounts):
         return counts.counts
-    array = as_floats(counts, name)
-    if array.ndim != 2:
-        raise ArgumentError(f"{name}: must have the shape (clients, classes), not {array.shape}")
-    if not array.shape[0]:
-        raise ArgumentError(f"{name}: there is no client")
-    if not array.shape[1]:
-        raise ArgumentError(f"{name}: there is no class")
-    check_amounts(array, name)
-    return array
+    return as_amounts(counts, name, ("clients", "classes"))
 
 
 def as_one_or_all(counts: CountsLike) -> FloatArray:
     """Return checked counts as `as_counts` does; those of one client, `(classes,)`, stay of that shape."""
     array = as_floats(counts, "counts")
-    if array.ndim == 1:
-        row: FloatArray = as_counts(array[None])[0]
-        return row
-    return as_counts(counts if isinstance(counts, LabelCounts) else array)
+    return as_amounts(array, "counts", ("classes",) if array.ndim == 1 else ("clients", "classes"))
 
 
 def as_target(target: ArrayLike, classes: int, name: str = "target", written: bool = False) -> FloatArray:
@@ -257,14 +243,8 @@ def as_amounts(values: ArrayLike, name: str, shape: tuple[int | str, ...], what:
     ):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ArgumentError(f"{name}: must have the shape {expected}{what and f', {what}'}, not {array.shape}")
-    check_amounts(array, name)
-    return array
-
-
-def check_amounts(array: FloatArray, name: str) -> None:
-    """Raise ArgumentError unless all numbers are finite and >= 0; min and max need no array of the same size."""
-    if array.size == 0 or (array.min() >= 0 and array.max() < np.inf):
-        return
+    if array.size == 0 or (array.min() >= 0 and array.max() < np.inf):  # which needs no array of the same size
+        return array
     where = np.unravel_index(np.argmin((array >= 0) & (array < np.inf)), array.shape)
     place = ", ".join(str(int(index)) for index in where)
     raise ArgumentError(f"{name}: every number must be finite and not negative, but {name}[{place}] is {array[where]}")

@@ -54,9 +54,9 @@ def read_counts(
     return counts, clients, classes
 
 
-def lists_samples(path: Path) -> bool:
-    """See `LabelCounts.lists_samples`."""
-    sheet = Sheet(path, "counts, or a row for each sample")
+def lists_samples(path: str | Path) -> bool:
+    """Return whether a table has a row for each sample, and not counts: a column of labels, and none of counts."""
+    sheet = Sheet(Path(path), "counts, or a row for each sample")
     words = [plain(name) for name in sheet.header]
     labels = [column for column, word in enumerate(words) if word in CLASS_WORDS]
     if not labels or COUNT_WORDS.intersection(words):

@@ -13,12 +13,9 @@ from fedskew.mixing import Programme
 def entropy(counts: CountsLike) -> float | FloatArray:
     """Shannon entropy of label counts in bits, `-sum p log2 p` with 0 log 0 = 0 (FedEntOpt, section III)."""
     array = as_one_or_all(counts)
-    if array.ndim == 1:
-        return float(_entropies(array[None])[0])
-    bits = np.empty(len(array))
-    for part in row_blocks(array):
-        bits[part] = _entropies(array[part])
-    return bits
+    rows = np.atleast_2d(array)
+    bits = np.concatenate([_entropies(rows[part]) for part in row_blocks(rows)])
+    return bits if array.ndim == 2 else float(bits[0])
 
 
 def _entropies(rows: FloatArray) -> FloatArray:

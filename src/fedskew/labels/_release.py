@@ -1,12 +1,12 @@
 """Differentially private release of label counts."""
 
-from numbers import Real
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from fedskew.errors import ArgumentError
 from fedskew.labels._counts import FloatArray, LabelCounts, as_counts
+from fedskew.parameters import Positive, checked
 from fedskew.privacy import secure_noise
 
 Counts = TypeVar("Counts", LabelCounts, FloatArray)
@@ -15,9 +15,10 @@ SENSITIVITY = {"add-remove": 1.0, "replace": 2.0}
 """How much a client's counts can change in L1 norm when one sample is added or removed, or replaced by another."""
 
 
+@checked
 def privatize(
     counts: Counts,
-    epsilon: float,
+    epsilon: Positive,
     rng: np.random.Generator | None = None,
     neighbours: Literal["add-remove", "replace"] = "add-remove",
     each: int = 1,
@@ -36,8 +37,6 @@ def privatize(
         each: Most counts to which one sample adds 1, as of several labels to all: the sensitivity is times as much.
     """
     held = as_counts(counts)
-    if isinstance(epsilon, bool) or not isinstance(epsilon, Real) or not 0 < float(epsilon) < np.inf:
-        raise ArgumentError(f"epsilon: must be a positive number, not {epsilon!r}")
     if neighbours not in SENSITIVITY:
         raise ArgumentError(f"neighbours: must be 'add-remove' or 'replace', not {neighbours!r}")
     scale = SENSITIVITY[neighbours] * each / epsilon
@@ -51,7 +50,7 @@ def privatize(
         noisy += held
     else:
         raise ArgumentError(f"rng: must be a numpy.random.Generator or None, not {type(rng).__name__}")
-    released = np.maximum(noisy, 0.0, out=noisy)
+    released: FloatArray = np.maximum(noisy, 0.0, out=noisy)
     if isinstance(counts, LabelCounts):
         return LabelCounts(released, counts.clients, counts.classes)
     return released

@@ -26,15 +26,6 @@ MEAN, SQUARE, STEPS = "adam.mean", "adam.square", "adam.steps"
 """What Adam carries: m and v, `(parameters,)`, and t, 0-d."""
 
 
-def fresh(settings: StepSettings) -> dict[str, Tensor]:
-    """Return what the optimiser carries before the first step: zeros."""
-    start = settings.start
-    if settings.adam is not None:
-        steps = torch.zeros((), device=start.device)
-        return {MEAN: torch.zeros_like(start), SQUARE: torch.zeros_like(start), STEPS: steps}
-    return {"momentum": torch.zeros_like(start)} if settings.momentum else {}
-
-
 def descend(parameters: Tensor, direction: Tensor, carried: Named, settings: StepSettings) -> Stepped:
     """Return the parameters, and what the optimiser carries, after one step along a gradient, `(parameters,)`."""
     lr: float | Tensor = settings.lr
@@ -132,7 +123,11 @@ class SGD:
 
     def init(self, settings: StepSettings) -> dict[str, Tensor]:
         """Return what the optimiser carries, zeros; nothing for SGD without momentum."""
-        return fresh(settings)
+        start = settings.start
+        if settings.adam is not None:
+            steps = torch.zeros((), device=start.device)
+            return {MEAN: torch.zeros_like(start), SQUARE: torch.zeros_like(start), STEPS: steps}
+        return {"momentum": torch.zeros_like(start)} if settings.momentum else {}
 
     def correction(self, settings: StepSettings) -> Correction | None:
         """Return what is added to every gradient. With `takes_rows = True` beside it, tensors that the client keeps

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedskew.components import default_weight, find, make_component, name_of
-from fedskew.errors import ConfigError, nearest
+from fedskew.components import default_weight, filled, find, make_component, name_of
+from fedskew.errors import ConfigError, nearest, placed
 from fedskew.methods._compatibility import check, check_functions, fills
 from fedskew.methods._slots import DEFAULTS, PLACES, SLOTS, Method, Table, compose
 from fedskew.objectives import Objective
@@ -50,16 +50,18 @@ def build(whole: Mapping[str, Table], momentum: float | None = None) -> Method:
     Args:
         momentum: The momentum of the clients' SGD, for a server update that depends on it (`local_momentum`).
     """
-    filled = [slot for slot in PLACES if slot in SLOTS or slot in whole]
-    made = {slot: make_component(PLACES[slot], whole[slot], f"method.{slot}") for slot in filled if slot != "objective"}
+    used = [slot for slot in PLACES if slot in SLOTS or slot in whole]
+    made = {slot: make_component(PLACES[slot], whole[slot], f"method.{slot}") for slot in used if slot != "objective"}
     index, objective = SLOTS["objective"], whole["objective"]
     terms = [
         (float(term["weight"]), make_component(index, _without(term, "weight"), f"method.objective.terms[{at}]"))
         for at, term in enumerate(objective["terms"])
     ]
     loss = make_component(index, _without(objective, "terms"), "method.objective")
-    if momentum is not None and hasattr(made["server_update"], "local_momentum"):
-        made["server_update"] = _with_momentum(made["server_update"], momentum)
+    if momentum is not None:
+        with placed("method.server_update."):
+            known = "the clients' momentum (training.momentum)"
+            made["server_update"] = filled(made["server_update"], "local_momentum", momentum, known)
     method = Method(objective=Objective(loss, tuple(terms)), **made)
     check(method)
     check_functions(method)
@@ -166,16 +168,6 @@ def _with_defaults(table: Table, slot: str, where: str) -> tuple[Table, Any]:
     component = make_component(PLACES[slot], table, where)
     values = {key: value for key, value in dataclasses.asdict(component).items() if value is not None}
     return {"name": table["name"], **values}, component
-
-
-def _with_momentum(update: Any, momentum: float) -> Any:
-    """Return the server update with the momentum of the clients' SGD."""
-    if update.local_momentum not in (None, momentum):
-        raise ConfigError(
-            f"method.server_update.local_momentum: {update.local_momentum} isn't the clients' momentum, which is "
-            f"{momentum} (training.momentum); leave it out, and it always is"
-        )
-    return dataclasses.replace(update, local_momentum=momentum)
 
 
 def _without(table: Table, *keys: str) -> Table:

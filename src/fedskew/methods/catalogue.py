@@ -160,7 +160,7 @@ def _facts(key: Key) -> dict[str, Any]:
         "summary": text.partition("\n\n")[0].replace("\n", " "),
         "text": text,
         "documentation": inspect.getdoc(inspect.getmodule(kind)),
-        "paper": components.paper(kind),
+        "paper": getattr(kind, "paper", ""),
         "required": [name for name, value in defaults.items() if value is MISSING],
         "parameters": weight | {name: value for name, value in defaults.items() if value is not MISSING},
         "cost": dataclasses.asdict(components.cost(kind)),

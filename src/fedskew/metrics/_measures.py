@@ -4,16 +4,14 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError
-from fedskew.labels import CountsLike, LabelCounts, as_counts, as_target, class_group_matrix
+from fedskew.labels import CountsLike, LabelCounts, as_amounts, as_counts, as_target, class_group_matrix
+from fedskew.parameters import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> float:
@@ -26,9 +24,7 @@ def mix_distance(weights: ArrayLike, counts: CountsLike, target: ArrayLike) -> f
         counts: Label counts, shape `(clients, classes)`; the marginals of an empty client are 0.
     """
     marginals = LabelCounts(as_counts(counts)).marginals
-    shares = np.asarray(weights, dtype=np.float64)
-    if shares.shape != (len(marginals),) or not (np.isfinite(shares).all() and (shares >= 0).all()):
-        raise ArgumentError(f"weights: must be {len(marginals)} finite numbers, none below 0, one per client of counts")
+    shares = as_amounts(weights, "weights", (len(marginals),), "one number per client of counts")
     gap = shares @ marginals - as_target(target, marginals.shape[1])
     return float(gap @ gap)
 
@@ -47,10 +43,7 @@ def class_groups(counts: ArrayLike) -> ClassGroups:
     With n samples in C classes, a class is a majority class with more than n / C samples, a minority class with some
     but no more than that, vacant with none. The FedVLS paper gives no threshold; this one (FedLMD's) gives its table 7.
     """
-    held = np.asarray(counts)
-    if held.ndim != 1:
-        raise ArgumentError(f"counts: must be one client's, (classes,), not of shape {held.shape}")
-    (group,) = class_group_matrix(held[None])
+    (group,) = class_group_matrix(as_amounts(counts, "counts", ("classes",))[None])
     return ClassGroups(*(np.flatnonzero(group == number) for number in (2, 1, 0)))
 
 
@@ -117,10 +110,7 @@ def macro_f1(confusion: ArrayLike, present_only: bool = True) -> float:
     table = _table(confusion)
     truth, predicted = table.sum(axis=1), table.sum(axis=0)
     classes = truth > 0 if present_only else truth + predicted > 0
-    if not classes.any():
-        return float("nan")
-    f1 = 2 * np.diagonal(table)[classes] / (truth + predicted)[classes]
-    return float(f1.mean())
+    return mean_known(2 * np.diagonal(table)[classes] / (truth + predicted)[classes])
 
 
 def target_accuracy(confusion: ArrayLike, target: ArrayLike) -> float:
@@ -134,9 +124,7 @@ def target_accuracy(confusion: ArrayLike, target: ArrayLike) -> float:
 
 
 def _table(confusion: ArrayLike) -> FloatArray:
-    table = np.asarray(confusion, dtype=np.float64)
-    if table.ndim != 2 or table.shape[0] != table.shape[1] or not table.size:
+    table = as_amounts(confusion, "confusion", ("classes", "classes"))
+    if table.shape[0] != table.shape[1]:
         raise ArgumentError(f"confusion: must be square, (classes, classes), not of shape {table.shape}")
-    if not (np.isfinite(table).all() and (table >= 0).all()):
-        raise ArgumentError("confusion: must hold finite numbers, none below 0")
     return table

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError
-from fedskew.metrics._measures import FloatArray, IntArray, balanced_accuracy, macro_f1, mean_known
+from fedskew.metrics._measures import balanced_accuracy, macro_f1, mean_known
+from fedskew.parameters import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,24 +98,22 @@ class Scores:
         `(classes,)`; `ece`; and `reliability`, a row `[samples, right, sum of their confidences]` for each bin.
         """
         classes = self.logits.shape[1]
-        if not np.isfinite(self.logits).all():
-            undefined = np.full(classes, math.nan)
-            return dict.fromkeys(("auroc", "pr_auc", "ece"), math.nan) | {
-                "per_class_auroc": undefined,
-                "per_class_pr_auc": undefined,
-                "reliability": None,
-            }
-        aurocs, pr_aucs = Scores.rankings(self.probabilities, self.labels[:, None] == np.arange(classes))
-        right, confidence = self.logits.argmax(axis=1) == self.labels, self.probabilities.max(axis=1)
-        at = np.searchsorted(Scores.EDGES, confidence)
-        sums = [np.bincount(at, one, minlength=_BINS) for one in (np.ones(len(at)), right, confidence)]
+        aurocs, pr_aucs = np.full((2, classes), math.nan)
+        ece, reliability = math.nan, None
+        if np.isfinite(self.logits).all():
+            aurocs, pr_aucs = Scores.rankings(self.probabilities, self.labels[:, None] == np.arange(classes))
+            right, confidence = self.logits.argmax(axis=1) == self.labels, self.probabilities.max(axis=1)
+            at = np.searchsorted(Scores.EDGES, confidence)
+            sums = [np.bincount(at, one, minlength=_BINS) for one in (np.ones(len(at)), right, confidence)]
+            ece = float(np.abs(np.bincount(at, right - confidence)).sum() / len(at))
+            reliability = np.stack(sums, axis=1).tolist()
         return {
             "auroc": mean_known(aurocs),
             "pr_auc": mean_known(pr_aucs),
             "per_class_auroc": aurocs,
             "per_class_pr_auc": pr_aucs,
-            "ece": float(np.abs(np.bincount(at, right - confidence)).sum() / len(at)),
-            "reliability": np.stack(sums, axis=1).tolist(),
+            "ece": ece,
+            "reliability": reliability,
         }
 
     def threshold(self, figure: str = "balanced_accuracy") -> float | None:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.metrics._findings import finding_figures
-from fedskew.metrics._measures import IntArray
 from fedskew.metrics._scores import Scores
+from fedskew.parameters import IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,8 +23,9 @@ from numpy.typing import ArrayLike
 
 from fedskew import findings
 from fedskew.metrics._findings import of_counts
-from fedskew.metrics._measures import FloatArray, IntArray, mean_known
+from fedskew.metrics._measures import mean_known
 from fedskew.metrics._scores import Scores
+from fedskew.parameters import FloatArray, IntArray
 
 _SURE, _UNITS = len(Scores.EDGES) + 1, 1024
 _OFF = 1 / _UNITS  # each sum of confidences is rounded once at each site that has a sample in its bin

@@ -13,7 +13,7 @@ import torch
 
 from fedskew.data import take
 from fedskew.engine import predict
-from fedskew.errors import ConfigError, RunError
+from fedskew.errors import ConfigError, RunError, placed
 from fedskew.experiment import Config, make_task, make_training_loop
 from fedskew.files import load_tensors
 from fedskew.labels import projection_distance
@@ -110,10 +110,8 @@ def domain_accuracies(config: Config, seed: int, folder: Path) -> dict[str, floa
         raise ConfigError(f"data.name: data set {dataset.name!r} has no domains")
     model = make_training_loop(config, seed, task=task).model
     path = folder / "model.safetensors"
-    try:
+    with placed(f"{path}: the model can't be read: ", None, of=RunError):
         model.load_state_dict(load_tensors(path)[0])
-    except RunError as error:
-        raise RunError(f"{path}: the model can't be read ({error})") from None
     device = model.vector.device
     found = {}
     for number, name in enumerate(dataset.domain_names):

@@ -5,8 +5,8 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError, placed
-from fedskew.parameters import Count, FloatArray, Positive, Size, Switch, component
-from fedskew.partition._rule import IntArray, Rule, apportion
+from fedskew.parameters import Count, FloatArray, IntArray, Positive, Size, Switch, component
+from fedskew.partition._rule import Rule, apportion
 from fedskew.tables import counted
 
 

@@ -1,17 +1,15 @@
 """FedPALS's divisions: PACS, where every client lacks a different label, and clients that have the target's mix."""
 
 import math
-from typing import Annotated
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike
-from pydantic import Field
 
 from fedskew.errors import ArgumentError, PartitionError
 from fedskew.labels import as_target
-from fedskew.parameters import component
-from fedskew.partition._rule import IntArray, Rule, apportion, deal
+from fedskew.parameters import IntArray, PositiveShare, component
+from fedskew.partition._rule import Rule, apportion, deal
 
 
 @component
@@ -28,7 +26,7 @@ class OneLabelMissing(Rule):
         kept: Share of its samples that the first client keeps.
     """
 
-    kept: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.1
+    kept: PositiveShare = 0.1
 
     def _counts(self, class_sizes: IntArray, clients: int, rng: Generator) -> IntArray:
         classes = len(class_sizes)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.parameters import Count, Finite, Switch, component
-from fedskew.partition._rule import IntArray, Rule, check_labels_per_client, holding
+from fedskew.parameters import Count, Finite, IntArray, Switch, component
+from fedskew.partition._rule import Rule, check_labels_per_client, holding
 from fedskew.tables import counted
 
 

@@ -7,8 +7,8 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike
 
 from fedskew.errors import PartitionError
-from fedskew.parameters import Count, Share, component
-from fedskew.partition._rule import IntArray, Rule, check_samples
+from fedskew.parameters import Count, IntArray, Share, component
+from fedskew.partition._rule import Rule, check_samples
 from fedskew.tables import counted
 
 

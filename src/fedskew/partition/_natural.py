@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedskew.errors import ArgumentError, PartitionError
-from fedskew.parameters import component
-from fedskew.partition._rule import IntArray, Rule
+from fedskew.parameters import IntArray, component
+from fedskew.partition._rule import Rule
+from fedskew.tables import balanced
 
 
 def natural_split(client_ids: ArrayLike, clients: int | None = None) -> list[IntArray]:
@@ -46,14 +47,8 @@ def grouped(shares: Sequence[IntArray], clients: int) -> list[IntArray]:
             f"the clients that the data set names, {len(shares)}, can't be merged into {clients}: lower clients, or "
             "leave it out"
         )
-    sizes = np.array([len(share) for share in shares])
-    held = np.zeros(clients, dtype=np.int64)
-    members: list[list[IntArray]] = [[] for _ in range(clients)]
-    for place in np.argsort(-sizes, kind="stable"):
-        client = int(held.argmin())
-        members[client].append(shares[place])
-        held[client] += sizes[place]
-    return [np.sort(np.concatenate(parts)) for parts in members]
+    members = balanced([len(share) for share in shares], clients)
+    return [np.sort(np.concatenate([shares[place] for place in own])) for own in members]
 
 
 @component

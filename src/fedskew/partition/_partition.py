@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, DataError, optional, placed
 from fedskew.files import replacing
-from fedskew.partition._rule import IntArray
+from fedskew.parameters import IntArray
 
 _FORMAT = "fedskew partition 1"
 _ROW = "fedskew row"

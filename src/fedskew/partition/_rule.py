@@ -1,15 +1,11 @@
 """What the partition rules share: the base class, checks of arguments, and dealing out samples by counts."""
 
-from numbers import Integral
-from typing import TypeAlias
-
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, PartitionError
-
-IntArray: TypeAlias = NDArray[np.int64]
+from fedskew.parameters import BelowOne, Count, IntArray, checked
 
 
 class Rule:
@@ -41,8 +37,9 @@ class Rule:
         raise NotImplementedError
 
 
+@checked
 def check_samples(
-    labels: ArrayLike, clients: int, rng: Generator, num_classes: int | None
+    labels: ArrayLike, clients: Count, rng: Generator, num_classes: Count | None
 ) -> tuple[IntArray, IntArray]:
     """Check the arguments of `Rule.split`; returns the labels as int64 and the samples of each class, `(classes,)`."""
     array = np.asarray(labels)
@@ -55,19 +52,11 @@ def check_samples(
     array = array.astype(np.int64)
     if array.min() < 0:
         raise ArgumentError(f"labels: must be class ids from 0, but {array.min()} occurs")
-    if num_classes is not None:
-        _check_count("num_classes", num_classes)
-        if array.max() >= num_classes:
-            raise ArgumentError(f"labels: class id {array.max()} occurs, but num_classes is {num_classes}")
-    _check_count("clients", clients)
+    if num_classes is not None and array.max() >= num_classes:
+        raise ArgumentError(f"labels: class id {array.max()} occurs, but num_classes is {num_classes}")
     if not isinstance(rng, Generator):
         raise ArgumentError(f"rng: must be a numpy.random.Generator, not {type(rng).__name__}")
     return array, np.bincount(array, minlength=num_classes or 0)
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ArgumentError(f"{name}: must be a whole number of at least 1, not {value!r}")
 
 
 def check_labels_per_client(labels: int, classes: int) -> None:
@@ -121,8 +110,9 @@ def stratified(labels: ArrayLike, size: int, rng: Generator) -> IntArray:
     return deal(array, apportion(np.array([size]), class_sizes[None]), rng)[0]
 
 
+@checked
 def hold_out(
-    rows: IntArray, labels: ArrayLike, share: float, rng: Generator, every_class: bool = False
+    rows: IntArray, labels: ArrayLike, share: BelowOne, rng: Generator, every_class: bool = False
 ) -> tuple[IntArray, IntArray]:
     """Divide a client's samples into those that it trains on and those that are held out, both ascending.
 
@@ -135,8 +125,6 @@ def hold_out(
         share: Share to hold out, from 0 to below 1; else ArgumentError is raised.
         every_class: Whether one sample at least of each class stays.
     """
-    if not 0 <= share < 1:
-        raise ArgumentError(f"share: must be from 0 to below 1, not {share}")
     mixed = rng.permutation(np.asarray(rows, dtype=np.int64))
     by_class = mixed[np.argsort(np.asarray(labels)[mixed], kind="stable")]
     passed = np.floor(share * np.arange(len(by_class) + 1) + rng.random())  # systematic sampling, from a random start

@@ -4,7 +4,7 @@ from fedskew.personal._ditto import Ditto
 from fedskew.personal._finetune import Finetune
 from fedskew.personal._held_out import HeldOut as HeldOut
 from fedskew.personal._partial import Partial
-from fedskew.personal._prior import Prior as Prior
+from fedskew.personal._prior import Prior
 from fedskew.personal._protocol import Names as Names
 from fedskew.personal._protocol import OwnTraining as OwnTraining
 from fedskew.personal._protocol import Personal as Personal

@@ -62,13 +62,11 @@ class Partial(Personal):
             return frozenset(whole)
         if isinstance(self.keep, str):
             found = names.head if self.keep == "head" else names.norm
+            lacking = "trained last linear layer" if self.keep == "head" else "trained normalisation"
         else:
+            lacking = f"layer of a name like {', '.join(self.keep)}"
             found = frozenset(name for name in whole if any(fnmatchcase(name, one) for one in self.keep))
         if not found:
-            what = "last linear layer that is trained" if self.keep == "head" else "normalisation"
-            lacking = (
-                f"trained {what}" if isinstance(self.keep, str) else f"layer of a name like {', '.join(self.keep)}"
-            )
             layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names.trained))
             shown = ", ".join([*layers[:8], "..."] if len(layers) > 8 else layers)
             raise ArgumentError(f"keep: the network has no {lacking}; its layers are {shown}")

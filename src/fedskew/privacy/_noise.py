@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedskew.errors import ArgumentError, optional
+from fedskew.parameters import Between, Count, Positive, PositiveShare, Size, checked, component
 from fedskew.sums.fixed_point import UPDATES
 
 LEAST_SHARE = 10.0
@@ -19,7 +20,7 @@ _DEVIATIONS = 8
 """A sum's noise of so many standard deviations still fits into 32 bits."""
 
 
-@dataclass(frozen=True)
+@component
 class UpdateNoise:
     """Clipping and noise of every update before it is added up; see the package's formula.
 
@@ -34,20 +35,12 @@ class UpdateNoise:
         ArgumentError: A number is out of its range, or the noise does not fit into the sums' 32 bits.
     """
 
-    clip: float
-    noise: float
-    weight_limit: float
-    answers: int | None = None
+    clip: Positive
+    noise: Positive
+    weight_limit: PositiveShare
+    answers: Count | None = None
 
     def __post_init__(self) -> None:
-        for name in ("clip", "noise", "weight_limit"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ArgumentError(f"{name}: must be above 0 and finite, not {value!r}")
-        if self.weight_limit > 1:
-            raise ArgumentError(f"weight_limit: must be at most 1, not {self.weight_limit!r}")
-        if self.answers is not None and self.answers < 1:
-            raise ArgumentError(f"answers: must be at least 1, not {self.answers!r}")
         if self.clip > UPDATES.limit:
             raise ArgumentError(
                 f"clip: must be at most {UPDATES.limit:g}, to which each coordinate is clipped, not {self.clip:g}"
@@ -127,18 +120,13 @@ MOST_ROUNDS = 1_000_000
 
 
 @lru_cache(maxsize=4096)
-def epsilon(noise: float, rounds: int, delta: float) -> float:
+@checked
+def epsilon(noise: Positive, rounds: Size, delta: Between) -> float:
     """Compute the epsilon of a client that took part in so many rounds, each after the others' results are known.
 
     The noise multiplier is the standard deviation of the noise in a round's sum, divided by the sensitivity. Raises
     MissingPackageError where dp-accounting is not installed.
     """
-    if not noise > 0:
-        raise ArgumentError(f"noise: must be above 0, not {noise!r}")
-    if not 0 < delta < 1:
-        raise ArgumentError(f"delta: must be above 0 and below 1, not {delta!r}")
-    if rounds < 0:
-        raise ArgumentError(f"rounds: must be at least 0, not {rounds}")
     if rounds == 0:
         return 0.0
     # So many Gaussian mechanisms are exactly one with so much less noise (Dong, Roth & Su, 2022, corollary 3.3).
@@ -158,10 +146,9 @@ def together(noises: Iterable[float]) -> float:
     return 1 / math.sqrt(math.fsum(inverse))
 
 
-def most_rounds(noise: float, budget: float, delta: float) -> int:
+@checked
+def most_rounds(noise: float, budget: Positive, delta: float) -> int:
     """Count the rounds in which a client can take part before its epsilon is above a budget; at most a million."""
-    if not budget > 0:
-        raise ArgumentError(f"budget: must be above 0, not {budget!r}")
     low, high = 0, 1
     while high < MOST_ROUNDS and epsilon(noise, high, delta) <= budget:
         low, high = high, 2 * high
@@ -172,14 +159,9 @@ def most_rounds(noise: float, budget: float, delta: float) -> int:
     return low
 
 
-def noise_for(budget: float, rounds: int, delta: float) -> float:
+@checked
+def noise_for(budget: Positive, rounds: Count, delta: Between) -> float:
     """Compute the smallest noise multiplier for which a client can take part in so many rounds within a budget."""
-    if not budget > 0:
-        raise ArgumentError(f"budget: must be above 0, not {budget!r}")
-    if rounds < 1:
-        raise ArgumentError(f"rounds: must be at least 1, not {rounds}")
-    if not 0 < delta < 1:
-        raise ArgumentError(f"delta: must be above 0 and below 1, not {delta!r}")
     return float(_dp_accounting().get_sigma_gaussian(budget, delta)) * math.sqrt(rounds)
 
 

@@ -19,16 +19,13 @@ Flower steps along them too, which can make a variance negative.
 """
 
 import math
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fedskew.parameters import BelowOne, NonNegative, Positive, Switch, component
+from fedskew.parameters import BelowOne, Between, NonNegative, Positive, Switch, component
 from fedskew.server_updates._protocol import Extras, Named
-
-Decay = Annotated[float, Field(gt=0, lt=1, strict=True)]
 
 
 @component
@@ -101,7 +98,7 @@ class FedAdam(_Adaptive):
         corrected: Correct the first rounds' steps as Flower does.
     """
 
-    decay: Decay = 0.99
+    decay: Between = 0.99
     corrected: Switch = False
 
     def _grown(self, square: Tensor, new: Tensor) -> Tensor:
@@ -125,7 +122,7 @@ class FedYogi(_Adaptive):
         decay: The paper's b2.
     """
 
-    decay: Decay = 0.99
+    decay: Between = 0.99
 
     def _grown(self, square: Tensor, new: Tensor) -> Tensor:
         return square - (1 - self.decay) * new * torch.sign(square - new)

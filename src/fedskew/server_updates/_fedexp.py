@@ -11,27 +11,25 @@ is `average_last_two`; without it the last model counts. Buffers such as batch-n
 (some public code does).
 """
 
-import math
 from typing import ClassVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks
-from fedskew.parameters import NonNegative, component
-from fedskew.server_updates._protocol import Extras, Named, as_tensor, as_weights, weighted_sum
+from fedskew.labels import as_amounts
+from fedskew.parameters import NonNegative, checked, component
+from fedskew.server_updates._protocol import Extras, Named, as_tensor, weighted_sum
 
 
-def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: float) -> float:
+@checked
+def fedexp_step(updates: ArrayLike | Tensor, weights: ArrayLike, eps: NonNegative) -> float:
     """FedExP's server step eta, 1 or more; 1 where no client moved. `eps` keeps it small where updates cancel.
 
     `updates` are client models minus the sent one, `(clients, parameters)`, numpy or torch; `weights` sum to 1.
     """
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ArgumentError(f"eps: must be 0 or above and finite, got {eps}")
-    rows, shares = as_tensor(updates), as_weights(weights)
+    rows, shares = as_tensor(updates), as_amounts(weights, "weights", ("updates",))
     mean = weighted_sum(rows, shares)
     squares = sum(weight * _squared_norm(update) for update, weight in zip(rows, shares.tolist(), strict=True))
     return _extrapolation(squares, mean, eps)

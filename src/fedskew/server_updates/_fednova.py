@@ -21,8 +21,9 @@ from torch import Tensor
 from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import fednova_normaliser
+from fedskew.labels import as_amounts
 from fedskew.parameters import BelowOne, FloatArray, component
-from fedskew.server_updates._protocol import Extras, Named, as_tensor, as_weights, weighted_sum
+from fedskew.server_updates._protocol import Extras, Named, as_tensor, weighted_sum
 
 
 @overload
@@ -35,7 +36,7 @@ def fednova(updates: ArrayLike | Tensor, steps: ArrayLike, weights: ArrayLike, m
     `updates` are client models minus the sent one, `(clients, parameters)`; `weights` sum to 1; `momentum` is that of
     the clients' SGD.
     """
-    shares, taken, rows = as_weights(weights), np.asarray(steps), as_tensor(updates)
+    shares, taken, rows = as_amounts(weights, "weights", ("updates",)), np.asarray(steps), as_tensor(updates)
     if taken.shape != shares.shape:
         raise ArgumentError(f"steps: expected shape {shares.shape}, one for each weight, got {taken.shape}")
     amounts = np.array([fednova_normaliser(count, momentum) for count in taken.tolist()])
@@ -73,15 +74,11 @@ class FedNova:
 
     def share(self, update: Tensor, steps: int, weight: float) -> tuple[float, Extras]:
         """Return 1 / a_k, and p_k a_k; 0 and 0 without a step. ArgumentError where the momentum is not known."""
-        amount = fednova_normaliser(steps, self._momentum)
+        if self.local_momentum is None:
+            raise ArgumentError("local_momentum: give that of the clients' SGD, such as FedNova(local_momentum=0.9)")
+        amount = fednova_normaliser(steps, self.local_momentum)
         return (1 / amount if amount > 0 else 0.0), {"steps": weight * amount}
 
     def move(self, state: Named, parameters: Tensor, change: Tensor, extras: Extras) -> tuple[Tensor, Named]:
         """See `ServerUpdate.move`; the sum of `steps` is tau_eff."""
         return (parameters + extras["steps"] * change).to(parameters.dtype), state
-
-    @property
-    def _momentum(self) -> float:
-        if self.local_momentum is None:
-            raise ArgumentError("local_momentum: give that of the clients' SGD, such as FedNova(local_momentum=0.9)")
-        return self.local_momentum

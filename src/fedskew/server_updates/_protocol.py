@@ -86,11 +86,3 @@ def as_tensor(updates: ArrayLike | Tensor) -> Tensor:
     if not np.isfinite(array).all():
         raise ArgumentError("updates: must be finite; leave out the clients that diverged")
     return torch.tensor(array)
-
-
-def as_weights(weights: ArrayLike) -> FloatArray:
-    """Weights as a float64 array; ArgumentError for none at all, or for one that is negative or not finite."""
-    array = np.asarray(weights, dtype=np.float64)
-    if array.ndim != 1 or array.size == 0 or not (np.isfinite(array) & (array >= 0)).all():
-        raise ArgumentError("weights: expected at least one number for each update, finite and not negative")
-    return array
