@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import heapq
 import io
 import json
 import math
@@ -121,11 +122,11 @@ def balanced(sizes: Sequence[float], groups: int) -> list[list[int]]:
     """Divide items of these sizes: return each group's, from the largest to the smallest, each to the group with the
     least so far, of several the first."""
     members: list[list[int]] = [[] for _ in range(groups)]
-    held = [0.0] * groups
+    held = [(0.0, group) for group in range(groups)]
     for item in sorted(range(len(sizes)), key=lambda item: -sizes[item]):
-        least = held.index(min(held))
-        members[least].append(item)
-        held[least] += sizes[item]
+        amount, group = held[0]
+        members[group].append(item)
+        heapq.heapreplace(held, (amount + sizes[item], group))
     return members
 
 

@@ -98,7 +98,7 @@ class TrainedModel:
             model = fedskew.load("runs/my-1a2b3c4d")
             ours = model.personal([120, 3, 0])      # samples of each class, in the order of model.classes
 
-        It is the component `prior` (`fedskew.personal.Prior`). Of a model that was moved to a target's mix, the model
+        It is the component `prior` of `method.personal`. Of a model that was moved to a target's mix, the model
         before that is taken, as the client's mix stands in place of the target's.
 
         Args:
