@@ -31,8 +31,9 @@ from fedskew.deploy import Agreement, Ending, Terms, agree, make_deployed_loop, 
 from fedskew.deploy._arrays import unpack
 from fedskew.deploy.keys import key_line, write_mask_key
 from fedskew.engine import RoundRecord
-from fedskew.experiment import Config, TrainingLoop, resolve
+from fedskew.experiment import Config, TrainingLoop, make_training_loop, resolve
 from fedskew.models import FlatModel
+from fedskew.report import SeedRun
 from fedskew.sums import Key
 
 NAMES = ("ash", "birch", "cedar")
@@ -218,6 +219,12 @@ class Federated:
         """Where a site keeps what it counts and masks under the app that it agreed to."""
         return Terms.read(self.folder / name / "agreed.toml").folder(self.folder / name / "state")
 
+    def amend(self, name: str, old: str, new: str) -> None:
+        """Edit what a site agreed to by hand."""
+        path = self.folder / name / "agreed.toml"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
     def grid(self, lies: Mapping[str, Tamper] | None = None, away: Collection[str] = ()) -> LocalGrid:
         """The sites as Flower's grid; these change their answers, or are away."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
@@ -228,11 +235,18 @@ class Federated:
         changes = {self.node(name): lie for name, lie in (lies or {}).items()}
         return LocalGrid(apps, {*map(self.node, away)}, changes)
 
-    def played(self) -> tuple[Federated, LocalGrid]:
+    def played(self, lies: Mapping[str, Tamper] | None = None) -> tuple[Federated, LocalGrid]:
         """The federation after its whole run, and what its sites answered."""
-        grid = self.grid()
+        grid = self.grid(lies)
         self.run(grid).run(resume=True)
         return self, grid
+
+    def as_simulated(self, grid: LocalGrid | None = None, **apart: float) -> tuple[SeedRun, SeedRun]:
+        """The run as a simulation, and as sites train it; their models are not further apart (see `check_models`)."""
+        simulated = make_training_loop(self.config, 3, self.folder / "simulated").run()
+        deployed = self.run(grid or self.grid()).run(resume=True)
+        check_models(self.folder / "simulated", self.run_folder, **apart)
+        return simulated, deployed
 
     def ask(self, kind: str, content: Mapping[str, Any], name: str = "ash") -> Message:
         """What a site answers to a message by hand."""
@@ -266,12 +280,14 @@ class Federated:
         away: Collection[str] = (),
         back: int | None = None,
         stop: int | None = None,
+        grid: LocalGrid | None = None,
     ) -> list[dict[str, Any]]:
         """The records of a whole run, in which sites change their answers, or are away, until after a round if it says.
 
         stop: The server is killed after this round.
+        grid: The sites, which are as they are.
         """
-        grid = self.grid(lies, away)
+        grid = grid or self.grid(lies, away)
 
         def after(record: Mapping[str, Any]) -> None:
             if record["round"] == back:

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federated import check_models, federate, tree
-
-from fedskew.experiment import make_training_loop
+from federated import federate, tree
 
 ADAMW = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.003}
 FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
@@ -34,9 +32,8 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: object, more: di
     config = tree(method, rounds=2, **more)  # type: ignore[arg-type]
     config["target"] = {"mix": "uniform"}
     federation = federate(tmp_path, config)
-    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
 
-    deployed = federation.run(federation.grid()).run(resume=True)
+    simulated, deployed = federation.as_simulated()
 
     assert len(deployed.rounds) == len(simulated.rounds) == 3
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
@@ -47,4 +44,3 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: object, more: di
         # The test samples are at the sites here, and together they are the simulation's.
         assert np.abs(np.subtract(there.evaluation.confusion, here.evaluation.confusion)).sum() <= 2
         assert there.evaluation.loss == pytest.approx(here.evaluation.loss, rel=1e-4)
-    check_models(tmp_path / "simulated", federation.run_folder)

@@ -150,8 +150,7 @@ def test_told_samples_buy_neither_length_nor_steps(tmp_path: Path, method: str, 
         return answer
 
     grid.apps[node] = (name, liar, settings)  # type: ignore[assignment]
-    federation.run(grid).run(resume=True)
-    record = federation.records()[1]
+    record = federation.play(grid=grid)[1]
     assert list(record["deployment"]["out_of_line"]) == ["birch"] * (method == "fedavg")
     steps = {0: 5, 2: 7} if method == "fedavg" else {0: 5, 1: 28, 2: 7}
     assert dict(zip(record["answered"], record["steps"], strict=True)) == steps

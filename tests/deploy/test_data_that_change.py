@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import NAMES, Federated, federate, fedskew, tree
+from federated import NAMES, Federated, federate, fedskew, figures, on, tree
 from flwr.app import Error, Message
 
 from fedskew.deploy import Book, SiteData, agree
@@ -143,30 +143,14 @@ def test_a_site_cant_claim_so_much_noise_that_any_reply_is_plausible(tmp_path: P
     pytest.importorskip("opendp")
     noisy = {"label_counts": "noisy", "epsilon": 2.0, "start_timeout": 0.1}
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1), **noisy)
-    grid = federation.grid()
-
-    def tamper(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == "query":
-            answer.content["metrics"]["epsilon"] = 1e-9
-        return answer
-
-    grid.tamper[federation.node("birch")] = tamper
-    federation.run(grid).run(resume=True)
-    assert sorted(federation.records()[1]["answered"]) == [0, 2]
+    records = federation.play({"birch": on("query", figures(epsilon=1e-9))})
+    assert sorted(records[1]["answered"]) == [0, 2]
     assert "label counts: no answer of birch: refused: its release has epsilon 1e-09" in caplog.text
 
 
 def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2), evaluation="none")
-    grid, node = federation.grid(), federation.node("birch")
-
-    def tamper(question: Any, answer: Any) -> Any:
-        if question.metadata.message_type == "train" and question.content["config"]["server-round"] == 1:
-            answer.content["metrics"]["fedskew-steps"] = 600
-        return answer
-
-    grid.tamper[node] = tamper
-    federation.run(grid).run(resume=True)
+    federation.play({"birch": on("train", figures(fedskew_steps=600), last=1)})
     said = [entry.message for entry in caplog.records if "the server refused what this site sent" in entry.message]
     assert len(said) == 1
     assert "round 1: its steps are 600" in said[0]
@@ -174,19 +158,13 @@ def test_a_site_reads_in_its_own_log_why_it_is_refused(tmp_path: Path, caplog: A
 
 def test_a_site_reads_why_its_label_counts_are_refused(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), start_timeout=0.1, evaluation="none")
-    grid, node = federation.grid(), federation.node("birch")
     now, ahead = time.monotonic, [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now() + ahead[0])
 
     def wait_a_minute(record: Any) -> None:
         ahead[0] += 60.0
 
-    def tamper(question: Any, answer: Any) -> Any:
-        if question.metadata.message_type == "query":
-            answer.content["metrics"]["label-counts"] = [-1] * 10
-        return answer
-
-    grid.tamper[node] = tamper
+    grid = federation.grid({"birch": on("query", figures(label_counts=[-1] * 10))})
     federation.run(grid).run(resume=True, progress=wait_a_minute)
     assert "the server refused what this site sent: label counts: one of its label counts is -1" in caplog.text
 
@@ -194,13 +172,11 @@ def test_a_site_reads_why_its_label_counts_are_refused(tmp_path: Path, caplog: A
 @pytest.mark.slow
 def test_a_site_that_says_so_every_round_is_asked_once_in_a_while(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2), evaluation="none")
-    grid, node = federation.grid(), federation.node("ash")
 
     def tamper(question: Message, answer: Message) -> Message:
         changed = Error(2, "its label counts have changed")
         return Message(changed, reply_to=question) if question.metadata.message_type == "train" else answer
 
-    grid.tamper[node] = tamper
-    federation.run(grid).run(resume=True)
+    _, grid = federation.played({"ash": tamper})
     queries = [message for message in grid.asked if message.metadata.message_type == "query"]
-    assert sum(message.metadata.dst_node_id == node for message in queries) == 2
+    assert sum(message.metadata.dst_node_id == federation.node("ash") for message in queries) == 2

@@ -49,8 +49,7 @@ def chests(folder: Path, method: Any = "fedavg", names: tuple[str, ...] = NAMES,
 def test_sites_train_what_was_simulated(tmp_path: Path, method: str) -> None:
     more = {} if method == "fedavg" else {"training": {**LIMITED, "participation": 0.67}}
     federation = chests(tmp_path, method, **more)
-    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
-    deployed = federation.run(federation.grid()).run(resume=True)
+    simulated, deployed = federation.as_simulated()
 
     assert (deployed.counts.tolist(), deployed.samples.tolist()) == (simulated.counts.tolist(), [40, 50, 60])
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
@@ -59,7 +58,6 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: str) -> None:
         for name in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "per_class"):
             assert getattr(there.evaluation, name) == pytest.approx(getattr(here.evaluation, name), rel=1e-4), name
         assert (there.evaluation.auroc, there.evaluation.measure("auto")) == (None, "balanced_accuracy")
-    check_models(tmp_path / "simulated", federation.run_folder)
     federation.config.write(federation.run_folder / "config.toml")
     model = package.load(federation.run_folder)
     assert model.info.multi_label
@@ -69,14 +67,11 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: str) -> None:
 @pytest.mark.slow
 def test_so_they_do_where_updates_are_masked(tmp_path: Path) -> None:
     masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
-    federation = chests(tmp_path, "fedla", FOUR, **masked)
-    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
-    deployed = federation.run(federation.grid()).run(resume=True)
+    simulated, deployed = chests(tmp_path, "fedla", FOUR, **masked).as_simulated()
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
         np.testing.assert_allclose(there.weights, here.weights, rtol=1e-12)
         assert there.evaluation.balanced_accuracy == pytest.approx(here.evaluation.balanced_accuracy, abs=1e-9)
         assert there.evaluation.loss == pytest.approx(here.evaluation.loss, rel=1e-4)
-    check_models(tmp_path / "simulated", federation.run_folder)
 
 
 def test_a_tally_of_sites_gives_the_figures_of_all_samples_together() -> None:
@@ -180,10 +175,8 @@ def test_labels_and_samples_are_summed_for_weights_of_sites_and_of_classes(
 @pytest.mark.parametrize("training", [{"class_weights": "balanced"}, {"sampler": "balanced"}], ids=str)
 def test_rare_labels_count_at_sites_as_in_a_simulation(tmp_path: Path, training: dict[str, Any]) -> None:
     federation = chests(tmp_path, training={"rounds": 1, "weight_limit": 0.6, **training})
-    make_training_loop(federation.config, 3, tmp_path / "simulated").run()
     grid = federation.grid()
-    federation.run(grid).run(resume=True)
-    check_models(tmp_path / "simulated", federation.run_folder)
+    federation.as_simulated(grid)
     if "class_weights" in training:
         y = np.concatenate([drawn(place, 40 + 10 * place)["y"] for place in range(3)])
         asked = grid.last("train")
@@ -199,8 +192,7 @@ def test_rare_labels_count_at_sites_as_in_a_simulation(tmp_path: Path, training:
         withheld = federation.agreement.model_copy(update={"label_counts": "withheld"})
         with pytest.raises(ConfigError, match="which this federation withholds; give the weights as a list"):
             withheld.check_config(federation.config)
-        agreed = federation.data_of("ash").with_name("agreed.toml")
-        agreed.write_text(agreed.read_text().replace("own_models = false", "own_models = true"))
+        federation.amend("ash", "own_models = false", "own_models = true")
         made = SiteReport.write(federation.data_of("ash"), federation.app)
         assert [row.row for row in made.rows] == ["alone", "common"]
 

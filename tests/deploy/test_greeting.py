@@ -209,8 +209,7 @@ def test_a_site_of_another_version_is_left_out_and_both_sides_say_so(
         return answer(message)
 
     grid._answer = upgraded  # type: ignore[method-assign]
-    federation.run(grid).run(resume=True)
-    records = federation.records()
+    records = federation.play(grid=grid)
     assert [sorted(record["answered"]) for record in records[1:]] == [[0, 2], [0, 1, 2]]
     assert f"another version: it runs fedskew {__version__}" in json.dumps(records[1]["deployment"])
     assert f"the server runs fedskew 99.0, and this site {__version__}; install the server's version" in caplog.text

@@ -30,7 +30,7 @@ from fedskew.deploy.keys import key_fingerprint, key_line, public_keys, read_mas
 from fedskew.engine import RoundRecord, Update
 from fedskew.engine.sums import add_up, encode_update
 from fedskew.errors import ConfigError
-from fedskew.experiment import TrainingLoop, make_training_loop, read, resolve
+from fedskew.experiment import TrainingLoop, read, resolve
 from fedskew.files import load_tensors
 from fedskew.methods import build
 from fedskew.sums import Key
@@ -153,16 +153,14 @@ def test_what_opens_is_the_sum_of_what_the_sites_kept_to_the_last_integer(tmp_pa
 def test_no_answer_of_a_site_is_the_same_twice_and_none_holds_its_model(tmp_path: Path) -> None:
     seen: list[list[dict[str, np.ndarray]]] = []
     for place in ("one", "two"):
-        federation = masked(tmp_path / place)
-        grid, answers = federation.grid(), []
+        answers: list[dict[str, np.ndarray]] = []
 
         def look(question: Message, answer: Message, answers: list = answers) -> None:
             assert set(answer.content) == {"sums", "commitments", "metrics"}
             assert set(answer.content["metrics"]) == {"server-round", "fedskew-attempt", "fedskew-client"}
             answers.append({name: array.numpy() for name, array in answer.content["sums"].items()})
 
-        grid.tamper = dict.fromkeys(grid.apps, on("train", look))
-        federation.run(grid).run(resume=True)
+        masked(tmp_path / place).play(dict.fromkeys(FOUR, on("train", look)))
         seen.append(answers)
     for first, second in zip(*seen, strict=True):
         words = first["update"].view(np.uint32)
@@ -501,11 +499,9 @@ def test_init_writes_a_key_for_each_site_and_a_site_is_told_with_whose_it_masks(
 def test_what_was_simulated_is_what_sites_train(tmp_path: Path) -> None:
     config = {**tree("scaffold", **LIMITED | {"rounds": 2}), "engine": {"updates": "masked"}}
     federation = federate(tmp_path, config, FOUR, updates="masked", round_timeout=0.3)
-    simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
 
-    deployed = federation.run(federation.grid()).run(resume=True)
+    simulated, deployed = federation.as_simulated(rtol=0, atol=1e-5)
 
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
         assert (there.answered, there.steps) == (here.answered, here.steps)
         np.testing.assert_allclose(there.weights, here.weights, rtol=1e-12)
-    check_models(tmp_path / "simulated", federation.run_folder, rtol=0, atol=1e-5)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federated import Federated, check_models, federate, tree
+from federated import check_models, tree
 from safetensors.numpy import load_file
-from test_real_federation import PATIENCE, is_back, kill, real, rounds, run_folder, until
+from test_real_federation import PATIENCE, is_back, kill, pooled, real, rounds, run_folder, until
 
 from fedskew.data import load
 from fedskew.deploy import Book, LocalFederation
@@ -56,8 +56,8 @@ def simulated(config: Config, folder: Path, answered: list[list[int]]) -> Traini
     return loop
 
 
-def accuracy(loop: TrainingLoop, arrays: dict[str, np.ndarray], federation: Federated) -> float:
-    samples = load("npz", federation.folder / "whole.npz", rng=None)
+def accuracy(loop: TrainingLoop, arrays: dict[str, np.ndarray], folder: Path) -> float:
+    samples = load("npz", folder / "whole.npz", rng=None)
     loop.model.module.load_state_dict({name: torch.from_numpy(values) for name, values in arrays.items()})
     confusion = predict(loop.model.module, samples.test_inputs, samples.test_targets, len(samples.classes)).confusion
     return float(np.trace(confusion) / confusion.sum())
@@ -66,8 +66,7 @@ def accuracy(loop: TrainingLoop, arrays: dict[str, np.ndarray], federation: Fede
 def test_a_site_lost_before_its_answer_and_one_before_the_opening(tmp_path: Path) -> None:
     config = {**tree("fedavg", rounds=8, weight_limit=0.5), "evaluation": {"every": 8}}
     config["engine"] = {"updates": "masked"}
-    federation = federate(tmp_path, config, FOUR, updates="masked", start_timeout=300.0, round_timeout=300.0)
-    with real(federation) as local:
+    with real(tmp_path, config, FOUR, updates="masked", start_timeout=300.0, round_timeout=300.0) as local:
         run = local.run()
         until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         until(lambda: is_asked(local, "query.unmask", after=1), PATIENCE, local.log("run"))
@@ -86,7 +85,7 @@ def test_a_site_lost_before_its_answer_and_one_before_the_opening(tmp_path: Path
     assert lost["answered"] == []
     gone = next(record for record in found[lost["round"] + 1 :] if 2 not in record["answered"])
     assert sorted(gone["answered"]) == [0, 1, 3]
-    plain = federation.config.with_value("engine.updates", "plain")
+    plain = pooled(local, config).with_value("engine.updates", "plain")
     loop = simulated(plain, tmp_path / "plain", [record["answered"] for record in found[1:]])
     loop.run()
     folder = run_folder(local)
@@ -94,7 +93,7 @@ def test_a_site_lost_before_its_answer_and_one_before_the_opening(tmp_path: Path
     check_models(tmp_path / "plain", folder, rtol=0, atol=1e-4)  # eight rounds of rounding
     ours, theirs = load_file(folder / "model.safetensors"), load_file(tmp_path / "plain" / "model.safetensors")
     # A site that is gone does not evaluate: both models are compared on the test samples of all four.
-    assert abs(accuracy(loop, ours, federation) - accuracy(loop, theirs, federation)) < 0.001
+    assert abs(accuracy(loop, ours, tmp_path) - accuracy(loop, theirs, tmp_path)) < 0.001
 
 
 def test_noise_on_updates_is_paid_for_at_every_site(tmp_path: Path) -> None:
@@ -103,8 +102,7 @@ def test_noise_on_updates_is_paid_for_at_every_site(tmp_path: Path) -> None:
     config = {**tree("fedavg", rounds=2, weight_limit=0.5), "model": "logistic", "engine": {"updates": "masked"}}
     config["privacy"] = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0, "delta": 1e-3}
     told = {"updates": "masked", "evaluation": "none", "start_timeout": 300.0, "round_timeout": 300.0}
-    federation = federate(tmp_path, config, FOUR, **told)
-    with real(federation) as local:
+    with real(tmp_path, config, FOUR, **told) as local:
         local.wait("run", local.run(), PATIENCE)
 
     found = rounds(local)
@@ -120,15 +118,14 @@ def test_ten_sites_whose_counts_are_only_summed_train_fedla_as_simulated(tmp_pat
     config = {**tree("fedla", rounds=1, weight_limit=0.5), "model": "logistic"}
     config["engine"] = {"updates": "masked", "label_counts": "summed"}
     told = {"updates": "masked", "label_counts": "summed", "evaluation": "none"}
-    federation = federate(tmp_path, config, TEN, start_timeout=300.0, round_timeout=300.0, **told)
-    with real(federation) as local:
+    with real(tmp_path, config, TEN, start_timeout=300.0, round_timeout=300.0, **told) as local:
         local.wait("run", local.run(), 2 * PATIENCE)
     found, folder = rounds(local), run_folder(local)
     assert folder is not None
     (record,) = found[1:]
     assert len(record["answered"]) >= 3  # on a busy machine not all ten: Flower gives a slow reply up
 
-    loop = simulated(federation.config, tmp_path / "simulated", [record["answered"]])
+    loop = simulated(pooled(local, config), tmp_path / "simulated", [record["answered"]])
     loop.run()
     counts = loop.runner.counts  # type: ignore[attr-defined]
     assert json.loads((folder / "announced.json").read_text())["totals"] == counts.sum(axis=0).tolist()

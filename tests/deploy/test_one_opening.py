@@ -206,8 +206,7 @@ def test_an_opening_that_is_not_finished_has_not_begun(
 @pytest.mark.slow
 def test_a_round_is_lost_with_a_site_that_masks_and_does_not_open(tmp_path: Path) -> None:
     federation = masked(tmp_path, training={"rounds": 2})
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = silent_at("query.unmask")
+    grid = federation.grid({"birch": silent_at("query.unmask")})
     loop = federation.run(grid)
     state, first = a_round_of(loop)
     _, second = loop.runner.run_round(loop.server)
@@ -281,8 +280,7 @@ def test_one_evaluation_of_a_model_whoever_agrees_to_it_again(tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_server_asks_for_one_evaluation_of_a_model(tmp_path: Path) -> None:
     federation = masked(tmp_path, "fedavg", training={"rounds": 2}, **EVALUATED)
-    grid = federation.grid()
-    grid.tamper[federation.node("birch")] = silent_at("query.unmask")
+    grid = federation.grid({"birch": silent_at("query.unmask")})
     untrained, lost, _ = federation.run(grid).run(resume=True).rounds
 
     assert lost.unmoved is not None
@@ -326,17 +324,12 @@ def test_a_model_is_evaluated_after_the_rounds_that_the_config_says(tmp_path: Pa
 @pytest.mark.slow
 def test_a_site_may_ask_for_larger_sums(tmp_path: Path) -> None:
     federation = masked(tmp_path, "fedavg", training={"rounds": 2})
-    path = federation.folder / "ash" / "agreed.toml"
-    text = path.read_text()
-    assert "sum_sites = 3" in text
-    path.write_text(text.replace("sum_sites = 3", "sum_sites = 4"))
-    grid = federation.grid()
-    grid.tamper[federation.node("cedar")] = silent_at("train")
+    federation.amend("ash", "sum_sites = 3", "sum_sites = 4")
 
-    _, (record,) = federation.first_rounds(grid)
+    _, (record,) = federation.first_rounds(federation.grid({"cedar": silent_at("train")}))
 
     assert record.unmoved == "a masked sum is over 3 sites at least, and 2 of 3 answered"
     assert agree(federation.data_of("ash"), federation.app).sum_sites == 4
-    path.write_text(text.replace("sum_sites = 3", "sum_sites = 2"))
+    federation.amend("ash", "sum_sites = 4", "sum_sites = 2")
     with pytest.raises(ConfigError, match="sum_sites: .* greater than or equal to 3"):
-        Terms.read(path)
+        Terms.read(federation.folder / "ash" / "agreed.toml")

@@ -52,10 +52,8 @@ def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any)
 @pytest.mark.slow
 def test_a_run_in_which_every_reply_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
-    grid = federation.grid()
-    for node in grid.apps:
-        grid.tamper[node] = lambda question, answer: times(answer, float("nan"))
-    code, message = served(federation, grid)
+    ruin = dict.fromkeys(federation.names, lambda question, answer: times(answer, float("nan")))
+    code, message = served(federation, federation.grid(ruin))
     assert (code, "no update of any site has moved the model up to round 1" in message) == (4, True)
 
 

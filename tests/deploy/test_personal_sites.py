@@ -107,9 +107,7 @@ def test_a_site_trains_ditto_as_in_the_simulation_and_sends_nothing_of_it(tmp_pa
 
 def test_a_site_that_allows_no_own_models_trains_none_and_takes_part(tmp_path: Path) -> None:
     federation = partial(tmp_path, {"name": "rod"})
-    terms = federation.folder / "ash" / "agreed.toml"
-    assert "own_models = true" in terms.read_text()
-    terms.write_text(terms.read_text().replace("own_models = true", "own_models = false"))
+    federation.amend("ash", "own_models = true", "own_models = false")
     _, (record,) = federation.first_rounds()
     assert sorted(record.answered) == [0, 1, 2]
     kept = {name: load_file(next((tmp_path / name / "state").glob("*/1.safetensors"))) for name in ("ash", "birch")}
@@ -152,8 +150,7 @@ def test_a_site_reports_what_the_simulation_has_for_it(tmp_path: Path, personal:
 @pytest.mark.slow
 def test_sites_are_told_a_calibration_of_all_and_have_their_own_mix(tmp_path: Path) -> None:
     federation = partial(tmp_path, {"name": "prior"})
-    terms = federation.folder / "ash" / "agreed.toml"
-    terms.write_text(terms.read_text().replace("own_models = true", "own_models = false"))
+    federation.amend("ash", "own_models = true", "own_models = false")
     federation.play()
     found, model = rows_of(federation, "ash"), fedskew.load(federation.run_folder)
     assert set(found) == {"common", "personal"}  # it takes no training
@@ -200,9 +197,7 @@ def summed(folder: Path, rounds: int = 1) -> Federated:
 @pytest.mark.slow
 def test_sites_add_up_what_their_models_are_worth_and_none_is_seen(tmp_path: Path) -> None:
     federation = summed(tmp_path, rounds=2)
-    terms = federation.folder / "birch" / "agreed.toml"
-    assert "own_figures = true" in terms.read_text()
-    terms.write_text(terms.read_text().replace("own_figures = true", "own_figures = false"))
+    federation.amend("birch", "own_figures = true", "own_figures = false")
     grid, heard = listening(federation)
     federation.run(grid).run(resume=True)
     found = json.loads((federation.run_folder / "site-figures.json").read_text())
@@ -252,8 +247,7 @@ def test_a_sum_that_no_honest_sites_have_is_not_used(tmp_path: Path, monkeypatch
 def test_figures_take_all_models_of_a_site(tmp_path: Path) -> None:
     config = tree({"preset": "fedavg", "personal": {"name": "ditto"}}, rounds=1, weight_limit=0.5)
     federation = federate(tmp_path, config, FOUR, updates="masked", site_figures="summed", round_timeout=1.0)
-    terms = federation.folder / "ash" / "agreed.toml"
-    terms.write_text(terms.read_text().replace("own_models = true", "own_models = false"))
+    federation.amend("ash", "own_models = true", "own_models = false")
     federation.play()
     found = json.loads((federation.run_folder / "site-figures.json").read_text())
     assert found["sites"] == ["birch", "cedar", "dogwood"]
@@ -263,8 +257,7 @@ def test_figures_take_all_models_of_a_site(tmp_path: Path) -> None:
 
 def asked_for_figures(federation: Federated) -> tuple[LocalGrid, Message]:
     """Play a run whose sites make figures that no server gets; the grid, and the question that ash was asked."""
-    grid = federation.grid({name: silent_on("query.sites") for name in FOUR})
-    federation.run(grid).run(resume=True)
+    _, grid = federation.played({name: silent_on("query.sites") for name in FOUR})
     assert not (federation.run_folder / "site-figures.json").exists()
     grid.tamper.clear()
     return grid, grid.last("query.sites")
@@ -287,8 +280,7 @@ def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, mon
     assert (federation.run_folder / "site-figures.json").exists()
     assert len(made) == 4
 
-    terms = federation.folder / "ash" / "agreed.toml"  # what it masked before it was asked to leave stays where it is
-    terms.write_text(terms.read_text().replace("own_figures = true", "own_figures = false"))
+    federation.amend("ash", "own_figures = true", "own_figures = false")  # what it masked before stays where it is
     for kind in ("query.again", "query.unmask", "query.sites"):
         said = federation.refusal(question, kind, **{"fedskew-purpose": "sites", "fedskew-attempt": 4})
         assert said.startswith("not agreed: own_figures")

@@ -48,11 +48,9 @@ def change(states: list[Any], at: int = 1) -> np.ndarray:
 @pytest.mark.slow
 def test_a_run_spends_what_the_simulation_says(tmp_path: Path) -> None:
     federation = private(tmp_path, config(rounds=2))
-    grid, seen = federation.grid(), []
-
+    seen: list[set[str]] = []
     look = on("train", lambda question, answer: seen.append(set(answer.content["sums"])))
-    grid.tamper = dict.fromkeys(grid.apps, look)
-    deployed = federation.run(grid).run(resume=True)
+    deployed = federation.run(federation.grid(dict.fromkeys(FOUR, look))).run(resume=True)
     simulated = make_training_loop(federation.config, 3, tmp_path / "simulated").run()
 
     for here, there in zip(deployed.rounds[1:], simulated.rounds[1:], strict=True):
@@ -71,11 +69,8 @@ def test_a_run_spends_what_the_simulation_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", ["nobody", "birch"])
 def test_the_sum_has_the_central_mechanism_s_noise_whoever_is_lost(tmp_path: Path, lost: str) -> None:
     federation = private(tmp_path, config(training={"lr": 1e-9}))  # nothing but noise
-    grid = federation.grid()
-    if lost != "nobody":
-        grid.tamper[federation.node(lost)] = silent_at("train")
-
-    states, (record,) = federation.first_rounds(grid)
+    lies = {} if lost == "nobody" else {lost: silent_at("train")}
+    states, (record,) = federation.first_rounds(federation.grid(lies))
 
     assert len(record.answered) == (4 if lost == "nobody" else 3)
     assert change(states).std() == pytest.approx(DEVIATION, rel=5 / np.sqrt(2 * PARAMETERS))
@@ -106,10 +101,8 @@ def test_a_site_whose_budget_is_spent_refuses_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = private(tmp_path, config())
-    path = federation.folder / "cedar" / "agreed.toml"
     one = epsilon(4.0, 1, 1e-3)
-    assert "updates_epsilon = 8.0" in path.read_text()
-    path.write_text(path.read_text().replace("updates_epsilon = 8.0", f"updates_epsilon = {one!r}"))
+    federation.amend("cedar", "updates_epsilon = 8.0", f"updates_epsilon = {one!r}")
     grid = federation.grid()
 
     with caplog.at_level(logging.ERROR):

@@ -15,10 +15,10 @@ import numpy as np
 import psutil
 import pytest
 import tomli_w
-from federated import NAMES, Federated, check_models, federate, fedskew, tree, until
+from federated import NAMES, check_models, federate, fedskew, tree, until
 
 from fedskew.deploy import Address, LocalFederation, agree, write_federation
-from fedskew.experiment import make_training_loop, resolve
+from fedskew.experiment import Config, make_training_loop, resolve
 
 pytestmark = pytest.mark.slow
 
@@ -29,20 +29,21 @@ FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
 
 @contextmanager
-def real(federation: Federated) -> Iterator[LocalFederation]:
-    """The federation's SuperLink and SuperNodes, all ended afterwards."""
-    folder, port = federation.folder / "real", LocalFederation.free_port()
-    table = {"name": "npz"}
-    write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), table)
-    members = federation.agreement.members
+def real(samples: Path, config: dict[str, Any], *names: tuple[str, ...], **agreed: Any) -> Iterator[LocalFederation]:
+    """SuperLink and SuperNodes of a federation of `federate`, in its folder, all ended afterwards."""
+    agreed = {"start_timeout": 120.0, "round_timeout": 120.0, **agreed}  # a busy machine takes minutes
+    federation, port = federate(samples, config, *names, **agreed), LocalFederation.free_port()
+    folder, members = samples / "real", federation.agreement.members
+    write_federation(folder, federation.config, federation.agreement, Address("127.0.0.1", port), {"name": "npz"})
     for name in members:
         own: dict[str, Any] = {"server": f"127.0.0.1:{port}", "state": "state"}
         if name in federation.names:
-            own["data"] = {"name": "npz", "root": str(federation.folder / name / "own.npz")}
+            own["data"] = {"name": "npz", "root": str(samples / name / "own.npz")}
         else:
-            own["unlabelled"] = str(federation.folder / "new.npz")
+            own["unlabelled"] = str(samples / "new.npz")
+            np.savez(samples / "new.npz", x=np.load(samples / "whole.npz")["x"][:70])
         (folder / "sites" / name / "data.toml").write_text(tomli_w.dumps(own))
-        if (key := federation.folder / name / "mask.key").exists():
+        if (key := samples / name / "mask.key").exists():
             shutil.copy(key, folder / "sites" / name)
         agree(folder / "sites" / name / "data.toml", folder / "app")
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -69,14 +70,18 @@ def rounds(local: LocalFederation) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().split("\n")[:-1]]
 
 
-def assert_as_simulated(local: LocalFederation, federation: Federated, config: dict[str, Any]) -> None:
+def pooled(local: LocalFederation, config: dict[str, Any]) -> Config:
+    """A config of the samples of all sites."""
+    return resolve({**config, "data": {"name": "npz", "root": str(local.folder.parent / "whole.npz")}})
+
+
+def assert_as_simulated(local: LocalFederation, config: dict[str, Any]) -> None:
     """Train it for real and in the simulator: the same cohorts, weights and model."""
-    whole = resolve({**config, "data": {"name": "npz", "root": str(federation.folder / "whole.npz")}})
     rewrite(local, config)
     local.wait("run", local.run(), PATIENCE)
     folder = run_folder(local)
-    aside = federation.folder / f"simulated-{folder.name}"
-    simulated = [record.to_dict() for record in make_training_loop(whole, 3, aside).run().rounds]
+    aside = local.folder.parent / f"simulated-{folder.name}"
+    simulated = [record.to_dict() for record in make_training_loop(pooled(local, config), 3, aside).run().rounds]
     deployed = rounds(local)
     assert [record["round"] for record in deployed] == [record["round"] for record in simulated]
     for here, there in zip(simulated, deployed, strict=True):
@@ -94,31 +99,26 @@ def config_of(method: Any, **training: Any) -> dict[str, Any]:
 @pytest.mark.first
 def test_scaffold_trains_for_real_what_was_simulated(tmp_path: Path) -> None:
     """The one real federation of `make test`; the next one goes on, in new processes, from what sites kept."""
-    patient = {"start_timeout": 120.0, "round_timeout": 120.0}
     config = config_of("scaffold", rounds=1)
-    federation = federate(tmp_path, config, ("ash",), evaluation="none", **patient)
-    with real(federation) as local:
-        assert_as_simulated(local, federation, config)
+    with real(tmp_path, config, ("ash",), evaluation="none") as local:
+        assert_as_simulated(local, config)
 
 
 @pytest.mark.faults
 def test_scaffold_trains_at_two_sites_in_turn_what_was_simulated(tmp_path: Path) -> None:
     """One of two sites in each of three rounds: one of them goes on from the state that it kept."""
-    patient = {"start_timeout": 120.0, "round_timeout": 120.0}
     config = config_of("scaffold", participation=0.5)
-    federation = federate(tmp_path, config, ("ash", "birch"), evaluation="none", **patient)
-    with real(federation) as local:
-        assert_as_simulated(local, federation, config)
+    with real(tmp_path, config, ("ash", "birch"), evaluation="none") as local:
+        assert_as_simulated(local, config)
 
 
 @pytest.mark.faults
 def test_other_methods_train_for_real_what_was_simulated(tmp_path: Path) -> None:
-    federation = federate(tmp_path, config_of("fedavg"), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as local:
-        assert_as_simulated(local, federation, config_of("fedavg", rounds=1))
-        assert_as_simulated(local, federation, config_of("fedentopt+fedla", rounds=2, participation=0.67))
-        assert_as_simulated(local, federation, config_of(FEDPALS, rounds=2))
-        assert_as_simulated(local, federation, config_of("fedvls", rounds=2, participation=0.67))
+    with real(tmp_path, config_of("fedavg")) as local:
+        assert_as_simulated(local, config_of("fedavg", rounds=1))
+        assert_as_simulated(local, config_of("fedentopt+fedla", rounds=2, participation=0.67))
+        assert_as_simulated(local, config_of(FEDPALS, rounds=2))
+        assert_as_simulated(local, config_of("fedvls", rounds=2, participation=0.67))
 
 
 def kill(local: LocalFederation, name: str, how: signal.Signals) -> None:
@@ -139,8 +139,7 @@ def is_back(local: LocalFederation) -> bool:
 
 @pytest.mark.faults
 def test_a_site_killed_in_mid_round_costs_its_update_and_may_rejoin(tmp_path: Path) -> None:
-    federation = federate(tmp_path, config_of("scaffold", rounds=40), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as local:
+    with real(tmp_path, config_of("scaffold", rounds=40)) as local:
         run = local.run()
         until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         time.sleep(1.5)  # round 2 has been asked for
@@ -157,8 +156,7 @@ def test_a_site_killed_in_mid_round_costs_its_update_and_may_rejoin(tmp_path: Pa
 
 @pytest.mark.faults
 def test_a_site_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) -> None:
-    federation = federate(tmp_path, config_of("fedavg", rounds=40), start_timeout=300.0, round_timeout=40.0)
-    with real(federation) as local:
+    with real(tmp_path, config_of("fedavg", rounds=40), start_timeout=300.0, round_timeout=40.0) as local:
         run = local.run()
         until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         kill(local, "cedar", signal.SIGSTOP)
@@ -175,8 +173,7 @@ def test_a_site_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) ->
 
 @pytest.mark.faults
 def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
-    federation = federate(tmp_path, config_of("fedavg", rounds=5), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as local:
+    with real(tmp_path, config_of("fedavg", rounds=5)) as local:
         run = local.run()
         until(lambda: len(rounds(local)) >= 2, PATIENCE, local.log("run"))
         local.end(list(NAMES))
@@ -194,8 +191,7 @@ def test_all_gone_leaves_the_model_waits_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_superlink_and_serverapp_killed_and_started_again_go_on_at_their_round(tmp_path: Path) -> None:
-    federation = federate(tmp_path, config_of("scaffold", rounds=4), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as local:
+    with real(tmp_path, config_of("scaffold", rounds=4)) as local:
         first = local.run()
         until(lambda: len(rounds(local)) >= 3, PATIENCE, local.log("run"))
         local.end(["superlink"], signal.SIGKILL)
@@ -206,7 +202,7 @@ def test_superlink_and_serverapp_killed_and_started_again_go_on_at_their_round(t
         local.start_server()
         time.sleep(5)
         # The run is resumed, and agrees with one that never stopped.
-        assert_as_simulated(local, federation, config_of("scaffold", rounds=4))
+        assert_as_simulated(local, config_of("scaffold", rounds=4))
         assert rounds(local)[: len(before)] == before
         queries = json.loads((run_folder(local) / "deployment.json").read_text())  # type: ignore[operator]
         assert set(queries["sites"]) == set(NAMES)
@@ -247,10 +243,9 @@ def train(message, context):
 def test_a_ruined_model_is_undone_and_the_statuses_of_run_sh_are_true(tmp_path: Path) -> None:
     lenient = {"norm_action": "report", "norm_limit": 1e300, "undone_limit": 1}  # the watch alone stands in the way
     config = config_of("fedavg", rounds=2, steps=1) | {"evaluation": {"every": 1}}
-    federation = federate(tmp_path, config, start_timeout=120.0, round_timeout=120.0, **lenient)
     lies = tmp_path / "lies"
     lies.touch()
-    with real(federation) as local:
+    with real(tmp_path, config, **lenient) as local:
         code = local.folder / "app" / "federation" / "site.py"
         code.write_text(f"LIES = {str(lies)!r}\n{LIAR}")
         rewrite(local, config)
@@ -279,11 +274,8 @@ def test_a_ruined_model_is_undone_and_the_statuses_of_run_sh_are_true(tmp_path: 
 @pytest.mark.faults
 def test_a_target_site_without_labels_answers_and_does_not_train(tmp_path: Path) -> None:
     config = config_of("fedavg", rounds=2) | {"target": {"mix": "estimate", "warmup": 1, "every": 1}}
-    patient = {"start_timeout": 300.0, "round_timeout": 300.0}
-    federation = federate(tmp_path, config, ("ash",), target_site="dogwood", **patient)
-    whole = dict(np.load(tmp_path / "whole.npz"))
-    np.savez(tmp_path / "new.npz", x=whole["x"][:70])
-    with real(federation) as local:
+    told = {"target_site": "dogwood", "start_timeout": 300.0, "round_timeout": 300.0}
+    with real(tmp_path, config, ("ash",), **told) as local:
         local.wait("run", local.run(), PATIENCE)
         records = rounds(local)
         status, said = fedskew("deploy", "status", local.folder / "server")
@@ -295,8 +287,7 @@ def test_a_target_site_without_labels_answers_and_does_not_train(tmp_path: Path)
 
 @pytest.mark.faults
 def test_a_site_with_other_classes_than_agreed_is_left_out(tmp_path: Path) -> None:
-    federation = federate(tmp_path, config_of("fedavg", rounds=1), start_timeout=300.0, round_timeout=300.0)
-    with real(federation) as local:
+    with real(tmp_path, config_of("fedavg", rounds=1), start_timeout=300.0, round_timeout=300.0) as local:
         own = dict(np.load(tmp_path / "cedar" / "own.npz"))
         own["y"] = np.where(own["y"] == 9, 42, own["y"])
         np.savez(tmp_path / "cedar" / "own.npz", **own)  # after it agreed
@@ -308,9 +299,7 @@ def test_a_site_with_other_classes_than_agreed_is_left_out(tmp_path: Path) -> No
 
 @pytest.mark.faults
 def test_an_app_is_run_only_while_its_site_agrees(tmp_path: Path) -> None:
-    patient = {"start_timeout": 300.0, "round_timeout": 120.0}
-    federation = federate(tmp_path, config_of("fedavg", rounds=40), evaluation="none", **patient)
-    with real(federation) as local:
+    with real(tmp_path, config_of("fedavg", rounds=40), evaluation="none", start_timeout=300.0) as local:
         code, ran = local.folder / "app" / "federation" / "site.py", tmp_path / "ran"
         code.write_text(f"open({str(ran)!r}, 'w').close()\n{code.read_text()}")
         run = local.run()
@@ -339,8 +328,7 @@ def test_an_app_is_run_only_while_its_site_agrees(tmp_path: Path) -> None:
 @pytest.mark.faults
 def test_a_server_restored_from_its_backup_goes_on(tmp_path: Path) -> None:
     """As docs/operations.md says: stop, copy; lose the machine; put the copy in its place, start."""
-    federation = federate(tmp_path, config_of("scaffold", rounds=4), start_timeout=120.0, round_timeout=120.0)
-    with real(federation) as local:
+    with real(tmp_path, config_of("scaffold", rounds=4)) as local:
         first = local.run()
         until(lambda: len(rounds(local)) >= 3, PATIENCE, local.log("run"))
         local.end(["superlink"])
@@ -356,5 +344,5 @@ def test_a_server_restored_from_its_backup_goes_on(tmp_path: Path) -> None:
         assert (server / "server.key").stat().st_mode & 0o077 == 0
         local.start_server()  # the sites are registered, and come back by themselves
         time.sleep(5)
-        assert_as_simulated(local, federation, config_of("scaffold", rounds=4))
+        assert_as_simulated(local, config_of("scaffold", rounds=4))
         assert rounds(local)[: len(before)] == before

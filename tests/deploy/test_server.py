@@ -30,22 +30,15 @@ def spoil(value: float) -> Callable[[Message, Message], None]:
 
 @pytest.mark.slow
 def test_a_reply_of_nan_is_refused_and_counted_and_touches_nothing(tmp_path: Path, caplog: Any) -> None:
-    federation = federate(tmp_path / "a", tree("fedavg", rounds=1))
-    grid = federation.grid({"birch": on("train", spoil(float("nan")))})
-    federation.run(grid).run(resume=True)
-
-    without = federate(tmp_path / "b", tree("fedavg", rounds=1))
-    silent = without.grid()
-    silent.tamper[without.node("birch")] = silent_on("train")
-    without.run(silent).run(resume=True)
-
-    record = federation.records()[1]
+    federation, without = (federate(tmp_path / name, tree("fedavg", rounds=1)) for name in "ab")
+    record = federation.play({"birch": on("train", spoil(float("nan")))})[1]
+    silent = without.play({"birch": silent_on("train")})[1]
     assert list(record["deployment"]["refused"]) == ["birch"]
     assert "NaN" in record["deployment"]["refused"]["birch"]
     assert record["answered"] == [client for client in record["cohort"] if client != 1]
     assert [entry.message for entry in caplog.records if "no answer of birch: refused" in entry.message]
     check_models(federation.run_folder, without.run_folder, rtol=0, atol=0)
-    assert without.records()[1]["deployment"]["silent"] == ["birch"]
+    assert silent["deployment"]["silent"] == ["birch"]
 
     deployed = fedskew.load(federation.run_folder)
     assert deployed.classes == tuple(federation.agreement.classes)
@@ -85,7 +78,6 @@ def test_fewer_sites_than_the_aggregation_needs_are_refused_at_the_start(tmp_pat
 @pytest.mark.slow
 def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2))
-    grid = federation.grid()
     first: list[Message] = []
 
     def replay(question: Message, answer: Message) -> Message:
@@ -94,9 +86,7 @@ def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: P
         first.append(answer)
         return Message(first[0].content, reply_to=question)
 
-    grid.tamper = {federation.node("birch"): replay, federation.node("cedar"): on("train", figures(fedskew_client=0))}
-    federation.run(grid).run(resume=True)
-    _, one, two = federation.records()
+    _, one, two = federation.play({"birch": replay, "cedar": on("train", figures(fedskew_client=0))})
     assert one["deployment"]["refused"] == {"cedar": "the reply is of fedskew-client 0, not 2"}
     assert two["deployment"]["refused"]["birch"] == "the reply is of server-round 1, not 2"
     assert two["answered"] == [0]
@@ -136,19 +126,15 @@ def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_
     whole, cut = (federate(tmp_path / name, tree(method, steps=2)) for name in ("whole", "cut"))
     whole.play()
 
-    grid = cut.grid()
-
     def die(question: Message, answer: Message) -> Message:
         if question.metadata.message_type == "train" and question.content["config"]["server-round"] == 2:
             raise KilledError  # after the sites have trained this round, and written what they keep of it
         return answer
 
-    grid.tamper[cut.node("cedar")] = die
+    grid = cut.grid({"cedar": die})
     with pytest.raises(KilledError):
         cut.run(grid).run(resume=True)
-    cut.play()
-
-    assert [record["round"] for record in cut.records()] == [0, 1, 2, 3]
+    assert [record["round"] for record in cut.play()] == [0, 1, 2, 3]
     check_models(cut.run_folder, whole.run_folder, rtol=0, atol=0)
     queries = [message for message in grid.asked if message.metadata.message_type == "query"]
     assert len(queries) == len(NAMES)
@@ -195,8 +181,7 @@ def test_two_nodes_of_one_name_are_not_used(tmp_path: Path) -> None:
     grid = federation.grid()
     grid.apps[5] = grid.apps[federation.node("ash")]
     grid.apps[6] = ("somebody", *grid.apps[5][1:])
-    federation.run(grid).run(resume=True)
-    assert sorted(federation.records()[1]["answered"]) == [1, 2]
+    assert sorted(federation.play(grid=grid)[1]["answered"]) == [1, 2]
     assert {message.metadata.dst_node_id for message in grid.asked} == {
         federation.node("birch"),
         federation.node("cedar"),

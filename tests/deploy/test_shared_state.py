@@ -34,8 +34,7 @@ def share_state(federation: Federated, first: Federated) -> None:
     for name in FOUR:
         table = {"state": str(first.folder / name / "state"), "data": {"name": "npz", "root": "own.npz"}}
         federation.data_of(name).write_text(tomli_w.dumps(table))
-        terms = federation.folder / name / "agreed.toml"
-        terms.write_text(terms.read_text().replace('agreed = "20', 'agreed = "19'))
+        federation.amend(name, 'agreed = "20', 'agreed = "19')
 
 
 def masked_in(federation: Federated) -> int:

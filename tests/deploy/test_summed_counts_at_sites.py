@@ -93,8 +93,7 @@ def test_the_run_folder_and_the_messages_hold_no_site_s_counts_or_weight(played:
 def test_a_run_that_goes_on_asks_for_no_sum_again(tmp_path: Path) -> None:
     federation = summed(tmp_path, config(rounds=2))
     federation.first_rounds()
-    grid = federation.grid()
-    federation.run(grid).run(resume=True)
+    _, grid = federation.played()
     assert "query.counts" not in grid.kinds("ash")
 
 
@@ -219,8 +218,7 @@ def test_a_site_takes_one_announcement_and_keeps_its_part_while_its_data_grow(tm
     assert answer.error.reason == "not agreed: label_counts; its own log says more"
 
     grow(federation, "ash")
-    federation.play()
-    records = map(json.loads, (federation.run_folder / "rounds.jsonl").read_text().splitlines())
+    records = federation.play()
     answered = {record["round"]: sorted(record["answered"]) for record in records}
     assert answered[2] == [0, 1, 2, 3]  # the third is one more than was agreed on, after that message
 

@@ -105,10 +105,8 @@ def test_the_estimate_is_of_what_the_sites_counted_and_nothing_else_changes(tmp_
     federation = estimating(tmp_path / "a", target={"every": 2}, training={"rounds": 3})
     tables, cells = [[] for _ in federation.names], []
     lies = {name: edited("outcomes", seen=seen) for name, seen in zip(federation.names, tables, strict=True)}
-    grid = federation.grid({**lies, "dogwood": edited("cells", seen=cells)})
-    federation.run(grid).run(resume=True)
-    plain = federate(tmp_path / "b", {**config(rounds=3), "target": {}})
-    plain.play()
+    _, grid = federation.played({**lies, "dogwood": edited("cells", seen=cells)})
+    plain = federate(tmp_path / "b", {**config(rounds=3), "target": {}}).play()
 
     records = federation.records()
     assert [record["round"] for record in records if "target" in record] == [1, 3]
@@ -116,7 +114,7 @@ def test_the_estimate_is_of_what_the_sites_counted_and_nothing_else_changes(tmp_
         found = estimate_mix(np.sum([np.reshape(one[place], (10, 40)) for one in tables], axis=0), cells[place])
         np.testing.assert_allclose(record["target"]["mix"], found.mix, atol=1e-12)
         assert record["target"]["samples"] == sum(cells[place]) == MIX.sum()
-    for ours, theirs in zip(records, plain.records(), strict=True):  # the same evaluations, from tables too
+    for ours, theirs in zip(records, plain, strict=True):  # the same evaluations, from tables too
         assert ours["evaluation"]["confusion"] == theirs["evaluation"]["confusion"]
         assert ours["evaluation"]["loss"] == pytest.approx(theirs["evaluation"]["loss"], rel=1e-6)
         assert ours.get("weights") == theirs.get("weights")
@@ -255,8 +253,7 @@ def test_a_killed_server_goes_on_with_the_estimate_that_it_had(tmp_path: Path) -
         raise KilledError
 
     cut.play({"dogwood": on("evaluate", die, first=4)})
-    cut.play()
-    for ours, theirs in zip(cut.records(), whole.records(), strict=True):
+    for ours, theirs in zip(cut.play(), whole.records(), strict=True):
         for key in ("weights", "target", "fallback"):
             assert ours.get(key) == theirs.get(key)
     check_models(whole.run_folder, cut.run_folder, rtol=0, atol=0)

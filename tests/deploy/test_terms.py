@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -220,8 +219,7 @@ def test_more_than_the_site_was_told_would_leave_it_does_not(
 def test_a_refusing_site_costs_its_update_only(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2))
     change_terms(federation, rounds=1)
-    federation.run(federation.grid()).run(resume=True)
-    records = [json.loads(line) for line in (federation.run_folder / "rounds.jsonl").read_text().splitlines()]
+    records = federation.play()
     assert sorted(records[1]["answered"]) == [0, 1, 2]
     assert sorted(records[2]["answered"]) == [1, 2]
     assert records[2]["deployment"]["failed"] == {"ash": "not agreed: rounds; its own log says more"}

@@ -1,6 +1,5 @@
 """A round lasts as long as agreed, whatever a site announces and withholds."""
 
-import json
 import signal
 import threading
 import time
@@ -39,10 +38,9 @@ class WithholdingGrid(LocalGrid):
 def test_a_reply_that_is_announced_and_withheld_does_not_hold_up_the_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), round_timeout=0.5, evaluation="none")
     grid = WithholdingGrid(federation.grid().apps, withheld={federation.node("birch")})
-    federation.run(grid).run(resume=True)
+    record = federation.play(grid=grid)[1]
     assert not grid.late
     grid.released.set()
-    record = json.loads((federation.run_folder / "rounds.jsonl").read_text().splitlines()[1])
     assert sorted(record["answered"]) == [0, 2]
     assert record["deployment"]["silent"] == ["birch"]
 
@@ -64,8 +62,7 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         federation.run(grid).run(resume=True, progress=stop_at(3))
-    federation.run(grid).run(resume=True)  # how long it is skipped is part of the server's state
-    records = federation.records()
+    records = federation.play(grid=grid)  # how long it is skipped is part of the server's state
     assert [record["round"] for record in records if record["deployment"]["silent"]] == [1, 3, 6]
     assert [record["round"] for record in records if record["deployment"]["skipped"]] == [2, 4, 5, 7]
     asked = [message.metadata for message in grid.asked if message.metadata.dst_node_id == federation.node("ash")]
@@ -98,9 +95,7 @@ def test_sites_that_did_not_answer_are_asked_where_the_others_are_gone(tmp_path:
 @pytest.mark.slow
 def test_a_site_that_trains_and_withholds_its_evaluation_is_skipped_too(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), round_timeout=0.5)
-    grid = federation.grid({"ash": silent_on("evaluate")})
-    federation.run(grid).run(resume=True)
-    records = federation.records()
+    records = federation.play({"ash": silent_on("evaluate")})
     assert [list(record["deployment"]["unevaluated"]) for record in records] == [["ash"], [], ["ash"], []]
     assert [record["deployment"]["skipped"] for record in records] == [[], ["ash"], [], ["ash"]]
 
@@ -119,5 +114,4 @@ def test_when_no_site_comes_back_the_run_ends_and_can_be_gone_on_with(tmp_path: 
     with pytest.raises(EndedEarlyError, match="0 of 3 sites have reported"):
         other.run(absent)
     grid.offline.clear()
-    federation.run(grid).run(resume=True)
-    assert len((federation.run_folder / "rounds.jsonl").read_text().splitlines()) == 3
+    assert len(federation.play(grid=grid)) == 3

@@ -47,8 +47,7 @@ def test_a_round_that_ruins_the_model_is_undone_and_its_liar_left_out(tmp_path: 
 @pytest.mark.slow
 def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("moon", rounds=4, steps=1), **LENIENT)
-    grid = federation.grid({"birch": on("train", scaled(1e30), first=2)})
-    federation.run(grid).run(resume=True)
+    _, grid = federation.played({"birch": on("train", scaled(1e30), first=2)})
     counted = [
         message.content["config"]["fedskew-counted"]
         for message in grid.asked
@@ -56,9 +55,9 @@ def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path
     ]
     assert counted == [0, 1, 1, 3]
     before = len(grid.asked)
-    federation.run(grid).run(resume=True)  # what the watch keeps is in the checkpoint
+    records = federation.play(grid=grid)  # what the watch keeps is in the checkpoint
     assert {message.metadata.message_type for message in grid.asked[before:]} <= {"query.keep"}
-    assert federation.records()[-1]["deployment"]["quarantine"] == {"birch": 2}
+    assert records[-1]["deployment"]["quarantine"] == {"birch": 2}
 
 
 def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: Any) -> list[dict[str, Any]]:
@@ -88,9 +87,7 @@ def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: An
 @pytest.mark.slow
 def test_a_run_that_is_ruined_again_and_again_stops_and_waits_for_the_operator(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=6), undone_limit=2, **LENIENT)
-    grid = federation.grid()
-    for name in ("ash", "birch", "cedar"):
-        grid.tamper[federation.node(name)] = on("train", scaled(1e30), last=2)
+    grid = federation.grid(dict.fromkeys(federation.names, on("train", scaled(1e30), last=2)))
     for _ in range(2):  # started again, it stops at once
         with pytest.raises(
             DivergedError, match=r"ruined in rounds 1, 2, and is again that of round 0; left out: "
@@ -103,8 +100,7 @@ def test_a_run_that_is_ruined_again_and_again_stops_and_waits_for_the_operator(t
     status, said = fedskew("deploy", "readmit", federation.run_folder, *out)
     assert status == 0
     assert " and ".join(out) in said.replace(", ", " and ")
-    federation.run(grid).run(resume=True)
-    records = federation.records()
+    records = federation.play(grid=grid)
     assert [record["round"] for record in records] == [0, 1, 2, 3, 4, 5, 6]
     assert records[-1]["deployment"]["quarantine"] == {}
     assert sorted(records[-1]["answered"]) == [0, 1, 2]
@@ -178,8 +174,7 @@ def test_a_site_that_claims_a_ruined_model_can_not_undo_a_round_alone(tmp_path: 
 
 def test_a_loss_below_0_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
-    federation.play({"birch": evaluating([1] * 100, -1e300)})
-    said = federation.records()[1]["deployment"]
+    said = federation.play({"birch": evaluating([1] * 100, -1e300)})[1]["deployment"]
     assert said["unevaluated"]["birch"] == "refused: its loss is -1e+300; expected a number from 0"
 
 
@@ -198,8 +193,7 @@ def test_newcomers_with_other_labels_do_not_undo_a_round(tmp_path: Path) -> None
 
     grid.tamper = {federation.node("ash"): then_connected}
     grid.tamper |= {node: evaluating([1] * 100, 4.0) for node in others}
-    federation.run(grid).run(resume=True)
-    records = federation.records()
+    records = federation.play(grid=grid)
     assert set(records[2]["deployment"]["evaluations"]) == {"ash", "birch", "cedar"}
     assert [record["deployment"].get("undone") for record in records] == [None] * 4
 
@@ -244,8 +238,7 @@ def test_of_many_sites_all_that_took_part_are_left_out(tmp_path: Path) -> None:
 
 def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
-    federation.play()
-    for record in federation.records():
+    for record in federation.play():
         began, ended = record["deployment"]["began"], record["deployment"]["ended"]
         assert began.endswith("Z")
         assert began <= ended
@@ -346,15 +339,12 @@ def test_plain_rounds_that_refuse_everybody_stop_the_run_too(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_single_round_without_a_step_is_no_reason_to_stop_and_is_said_at_the_end(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1))
-    grid = federation.grid()
 
     def only_round_two_fails(question: Message, answer: Message) -> Message | None:
         train = question.metadata.message_type == "train"
         return None if train and question.content["config"]["server-round"] == 2 else answer
 
-    grid.tamper = dict.fromkeys(grid.apps, only_round_two_fails)
-
-    code, said = served(federation, grid)
+    code, said = served(federation, federation.grid(dict.fromkeys(federation.names, only_round_two_fails)))
 
     assert steps(federation)[0] is True
     assert steps(federation).count(False) == 1

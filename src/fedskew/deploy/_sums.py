@@ -105,10 +105,8 @@ class MaskedSums:
 
         def read(reply: RecordDict, client: int) -> bytes:
             opening = _seeds(reply, wire.OPENING, [wire.OWN])[wire.OWN]
-            try:
+            with placed("", RefusedError, of=SumsError):
                 context.check_opening(names[client], arrived[client], opening)
-            except SumsError as error:
-                raise RefusedError(str(error)) from None
             return opening
 
         request = RecordDict({wire.CONFIG: ConfigRecord(wire.entries_of(asked._replace(weights=())))})

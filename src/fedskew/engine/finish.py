@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.engine._backend import ClientSamples, tensor_bytes
+from fedskew.engine._records import BATCH
 from fedskew.engine.contracts import calling, checked_finished, checked_sums, name_in, tensors
 from fedskew.errors import ArgumentError, FinishError, RunError, placed
 from fedskew.finish import Finish, Head, Known, Observed, Source
 from fedskew.models import FlatModel, ModelState, last_layer, with_features
-
-BATCH = 1000
 
 AskHolders = Callable[[Source, Mapping[str, Tensor]], Iterable[Mapping[str, Tensor]]]
 """Asks all holders of some samples a question, and yields their answers in order; each is added up as it comes."""
@@ -70,10 +69,8 @@ def finish_model(
     """Finish a trained model; `samples`, `(batch, ...)`, show its last layer. FinishError where network or answers
     don't allow it, ComponentError for a user's own that has a mistake, RunError where no holder answers."""
     model.write_state(state)
-    try:
+    with placed("", FinishError):
         layer = check_finish(component, model.module, samples, known)
-    except ArgumentError as error:
-        raise FinishError(str(error)) from None
     names = {id(parameter): name for name, parameter in model.module.named_parameters()}
     head = Head(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())
     answered: list[list[int]] = []  # bytes of every holder's answer to each question

@@ -112,8 +112,9 @@ class Federation:
             made = contracts.tensors_of(name, hooks, "init_server", model.parameters, len(self.counts))
             kept[name] = {**kept.get(name, {}), **made}
         kept |= {"selection": packed(self._untouched), "codec": self.codec.start(len(self.counts))}
-        kept |= {"model": model._asdict(), "target": {} if self.aim is None else self.aim.start()}
-        return ServerState(0, {f"{owner}/{name}": part for owner, own in kept.items() for name, part in own.items()})
+        kept["model"] = model._asdict()
+        state = ServerState(0, {f"{owner}/{name}": part for owner, own in kept.items() for name, part in own.items()})
+        return state if self.aim is None else self.aim.unknown.within(state)
 
     def run_round(self, state: ServerState) -> tuple[ServerState, RoundRecord]:
         """See `RoundRunner.run_round`."""

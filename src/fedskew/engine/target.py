@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedskew import labels
 from fedskew.data import Inputs
-from fedskew.engine._records import outputs
+from fedskew.engine._records import BATCH, outputs
 from fedskew.engine._states import ServerState, packed, unpacked
 from fedskew.errors import ArgumentError, RunError
 from fedskew.labels import EDGES, MixMethod, outcome_cells
@@ -27,8 +27,6 @@ from fedskew.parameters import FloatArray, IntArray
 
 ODD = 0.01
 """A site's p-value below which the record names it."""
-
-_BATCH = 1000
 
 Tables = Callable[[], Iterable[tuple[int, FloatArray | IntArray]]]
 """Goes through the clients' tables of outcomes, as often as it is called."""
@@ -60,8 +58,7 @@ class EstimatedMix:
     def of(cls, state: ServerState) -> EstimatedMix | None:
         """Return what a state holds of the target; None if nothing is estimated."""
         kept, none = state.of("target"), np.zeros(0)
-        known: EstimatedMix | None = unpacked(kept, cls(-1, none, none, "", False)) if kept else None
-        return known
+        return unpacked(kept, cls(-1, none, none, "", False)) if kept else None
 
     def within(self, state: ServerState) -> ServerState:
         """Return a state that holds this of the target."""
@@ -97,10 +94,6 @@ class Estimation:
         """What is known before the first estimate."""
         none = np.zeros(self.classes)
         return EstimatedMix(-1, none, none.copy(), f"the first estimate is made after round {self.warmup}", False)
-
-    def start(self) -> dict[str, Tensor]:
-        """Return what the server keeps of it before the first round."""
-        return packed(self.unknown, "target")
 
     def outcomes(self, logits: FloatArray) -> IntArray:
         """Find the outcome cell of each sample."""
@@ -170,7 +163,7 @@ def logits_of(network: nn.Module, inputs: Inputs, rows: IntArray | None = None, 
     device = next(network.parameters()).device
     parts = [
         outputs(network, inputs.index_select(0, some.to(inputs.device)).to(device)).double().cpu()
-        for some in wanted.split(_BATCH)
+        for some in wanted.split(BATCH)
         if len(some)
     ]
     logits: FloatArray = torch.cat(parts).numpy() if parts else np.zeros((0, 0))

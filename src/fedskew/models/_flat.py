@@ -163,7 +163,7 @@ class FlatModel:
         self._buffer_slices = _lay_out(floating, False)
         self.buffers = _gather(floating, self._buffer_slices, device)
         self._parameters = list(parameters.values())
-        self._gradients = self.parts(self.gradient)
+        self._gradients = [part.of(self.gradient) for part in self.layout.parts]
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         self._places = [_place(module, name) for name in (*parameters, *floating)]
@@ -301,10 +301,6 @@ class FlatModel:
 
         _kernels.add_rows(total.numpy(), rows.detach().numpy(), weights.astype(np.float64))
         return True
-
-    def parts(self, vector: Tensor) -> list[Tensor]:
-        """Split a vector of parameters into views, one for each, in the order of `names`."""
-        return [part.of(vector) for part in self.layout.parts]
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Split a vector of parameters, or a stack, into views by name, as `torch.func.functional_call` takes them."""

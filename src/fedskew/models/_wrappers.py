@@ -6,6 +6,7 @@ Either they are fixed (`OnSimplex`), or somebody else sets them (`OnPrototypes`)
 
 import copy
 import math
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -49,12 +50,10 @@ class _WithFeatures(nn.Module):
             if inputs and inputs[0].dim() == 2:
                 seen.append((inputs[0], layer.out_features))
 
-        hooks = [layer.register_forward_pre_hook(keep) for layer in self._watched()]
-        try:
+        with ExitStack() as hooks:
+            for layer in self._watched():
+                hooks.enter_context(layer.register_forward_pre_hook(keep))
             logits = self.model(x)
-        finally:
-            for hook in hooks:
-                hook.remove()
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
             raise ArgumentError(f"model: must return logits, a tensor (batch, classes); got {got}")
@@ -76,12 +75,10 @@ def linear_outputs(model: nn.Module, samples: Tensor) -> tuple[Tensor, list[tupl
     def keep(layer: nn.Linear, _: tuple[Any, ...], output: Tensor) -> None:
         found.append((layer, output.clone()))
 
-    hooks = [layer.register_forward_hook(keep) for layer in model.modules() if isinstance(layer, nn.Linear)]
-    try:
+    with ExitStack() as hooks:
+        for layer in (one for one in model.modules() if isinstance(one, nn.Linear)):
+            hooks.enter_context(layer.register_forward_hook(keep))
         return with_features(model.eval())(samples).logits, found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def last_layer(model: nn.Module, samples: Tensor) -> nn.Linear:

@@ -25,10 +25,6 @@ class FedKD(Distillation):
 
     paper: ClassVar[str] = "Hinton et al., 2015"
 
-    def left_out(self, batch: Batch, context: Context) -> Out:
-        """See `Distillation.left_out`."""
-        return None, None
-
 
 @component
 class FedEKD(Distillation):

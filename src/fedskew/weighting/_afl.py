@@ -22,7 +22,7 @@ from fedskew.components import Cost
 from fedskew.errors import ArgumentError
 from fedskew.hooks import Hooks, LocalEnd, Named, RoundEnd
 from fedskew.parameters import FloatArray, NonNegative, component
-from fedskew.weighting._protocol import Answered
+from fedskew.weighting._protocol import Answered, as_shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,15 +75,10 @@ class AFL(Hooks):
 
     def weigh(self, answered: Answered) -> FloatArray:
         """Return lambda of the clients that replied and hold a sample, renormalised; uniform before the first round."""
-        present = (answered.sizes > 0).astype(np.float64)
-        if not present.any():
-            raise ArgumentError("sizes: no client holds a sample")
-        weights = present
+        weights = present = (answered.sizes > 0).astype(np.float64)
         if WEIGHTS in answered.state:
             weights = present * answered.state[WEIGHTS].numpy()[answered.ids]
-        chosen = weights if weights.sum() > 0 else present
-        shares: FloatArray = chosen / chosen.sum()
-        return shares
+        return as_shares(weights if weights.sum() > 0 else present, "sizes")
 
     def init_server(self, parameters: Tensor, clients: int) -> dict[str, Tensor]:
         """Return the first lambda, uniform over all clients."""

@@ -4,21 +4,15 @@ from typing import ClassVar
 
 from numpy.typing import ArrayLike
 
-from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts, as_sizes
 from fedskew.parameters import FloatArray, component
 from fedskew.weighting._from_sums import FromTotals
-from fedskew.weighting._protocol import Answered, Facts
+from fedskew.weighting._protocol import Answered, Facts, as_shares
 
 
 def fedavg(counts: CountsLike, sizes: ArrayLike | None = None) -> FloatArray:
     """FedAvg's weights, `(clients,)`, sum 1: proportional to `sizes`, or else to the row sums of `counts`."""
-    held = as_sizes(sizes, as_counts(counts))
-    total = held.sum()
-    if not total > 0:
-        raise ArgumentError(f"{'counts' if sizes is None else 'sizes'}: no client holds a sample")
-    weights: FloatArray = held / total
-    return weights
+    return as_shares(as_sizes(sizes, as_counts(counts)), "counts" if sizes is None else "sizes")
 
 
 @component

@@ -23,7 +23,7 @@ import numpy as np
 from fedskew.errors import ArgumentError
 from fedskew.labels import as_counts, as_sizes, as_target
 from fedskew.parameters import Finite, FloatArray, NonNegative, Switch, component
-from fedskew.weighting._protocol import Answered
+from fedskew.weighting._protocol import Answered, as_shares
 
 _LEAST = 1e-3
 """The smallest share of the target in KL, times the number of classes (see the top of the file)."""
@@ -79,7 +79,4 @@ class FedDisco:
         weights = np.zeros(len(held))
         far = _divergences(mixes, mix) if self.distance == "kl" else np.linalg.norm(mixes - mix, axis=1)
         weights[present] = np.maximum(shares[present] - self.a * far + self.b, 0)
-        if not weights.any():
-            weights = shares
-        found: FloatArray = weights / weights.sum()
-        return found
+        return as_shares(weights if weights.any() else shares, "counts")

@@ -15,7 +15,7 @@ from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import FloatArray, component
 from fedskew.weighting._from_sums import FromTotals, checked
-from fedskew.weighting._protocol import Answered, Facts
+from fedskew.weighting._protocol import Answered, Facts, as_shares
 
 
 def fedla(counts: CountsLike) -> FloatArray:
@@ -25,9 +25,7 @@ def fedla(counts: CountsLike) -> FloatArray:
     labels = np.count_nonzero(pooled)
     if not labels:
         raise ArgumentError("counts: no client holds a sample")
-    shares = held @ np.divide(1 / labels, pooled, out=np.zeros_like(pooled), where=pooled > 0)
-    weights: FloatArray = shares / shares.sum()
-    return weights
+    return as_shares(held @ np.divide(1 / labels, pooled, out=np.zeros_like(pooled), where=pooled > 0), "counts")
 
 
 @component

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedskew.errors import ArgumentError
 from fedskew.parameters import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -86,3 +88,12 @@ class BySums(Protocol):
 
     def own_weight(self, counts: FloatArray, announced: Facts) -> float:
         """Compute a client's share of all clients from what was announced, at the client; those of all sum to 1."""
+
+
+def as_shares(amounts: NDArray[Any], argument: str) -> FloatArray:
+    """Return each client's amount as a share of all, sum 1; ArgumentError about an argument where all are 0."""
+    total = amounts.sum()
+    if not total > 0:
+        raise ArgumentError(f"{argument}: no client holds a sample")
+    shares: FloatArray = amounts / total
+    return shares

@@ -4,23 +4,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedskew.errors import ArgumentError
 from fedskew.labels import CountsLike, as_counts
 from fedskew.parameters import FloatArray, component
-from fedskew.weighting._protocol import Answered, AskAll, Facts
+from fedskew.weighting._protocol import Answered, AskAll, Facts, as_shares
 
 
 def uniform(counts: CountsLike) -> FloatArray:
     """Return the same weight for every client that holds a sample, `(clients,)`, sum 1."""
-    return _equal(as_counts(counts).sum(axis=1), "counts")
-
-
-def _equal(held: FloatArray, argument: str) -> FloatArray:
-    present = held > 0
-    if not present.any():
-        raise ArgumentError(f"{argument}: no client holds a sample")
-    weights: FloatArray = present / present.sum()
-    return weights
+    return as_shares(as_counts(counts).sum(axis=1) > 0, "counts")
 
 
 @component
@@ -36,7 +27,7 @@ class Uniform:
 
     def weigh(self, answered: Answered) -> FloatArray:
         """Return equal weights of the clients that replied."""
-        return _equal(answered.sizes, "sizes")
+        return as_shares(answered.sizes > 0, "sizes")
 
     def why_no_sums(self) -> str | None:
         """See `BySums.why_no_sums`."""
