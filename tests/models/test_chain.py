@@ -302,9 +302,10 @@ def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points(net
         found = torch.cat([one.reshape(-1) for one in flat._gradients])
         apart.append(float((found - expected).norm() / expected.norm()))
         flat.vector.sub_(flat.gradient, alpha=0.05)
-    # A sample may be nearly tied at some points: where, depends on the number of threads and the processor.
+    # A sample may be nearly tied at some points: where, depends on the number of threads and the processor. A tied unit
+    # counts on one side alone: 0.018 on a Zen 2, where 5e-9 goes into a ReLU.
     assert sorted(apart)[-1 - tied] <= 1e-6
-    assert max(apart) <= 1e-3
+    assert max(apart) <= 0.05
 
 
 @pytest.mark.parametrize("bias", [True, False])
