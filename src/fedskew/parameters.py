@@ -91,7 +91,8 @@ def _valid(name: str, value: Any, kind: pydantic.TypeAdapter[Any], strict: bool 
     try:
         return kind.validate_python(plain(value), strict=strict)
     except pydantic.ValidationError as error:
-        raise ArgumentError(first_mistake(error, f"{name}." if error.errors()[0]["loc"] else name)) from None
+        said = error.errors()[0]["msg"]
+        raise ArgumentError(f"{name}: {said[0].lower()}{said[1:]} (got {value!r})") from None
 
 
 def plain(value: Any) -> Any:

@@ -154,7 +154,7 @@ def _of_run(folder: Path) -> Source:
 
 def _epochs(training: Mapping[str, Any], counts: LabelCounts) -> float:
     """Return the local epochs of a round; where `steps` stand in their place, as many as these are on average."""
-    if training["steps"] is None:
+    if training.get("steps") is None:
         return float(training["epochs"])
     return float(training["steps"] * training["batch_size"] / max(counts.sizes.mean(), 1))
 
