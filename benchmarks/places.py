@@ -34,9 +34,7 @@ def main() -> None:
     arena = Arena.read(own.arena)
     config = arena.entries[0].config
     for partition in arena.settings.partitions:
-        division = config.partition.model_copy(update={"seed": partition})
-        task = make_task(config.model_copy(update={"partition": division}), config.seeds[0])
-        counts = np.asarray(task.counts)
+        counts = np.asarray(make_task(config.with_value("partition.seed", partition), config.seeds[0]).counts)
         size = cohort_size(config.training.participation, len(counts))
         print(f"partition {partition}: {np.count_nonzero(counts, axis=1).mean():.1f} classes a client")
         for name, choice in CHOICES.items():

@@ -109,20 +109,30 @@ def test_every_class_is_in_one_group(counts) -> None:
 
 
 TWO = np.array([[3.0, 4.0], [4.0, -3.0]])
+CONFUSIONS = {
+    r"must be square, \(classes, classes\), not of shape \(2, 3\)": [np.ones((2, 3))],
+    r"must have the shape \(classes, classes\), not": [np.ones(4), np.ones((0, 0))],
+    "every number must be finite and not negative": [[[1, -1], [0, 1]], [[nan]]],
+}
 
 
 @pytest.mark.parametrize(
     ("figure", "arguments", "message"),
     [
         *(
-            (figure, (table,), "confusion: (must|every number must)")
+            (figure, (table,), f"confusion: {says}")
             for figure in (per_class_accuracy, balanced_accuracy, macro_f1)
-            for table in (np.ones((2, 3)), np.ones(4), np.ones((0, 0)), [[1, -1], [0, 1]], [[nan]])
+            for says, tables in CONFUSIONS.items()
+            for table in tables
         ),
         *((target_accuracy, (TABLE, to), "target") for to in ([1, 1], [0, 0, 0, 0], [1, -1, 1, 1], [1, nan, 0, 0])),
         *(
-            (mix_distance, (weights, [[1, 2], [3, 4]], [1, 1]), "weights: (must have the shape|every number must)")
-            for weights in ([1.0], [0.5, nan], [1.5, -0.5], [[0.5, 0.5]])
+            (mix_distance, (weights, [[1, 2], [3, 4]], [1, 1]), r"weights: must have the shape \(2,\), one number per")
+            for weights in ([1.0], [[0.5, 0.5]])
+        ),
+        *(
+            (mix_distance, (weights, [[1, 2], [3, 4]], [1, 1]), "weights: every number must be finite and not negative")
+            for weights in ([0.5, nan], [1.5, -0.5])
         ),
         (mix_distance, ([1.0], [[1, 2]], [1, 1, 1]), "target"),
         *(
