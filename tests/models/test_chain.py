@@ -293,19 +293,26 @@ def test_a_trajectory_has_the_gradients_of_the_network_at_each_of_its_points(net
     flat = FlatModel(module)
     x = torch.randn(500, 3, 28, 28, generator=torch.Generator().manual_seed(1))
     apart = []
+
+    def gradients(rows):
+        flat.network.train()
+        _, _, own = by_autograd(flat.module, x[rows])
+        flat.differentiate(x[rows], loss)
+        return torch.cat([one.reshape(-1) for one in own]), torch.cat([one.reshape(-1) for one in flat._gradients])
+
     for step in range(50):
         rows = torch.arange(40) + step % 10 * 40
-        flat.network.train()
-        _, _, gradients = by_autograd(flat.module, x[rows])
-        flat.differentiate(x[rows], loss)
-        expected = torch.cat([one.reshape(-1) for one in gradients])
-        found = torch.cat([one.reshape(-1) for one in flat._gradients])
+        expected, found = gradients(rows)
+        gradient = flat.gradient.clone()
         apart.append(float((found - expected).norm() / expected.norm()))
-        flat.vector.sub_(flat.gradient, alpha=0.05)
-    # A sample may be nearly tied at some points: where, depends on the number of threads and the processor. A tied unit
-    # counts on one side alone: 0.018 on a Zen 2, where 5e-9 goes into a ReLU.
+        if (
+            apart[-1] > 1e-3
+        ):  # then one sample's alone differs: a tied unit counts on one side (5e-9 into a ReLU: 0.018)
+            alone = [(one - other).norm() / expected.norm() / 40 for one, other in map(gradients, rows.split(1))]
+            assert sorted(alone)[-2] <= 1e-6 < max(alone)
+        flat.vector.sub_(gradient, alpha=0.05)
+    # A sample may be nearly tied at some points: where, depends on the number of threads and the processor.
     assert sorted(apart)[-1 - tied] <= 1e-6
-    assert max(apart) <= 0.05
 
 
 @pytest.mark.parametrize("bias", [True, False])
