@@ -544,6 +544,16 @@ def test_a_note_stands_once_with_the_runs_that_it_is_about(tmp_path):
     assert "Here 5 of 45 pairs are few." in page_of([noted("a", seed, 5) for seed in (0, 1)], tmp_path).words
 
 
+def test_notes_of_a_run_that_differ_by_seed_after_their_first_sentence_are_one(tmp_path):
+    def noted(label: str, seed: int, pairs: int) -> SeedRun:
+        note = f"It needs pairs. Here {pairs} are few."
+        return dataclasses.replace(example_run(label, seed, rounds=1), notes=(note,))
+
+    runs = [noted("a", 0, 5), noted("a", 1, 6), noted("a", 2, 5), noted("b", 0, 5)]
+    (found,) = [text for text in page_of(runs, tmp_path).words if "needs pairs" in text]
+    assert found == "a (seeds 0, 1 with other figures, 2); b: It needs pairs. Here 5 are few."
+
+
 # The ranking
 
 

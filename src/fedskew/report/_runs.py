@@ -208,19 +208,24 @@ class SeedRun:
 
     @staticmethod
     def label_notes(runs: Iterable[SeedRun]) -> list[str]:
-        """Return the notes of runs, each once, with the labels and seeds that it is about where these are not all."""
-        about: dict[str, dict[str, list[int]]] = {}
-        everywhere: dict[str, list[int]] = {}
+        """Return the notes of runs, each once, with the labels and seeds that it is about where these are not all.
+
+        Where two seeds' notes of a label begin with the same sentence, the first stands for both.
+        """
+        about: dict[str, dict[str, list[str]]] = {}
+        everywhere: dict[str, list[str]] = {}
+        shown: dict[tuple[str, str], str] = {}
         for run in runs:
-            everywhere.setdefault(run.label, []).append(run.seed)
+            everywhere.setdefault(run.label, []).append(f"{run.seed}")
             for note in filter(None, (*run.notes, run.finish_note)):
-                about.setdefault(note, {}).setdefault(run.label, []).append(run.seed)
+                first, _, more = note.partition(". ")
+                stands = shown.setdefault((run.label, first if more else note), note)
+                seed = f"{run.seed}" if stands == note else f"{run.seed} with other figures"
+                about.setdefault(stands, {}).setdefault(run.label, []).append(seed)
         notes = []
         for note, labels in about.items():
             where = [
-                label
-                if seeds == everywhere[label]
-                else f"{label} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))})"
+                label if seeds == everywhere[label] else f"{label} (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})"
                 for label, seeds in labels.items()
             ]
             notes.append(note if labels == everywhere else f"{'; '.join(where)}: {note}")
