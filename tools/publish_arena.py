@@ -84,8 +84,7 @@ def federations(arena: Arena, situations: set[tuple[str, ...]]) -> dict[tuple[st
     found = {}
     for entry in (entry for entry in arena.entries if entry.method == arena.settings.reference):
         for seed in arena.settings.partitions if tuple(entry.situation.values()) in situations else ():
-            partition = entry.config.partition.model_copy(update={"seed": seed})
-            config = entry.config.model_copy(update={"partition": partition})
+            config = entry.config.with_value("partition.seed", seed)
             task = make_task(config, config.seeds[0])
             figures = federation_of(config, task.counts, task.target)
             found[*entry.situation.values(), str(seed)] = {f"of:{name}": value for name, value in figures.items()}

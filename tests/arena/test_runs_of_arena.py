@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import math
 import multiprocessing
 import os
 import re
@@ -28,7 +29,7 @@ from fedskew.arena._advice import read_evidence
 from fedskew.arena._run import _RUN, FIGURES, train
 from fedskew.errors import ConfigError, RunError
 from fedskew.executors import Processes, executor
-from fedskew.experiment import Sweep, _simulate, make_training_loop, resolve, run_sweep, simulate_together
+from fedskew.experiment import Sweep, _simulate, make_task, make_training_loop, resolve, run_sweep, simulate_together
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -136,6 +137,15 @@ def test_scores_that_nobody_reads_are_not_computed_and_change_no_row(monkeypatch
     with_scores = [own.rows for (own,) in train([(tree, [tree]) for tree in trees], last=2)]
     assert [own[1] | {"seconds": ""} for own in rows] == [own[1] | {"seconds": ""} for own in with_scores]
     assert rows[0][1]["curve"].count(" ") < 11  # it stopped early
+
+
+def test_a_federation_says_its_local_steps_and_compares_them_as_epochs() -> None:
+    task = setting(rows=300, validation=0.3)
+    task |= {"training": {"rounds": 1, "steps": 6, "batch_size": 8}}
+    [[found]] = train([(task, [task])], last=1)
+    samples = make_task(resolve(task), 0).sizes
+    assert "steps 6" in found.federation["federation"]
+    assert float(found.federation["epochs_log"]) == pytest.approx(math.log(6 * 8 / np.mean(samples)), rel=1e-5)
 
 
 @pytest.mark.slow

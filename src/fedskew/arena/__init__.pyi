@@ -1,5 +1,6 @@
 from ._advice import Advice as Advice
 from ._advice import advise as advise
+from ._advice import local_epochs as local_epochs
 from ._arena import Arena as Arena
 from ._compare import Scores as Scores
 from ._plan import ArenaJob as ArenaJob

@@ -87,9 +87,7 @@ class Advice:
         return {"method": self.method, "reason": self.sentence(), **vars(self)}
 
 
-def figures(
-    counts: CountsLike, target: ArrayLike | None, participation: float, epochs: float | None
-) -> dict[str, float]:
+def figures(counts: CountsLike, target: ArrayLike | None, participation: float, epochs: float) -> dict[str, float]:
     """Return the numbers by which a federation is compared with others: its skew, sizes, setting and target."""
     report = describe(counts, target)
     found = {
@@ -103,6 +101,18 @@ def figures(
         "target_distance": 0.0 if report.target is None else math.sqrt(report.target.fedavg_distance),
     }
     return {name: 0.0 if math.isnan(value) else float(value) for name, value in found.items()}
+
+
+def local_epochs(training: Mapping[str, Any], samples: float) -> float:
+    """Return the local epochs of a round; where `steps` stand in their place, those of a client with so many samples.
+
+    Args:
+        training: The section of a config, in plain values.
+        samples: Samples of a client, their mean.
+    """
+    if training.get("steps") is None:
+        return float(training["epochs"])
+    return float(training["steps"] * training["batch_size"] / max(samples, 1))
 
 
 @checked

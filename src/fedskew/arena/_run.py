@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedskew import Result, errors, methods, simulate
-from fedskew.arena._advice import figures
+from fedskew.arena._advice import figures, local_epochs
 from fedskew.arena._arena import Arena
 from fedskew.arena._plan import ArenaJob, Line, Plan, sharing
 from fedskew.engine import Evaluation
@@ -166,9 +166,9 @@ def _towards(run: SeedRun, target: NDArray[np.float64] | None) -> SeedRun:
 
 def federation_of(config: Config, counts: Iterable[Iterable[int]], target: Iterable[float] | None) -> dict[str, str]:
     """Return a federation in words, and the figures by which it is compared with others, as texts."""
-    training = config.training
-    mix, epochs = None if target is None else tuple(target), training.epochs if training.steps is None else None
-    found = _figures(tuple(map(tuple, counts)), mix, training.participation, epochs)
+    training, rows = config.training, tuple(map(tuple, counts))
+    epochs = local_epochs(training.model_dump(), sum(map(sum, rows)) / len(rows))
+    found = _figures(rows, None if target is None else tuple(target), training.participation, epochs)
     return {"federation": _in_words(config)} | {name: f"{value:.6g}" for name, value in found.items()}
 
 
@@ -178,7 +178,9 @@ def _in_words(config: Config) -> str:
     repeated = ("min_size", "max_tries")  # how often shares are drawn
     options = {**{key: value for key, value in rule.parameters.items() if key not in repeated}, "clients": rule.clients}
     said = ", ".join(f"{name} {value}" for name, value in options.items() if not isinstance(value, bool | None))
-    share = f"{config.training.participation:.0%} a round, epochs {config.training.epochs:g}"
+    training = config.training
+    local = f"epochs {training.epochs:g}" if training.steps is None else f"steps {training.steps}"
+    share = f"{training.participation:.0%} a round, {local}"
     aim = "" if config.target.mix is None else ", for a target mix"
     return f"{name}, {rule.rule} ({said}), {share}{aim}"
 

@@ -125,6 +125,7 @@ def read_source(
 
 
 def _of_config(path: Path, data_root: Path | None) -> Source:
+    from fedskew.arena import local_epochs
     from fedskew.experiment import make_task, read
 
     file, changes = options.config_file(path), {} if data_root is None else {"data.root": str(data_root)}
@@ -136,11 +137,12 @@ def _of_config(path: Path, data_root: Path | None) -> Source:
     training, task = config.training, make_task(config, config.seeds[0])
     counts = LabelCounts(task.counts, task.client_names, task.dataset.classes, task.sizes)
     said, network = config.target_in_words(), config.model.name
-    epochs = _epochs(training.model_dump(), counts)
+    epochs = local_epochs(training.model_dump(), counts.sizes.mean())
     return Source(counts, task.target, said, training.participation, epochs, files, network)
 
 
 def _of_run(folder: Path) -> Source:
+    from fedskew.arena import local_epochs
     from fedskew.experiment import RunFolder, read
 
     said = None
@@ -149,14 +151,8 @@ def _of_run(folder: Path) -> Source:
     run = RunFolder.read_runs(folder)[0]
     counts = LabelCounts(run.counts, run.client_names, run.class_names, run.samples)
     training, network = run.config["training"], run.config["model"]["name"]
-    return Source(counts, run.target, said, training["participation"], _epochs(training, counts), network=network)
-
-
-def _epochs(training: Mapping[str, Any], counts: LabelCounts) -> float:
-    """Return the local epochs of a round; where `steps` stand in their place, as many as these are on average."""
-    if training.get("steps") is None:
-        return float(training["epochs"])
-    return float(training["steps"] * training["batch_size"] / max(counts.sizes.mean(), 1))
+    epochs = local_epochs(training, counts.sizes.mean())
+    return Source(counts, run.target, said, training["participation"], epochs, network=network)
 
 
 def _read_mix(path: Path, classes: Sequence[str], decimal: options.DecimalSign) -> np.ndarray:
