@@ -84,8 +84,7 @@ class Bar:
         if not self._bar.disable or not left or now - self._printed < self._every:
             return
         self.print(f"{words()}, {said} left")
-        self._printed = self._since = now
-        self._steps, self._seconds = 0, 0.0
+        self._printed = now
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a line above the bar."""
