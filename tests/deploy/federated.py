@@ -36,7 +36,12 @@ from fedskew.models import FlatModel
 from fedskew.report import SeedRun
 from fedskew.sums import Key
 
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
+
 NAMES = ("ash", "birch", "cedar")
+FOUR = (*NAMES, "dogwood")
+TEN = tuple(f"site-{place}" for place in range(10))
+FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 MORE = (((4, 6), 80), ((2, 8, 9), 70), ((0, 3, 7), 60), ((1, 5), 50), ((6, 8), 40))
 CLASSES = [str(digit) for digit in range(10)]
 Tamper = Callable[[Message, Message], Message | None]
@@ -227,7 +232,6 @@ class Federated:
 
     def grid(self, lies: Mapping[str, Tamper] | None = None, away: Collection[str] = ()) -> LocalGrid:
         """The sites as Flower's grid; these change their answers, or are away."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
         app = site_app(self.app)
         # Node ids are Flower's to draw: here they are not in the order of the names.
         nodes = {self.node(name): name for name in self.agreement.members}

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import tomli_w
-from federated import NAMES, Federated, check_models, federate, federate_files, fedskew, figures, on, tree
+from federated import FOUR, NAMES, Federated, check_models, federate, federate_files, fedskew, figures, on, tree
 from flwr.app import ConfigRecord
-from test_masked import FOUR
 from test_summed_counts_at_sites import OF_FEW
 
 import fedskew as package

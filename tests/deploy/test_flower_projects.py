@@ -14,7 +14,6 @@ from federated import NAMES, Federated, LocalGrid, Tamper, federate, on, silent_
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -309,7 +308,6 @@ def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], L
     for name in ("serverapp", "clientapp"):
         module, _, attribute = project["components"][name].partition(":")
         apps[name] = getattr(importlib.import_module(module), attribute)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
     settings = [{"partition-id": node, "num-partitions": NODES} for node in range(NODES)]
     grid = LocalGrid({100 + node: (f"node-{node}", apps["clientapp"], settings[node]) for node in range(NODES)})
     assert project["config"] == {"rounds": 5}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import LocalGrid, TaskIdentity, federate, tree
+from federated import LocalGrid, federate, tree
 from flwr.app import ConfigRecord
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
@@ -150,7 +150,6 @@ def test_from_a_config_to_predictions_on_texts(tmp_path: Path, monkeypatch: pyte
     for place in places:
         agree(place / "data.toml", folder / "app")
     monkeypatch.chdir(folder)  # away from texts, tokeniser and weights
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     app = site_app(folder / "app")
     grid = LocalGrid(
         {

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import NAMES, federate, fedskew, tree
-from test_masked import FOUR
+from federated import FOUR, NAMES, federate, fedskew, tree
 
 from fedskew.data import Profile, in_own_units, load
 from fedskew.deploy import Agreement, Disclosure, SiteData

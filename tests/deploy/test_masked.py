@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from federated import (
+    FOUR,
     Federated,
     LocalGrid,
     Tamper,
@@ -36,7 +37,6 @@ from fedskew.methods import build
 from fedskew.sums import Key
 from fedskew.sums.fixed_point import UPDATES
 
-FOUR = ("ash", "birch", "cedar", "dogwood")
 LIMITED: dict[str, Any] = {"weight_limit": 0.5, "rounds": 1}
 
 

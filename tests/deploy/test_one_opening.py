@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import Federated, LocalGrid
+from federated import FOUR, Federated, LocalGrid
 from flwr.app import Array, ArrayRecord, Message
-from test_masked import FOUR, a_round_of, after_one, masked, silent_at
+from test_masked import a_round_of, after_one, masked, silent_at
 
 from fedskew import __version__
 from fedskew.deploy import Book, Terms, agree

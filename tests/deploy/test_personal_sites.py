@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import Federated, LocalGrid, check_models, federate, silent_on, tree
+from federated import FOUR, Federated, LocalGrid, check_models, federate, silent_on, tree
 from flwr.app import Array, ArrayRecord, Message
 from safetensors.torch import load_file
 
@@ -182,9 +182,6 @@ def test_what_a_report_lacks_is_one_line(tmp_path: Path) -> None:
         SiteReport.write(federation.data_of("ash"), federation.app)
     with pytest.raises(ConfigError, match=r"method\.personal\.strengths: a site has no samples to choose one by"):
         partial(tmp_path / "ditto", {"name": "ditto", "strengths": [0.1, 1.0]})
-
-
-FOUR = ("ash", "birch", "cedar", "dogwood")
 
 
 def summed(folder: Path, rounds: int = 1) -> Federated:

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from federated import Federated, LocalGrid, agreed_at, federate, fedskew, initiated, tree
+from federated import FOUR, TEN, Federated, LocalGrid, agreed_at, federate, fedskew, initiated, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from safetensors.numpy import load_file
 from test_data_that_change import grow
-from test_masked import FOUR, agreement_of, silent_at
+from test_masked import agreement_of, silent_at
 
 from fedskew.deploy import Agreement, Book, Disclosure
 from fedskew.deploy.terms import CountsRequest
@@ -22,7 +22,6 @@ from fedskew.weighting import INDEX, fedpals
 FedLA = INDEX["fedla"]
 FedPALS = INDEX["fedpals"]
 
-TEN = tuple(f"site-{place}" for place in range(10))
 SUMMED = {"updates": "masked", "label_counts": "summed"}
 
 

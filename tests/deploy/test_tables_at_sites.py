@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, LocalGrid, agreed_on, federate, fedskew, silent_on, tree
+from federated import FOUR, NAMES, Federated, LocalGrid, agreed_on, federate, fedskew, silent_on, tree
 from flwr.app import Array, ConfigRecord
 from sklearn.preprocessing import StandardScaler
-from test_masked import FOUR, silent_at
+from test_masked import silent_at
 
 from fedskew import load
 from fedskew.data import Profile, TableSchema
@@ -21,7 +21,6 @@ from fedskew.experiment import ModelInfo, resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*taken as another one")
 
-NAMES = ("ash", "birch", "cedar")
 SCHEMA: dict[str, Any] = {
     "columns": {
         "age": {"kind": "number", "range": [0, 200], "missing": True},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, KilledError, Tamper, check_models, federate, fedskew, on, silent_on, tree
+from federated import FEDPALS, Federated, KilledError, Tamper, check_models, federate, fedskew, on, silent_on, tree
 from flwr.app import ConfigRecord, Message, RecordDict
 from safetensors.numpy import load_file
 
@@ -18,7 +18,6 @@ from fedskew.errors import ConfigError, DataError, RunError
 from fedskew.experiment import make_task, make_training_loop, resolve
 from fedskew.labels import estimate_mix
 
-FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 TARGET = {"mix": "estimate", "warmup": 1, "every": 1}
 LEARNT = {"target": {"warmup": 3}, "training": {"rounds": 4, "epochs": 5}}
 """After three rounds the model has learnt enough for an estimate that is used in the fourth."""

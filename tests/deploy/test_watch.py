@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import CLASSES, Federated, LocalGrid, Tamper, federate, fedskew, figures, on, scaled, served, tree
+from federated import CLASSES, FOUR, Federated, LocalGrid, Tamper, federate, fedskew, figures, on, scaled, served, tree
 from flwr.app import Message
 from safetensors.numpy import load_file
 
@@ -65,11 +65,10 @@ def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: An
 
     Whoever is left out takes part again at once.
     """
-    names = ("ash", "birch", "cedar", "dogwood")
     short = tree("fedavg", rounds=len(rounds) - 1, steps=1, lr=1e-6)
-    federation = federate(folder, short, names, undone_limit=99, **LENIENT, **agreed)
+    federation = federate(folder, short, FOUR, undone_limit=99, **LENIENT, **agreed)
     federation.run_folder.mkdir()
-    readmitted = dict.fromkeys(names, 99)
+    readmitted = dict.fromkeys(FOUR, 99)
     (federation.run_folder / "operator.json").write_text(json.dumps({"looked": 0, "readmitted": readmitted}))
 
     def lie(client: int, question: Message, answer: Message) -> Message:
@@ -81,7 +80,7 @@ def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: An
             metrics["train-loss"], metrics["fedskew-steps"] = loss, 1 if client in losses else -1
         return answer
 
-    return federation.play({name: partial(lie, client) for client, name in enumerate(names)})
+    return federation.play({name: partial(lie, client) for client, name in enumerate(FOUR)})
 
 
 @pytest.mark.slow
@@ -228,12 +227,11 @@ def test_training_judges_what_others_trained_by_two_sites_at_least(tmp_path: Pat
 
 @pytest.mark.slow
 def test_of_many_sites_all_that_took_part_are_left_out(tmp_path: Path) -> None:
-    names = ("ash", "birch", "cedar", "dogwood")
-    federation = federate(tmp_path, tree("fedavg", rounds=2, steps=1, participation=0.5), names, **LENIENT)
-    liars = {name: on("evaluate", figures(confusion=[1] * 100, eval_loss=1e9), first=2) for name in names}
+    federation = federate(tmp_path, tree("fedavg", rounds=2, steps=1, participation=0.5), FOUR, **LENIENT)
+    liars = {name: on("evaluate", figures(confusion=[1] * 100, eval_loss=1e9), first=2) for name in FOUR}
     record = federation.play(liars)[2]
     assert len(record["cohort"]) == 2
-    assert record["deployment"]["undone"]["left_out"] == [names[client] for client in sorted(record["cohort"])]
+    assert record["deployment"]["undone"]["left_out"] == [FOUR[client] for client in sorted(record["cohort"])]
 
 
 def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) -> None:
@@ -251,9 +249,6 @@ def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) ->
 
 
 # Rounds that move nothing are in status, report and exit status; two in a row stop a run, which can go on later.
-
-
-FOUR = ("ash", "birch", "cedar", "dogwood")
 
 
 def four(folder: Path, rounds: int, weight_limit: float | None, **agreed: Any) -> Federated:
