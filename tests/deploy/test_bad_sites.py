@@ -1,6 +1,5 @@
 """One site that was let in, and lies: what it sends is refused or left out, and the others go on."""
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -231,7 +230,7 @@ def test_three_sites_that_share_labels_in_pairs_are_not_compared(tmp_path: Path)
 def test_one_round_makes_a_site_contrary_only_where_it_is_everyones_first(tmp_path: Path, late: bool) -> None:
     """Later, an honest newcomer may go another way than those that have settled."""
     federation = holding(eight(tmp_path), dict.fromkeys(EIGHT, (0, 1, 2, 3)))
-    records = run(federation, scaled(-1), away=("birch",) if late else (), back=1)
+    records = run(federation, scaled(-1), away=("birch",) if late else (), after={1: lambda grid: grid.offline.clear()})
     found = [list(record["deployment"]["contrary"]) for record in records]
     assert found[:3] == ([[], [], ["birch"]] if late else [["birch"]] * 3)
 
@@ -252,16 +251,8 @@ def test_an_honest_site_with_other_classes_may_join_late(tmp_path: Path, away: t
     """The others hardly move any more, and the newcomer goes as far as all did in the first round."""
     federation = federate(tmp_path, tree("fedavg", rounds=8, lr=0.2, epochs=5), evaluation="none", start_timeout=0.01)
     (tmp_path / "cedar" / "own.npz").write_bytes((tmp_path / "birch" / "own.npz").read_bytes())
-    grid = federation.grid()
     newcomer = federation.node("ash")
-    grid.offline.update({newcomer, *(federation.node(name) for name in away)})
-
-    def join(record: Any) -> None:
-        if record["round"] == 7:
-            grid.offline.discard(newcomer)
-
-    federation.run(grid).run(resume=True, progress=join)
-    record = json.loads((federation.run_folder / "rounds.jsonl").read_text().splitlines()[-1])
+    record = federation.play(away=("ash", *away), after={7: lambda grid: grid.offline.discard(newcomer)})[-1]
     assert record["deployment"]["out_of_line"] == {}
     assert 0 in record["answered"]
 
@@ -408,6 +399,10 @@ def test_a_site_that_took_no_step_sends_back_what_it_was_sent(tmp_path: Path) ->
     assert "took no step" in record["deployment"]["refused"]["birch"]
 
 
+def single(own: dict[str, Any]) -> dict[str, Any]:
+    return {"x": own["x"][:1], "y": own["y"][:1]}
+
+
 @pytest.mark.parametrize("name", ["2.running_mean", "2.running_var", None], ids=str)
 def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name: str | None) -> None:
     """A site that says a single sample, of which batch norm makes no batch, truly takes no step."""
@@ -416,8 +411,7 @@ def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name
         tree("fedavg", rounds=1, smallest_batch=2) | {"model": {"name": "test_bad_sites:normed"}},
         evaluation="none",
     )
-    own = dict(np.load(tmp_path / "birch" / "own.npz"))
-    np.savez(tmp_path / "birch" / "own.npz", **own | {"x": own["x"][:1], "y": own["y"][:1]})
+    federation.change_samples("birch", single)
     (record,) = run(federation, with_array(name, lambda old: old + 1e30) if name else lambda question, answer: None)
     assert ["took no step" in reason for reason in record["deployment"]["refused"].values()] == [True] * bool(name)
     assert sorted(record["answered"]) == [0, 2] if name else [0, 1, 2]
@@ -425,8 +419,7 @@ def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name
 
 def test_what_comes_beside_the_model_is_compared_without_a_step(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("afl", rounds=1, smallest_batch=2), evaluation="none")
-    own = dict(np.load(tmp_path / "birch" / "own.npz"))
-    np.savez(tmp_path / "birch" / "own.npz", **own | {"x": own["x"][:1], "y": own["y"][:1]})
+    federation.change_samples("birch", single)
     (record,) = run(federation, with_array("afl.loss", lambda old: 1000.0, "reply"))
     assert list(record["deployment"]["out_of_line"]) == ["birch"]
     assert 1 not in record["answered"]
@@ -435,8 +428,7 @@ def test_what_comes_beside_the_model_is_compared_without_a_step(tmp_path: Path) 
 @pytest.mark.slow
 def test_counts_that_the_test_samples_do_not_bear_out_are_said(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
-    own = dict(np.load(tmp_path / "birch" / "own.npz"))  # classes 3, 4 and 5
-    np.savez(tmp_path / "birch" / "own.npz", **{**own, "x_test": own["x"], "y_test": own["y"]})
+    federation.change_samples("birch", lambda own: {"x_test": own["x"], "y_test": own["y"]})  # classes 3, 4 and 5
     run(federation, lambda question, answer: None)
     said = [entry.getMessage() for entry in caplog.records if "other labels" in entry.getMessage()]
     assert [line.split(":")[0] for line in said] == ["ash", "cedar"]  # whose test samples are of all classes, once each

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 import torch
 from federated import FEDPALS, Federated, KilledError, Tamper, check_models, federate, fedskew, on, silent_on, tree
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 from safetensors.numpy import load_file
 
 from fedskew.data import load
@@ -211,14 +211,7 @@ def test_a_model_stays_as_it_was_trained_where_nothing_is_known_of_the_target(tm
 @pytest.mark.slow
 def test_a_target_site_that_is_away_leaves_the_newest_good_estimate(tmp_path: Path, caplog: Any) -> None:
     federation = estimating(tmp_path, FEDPALS, **LEARNT)
-    grid = federation.grid()
-
-    def leave(record: Any) -> None:
-        if record["round"] == 3:
-            grid.offline.add(federation.node("dogwood"))
-
-    federation.run(grid).run(resume=True, progress=leave)
-    records = federation.records()
+    records = federation.play(after={3: lambda grid: grid.offline.add(federation.node("dogwood"))})
     assert records[3]["target"]["unused"] is None
     assert records[4]["target"] == {"mix": None, "skipped": "dogwood: not connected", "unused": None}
     assert "fallback" not in records[4]
@@ -322,21 +315,10 @@ def test_a_mix_is_not_both_given_and_estimated() -> None:
     [("ash", "cells", "cells"), ("dogwood", "confusion", "evaluation"), ("dogwood", "outcomes", "evaluation")],
 )
 def test_a_site_answers_with_what_it_agreed_to(tmp_path: Path, name: str, key: str, kind: str) -> None:
-    federation = estimating(tmp_path)
-    grid, seen = federation.grid(), []
-
-    def another_question(question: Message, answer: Message) -> Message:
-        config = question.content.get("config")
-        if question.metadata.message_type == "evaluate" and key not in config:
-            asked = ConfigRecord({"server-round": 1, key: federation.config.target.bins})
-            content = RecordDict({**question.content, "config": asked})
-            message = Message(content, question.metadata.dst_node_id, "evaluate")
-            seen.extend(grid.pull_messages(grid.push_messages([message])))
-        return answer
-
-    grid.tamper[federation.node(name)] = another_question
-    federation.run(grid).run(resume=True)
-    assert {answer.error.reason for answer in seen} == {f"not agreed: {kind}; its own log says more"}
+    federation, grid = estimating(tmp_path).played()
+    asked = ConfigRecord({"server-round": 1, key: federation.config.target.bins})
+    answer = federation.ask("evaluate", {**grid.last("evaluate", name).content, "config": asked}, name)
+    assert answer.error.reason == f"not agreed: {kind}; its own log says more"
 
 
 def test_a_site_without_labels_does_not_train_whatever_the_server_asks(tmp_path: Path, caplog: Any) -> None:

@@ -48,11 +48,7 @@ def test_a_round_that_ruins_the_model_is_undone_and_its_liar_left_out(tmp_path: 
 def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("moon", rounds=4, steps=1), **LENIENT)
     _, grid = federation.played({"birch": on("train", scaled(1e30), first=2)})
-    counted = [
-        message.content["config"]["fedskew-counted"]
-        for message in grid.asked
-        if message.metadata.message_type == "train" and message.metadata.dst_node_id == federation.node("ash")
-    ]
+    counted = [question.content["config"]["fedskew-counted"] for question in grid.questions("train", "ash")]
     assert counted == [0, 1, 1, 3]
     before = len(grid.asked)
     records = federation.play(grid=grid)  # what the watch keeps is in the checkpoint
@@ -181,9 +177,8 @@ def test_a_loss_below_0_is_refused(tmp_path: Path) -> None:
 def test_newcomers_with_other_labels_do_not_undo_a_round(tmp_path: Path) -> None:
     """Ash alone has a loss of 0.02 on its few classes; the model is bad at those of the others, and harms nobody."""
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), start_timeout=0.1)
-    grid = federation.grid()
-    others = {federation.node("birch"), federation.node("cedar")}
-    grid.offline |= others
+    grid = federation.grid(away=["birch", "cedar"])
+    others = set(grid.offline)
 
     def then_connected(question: Message, answer: Message) -> Message:
         if question.content["config"].get("server-round") == 1:
@@ -258,9 +253,7 @@ def four(folder: Path, rounds: int, weight_limit: float | None, **agreed: Any) -
     config = Draft.of(config, FOUR, {"classes": CLASSES, "shape": [64]}).config
     agreed = {"updates": "masked", "evaluation": "none", "round_timeout": 0.3} | agreed
     federation = federate(folder, config.tree(), FOUR, **agreed)
-    own = federation.folder / "birch" / "own.npz"
-    with np.load(own) as arrays:
-        np.savez(own, **{name: values[:4] for name, values in arrays.items()})
+    federation.change_samples("birch", lambda own: {name: values[:4] for name, values in own.items()})
     return federation
 
 
