@@ -437,6 +437,14 @@ def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
     return ending
 
 
+def init(folder: Path, config: Mapping[str, Any], *words: object) -> tuple[Agreement, str]:
+    """Write a federation's folder by `fedskew deploy init` of a config; its agreement, and what was printed."""
+    folder.with_suffix(".toml").write_text(tomli_w.dumps(config))
+    status, said = fedskew("deploy", "init", folder, "--config", folder.with_suffix(".toml"), *words)
+    assert status == 0, said
+    return Agreement.read(folder / "app" / "deploy.toml"), said
+
+
 def initiated(folder: Path, config: Mapping[str, Any], *words: object) -> tuple[int, str]:
     """Make a federation of digits in `folder/clinics` by `fedskew deploy init`."""
     given = {**config, "data": "digits", "partition": {"rule": "iid", "clients": 3}}

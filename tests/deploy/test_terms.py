@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 import torch
 from federated import Federated, arrays_of, federate, training, tree
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 from flwr.cli.build import build_fab_from_disk
 
 from fedskew import __version__
@@ -37,7 +37,6 @@ def model(federation: Federated, value: float = 0.0) -> FlatModel:
 
 
 def train(federation: Federated, round: int = 1, value: float | None = None, **instruction: Any) -> Message:
-    federation.grid()
     content = training(model(federation, float(round) if value is None else value), round=round, **instruction)
     return federation.ask("train", content)
 
@@ -183,10 +182,7 @@ def test_an_evaluation_that_was_not_agreed_is_refused(tmp_path: Path, caplog: An
 def test_a_stock_servers_questions_reveal_nothing(tmp_path: Path, caplog: Any) -> None:
     """Without fedskew's keys a message would be answered with the number of samples, even if counts are noisy."""
     federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=1.0)
-    federation.grid()
-    content = RecordDict(
-        {"arrays": arrays_of(model(federation).state_dict()), "config": ConfigRecord({"server-round": 1})}
-    )
+    content = {"arrays": arrays_of(model(federation).state_dict()), "config": ConfigRecord({"server-round": 1})}
     refused(federation.ask("train", content), "message", caplog)
     caplog.clear()
     refused(federation.ask("evaluate", content), "evaluation", caplog)
@@ -291,13 +287,18 @@ def test_whatever_python_could_run_is_in_the_hash(app: Path, name: str) -> None:
     assert app_hash(unzip_app(packed.getvalue())) != before
 
 
+def zipped(files: Mapping[str, bytes | str], method: int = zipfile.ZIP_STORED) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as file:
+        for name, held in files.items():
+            file.writestr(name, held)
+    return packed.getvalue()
+
+
 @pytest.mark.parametrize("name", ["../site.py", "/etc/passwd", "a\\..\\b", "C:/x"])
 def test_an_app_stays_in_its_folder(name: str) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as file:
-        file.writestr(name, b"")
     with pytest.raises(ConfigError, match="a file outside its folder"):
-        unzip_app(packed.getvalue())
+        unzip_app(zipped({name: b""}))
 
 
 @built
@@ -329,10 +330,7 @@ def test_an_app_that_was_not_agreed_on_is_kept_to_be_looked_at_and_not_run(app: 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_damaged_app_does_not_end_the_supernode(tmp_path: Path, caplog: Any, method: int) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", method) as file:
-        file.writestr("a.py", "x = 1\n" * 1000)
-    whole, begins = packed.getvalue(), 30 + len("a.py")
+    whole, begins = zipped({"a.py": "x = 1\n" * 1000}, method), 30 + len("a.py")
     damaged = whole[:begins] + bytes(byte ^ 0xFF for byte in whole[begins : begins + 8]) + whole[begins + 8 :]
     assert not is_agreed(damaged, tmp_path / "data.toml")
     assert "the server's app is no zip file that can be unpacked" in caplog.text
@@ -340,20 +338,13 @@ def test_a_damaged_app_does_not_end_the_supernode(tmp_path: Path, caplog: Any, m
 
 @pytest.mark.parametrize("project", ["tool = 1", "tool.flwr = 1", "a = " + "[" * 5000])
 def test_an_app_with_an_odd_project_file_does_not_end_the_supernode(tmp_path: Path, caplog: Any, project: str) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as file:
-        file.writestr("pyproject.toml", project)
-    assert not is_agreed(packed.getvalue(), tmp_path / "data.toml")
+    assert not is_agreed(zipped({"pyproject.toml": project}), tmp_path / "data.toml")
     assert "has agreed to nothing yet" in caplog.text
 
 
 @pytest.mark.slow
 def test_a_giant_app_is_not_unpacked() -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
-        for part in range(5):
-            file.writestr(f"{part}.py", bytes(2**24))
     with pytest.raises(ConfigError, match="larger than"):
-        unzip_app(packed.getvalue())
+        unzip_app(zipped({f"{part}.py": bytes(2**24) for part in range(5)}, zipfile.ZIP_DEFLATED))
     with pytest.raises(ConfigError, match="no zip file"):
         unzip_app(b"PK")
