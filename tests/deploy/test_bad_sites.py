@@ -414,7 +414,7 @@ def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name
     federation.change_samples("birch", single)
     (record,) = run(federation, with_array(name, lambda old: old + 1e30) if name else lambda question, answer: None)
     assert ["took no step" in reason for reason in record["deployment"]["refused"].values()] == [True] * bool(name)
-    assert sorted(record["answered"]) == [0, 2] if name else [0, 1, 2]
+    assert sorted(record["answered"]) == ([0, 2] if name else [0, 1, 2])
 
 
 def test_what_comes_beside_the_model_is_compared_without_a_step(tmp_path: Path) -> None:
