@@ -56,7 +56,7 @@ def played(
     model: str = "mlp3",
     **training: Any,
 ) -> list[dict[str, Any]]:
-    """The records of a federation in which birch lies from this round on."""
+    """The records of a federation in which birch lies from this round on; None: it is honest."""
     federation = federate(
         folder,
         tree(method, **training) | {"model": {"name": model}},
@@ -66,8 +66,9 @@ def played(
 
 
 def run(federation: Federated, lie: Any, from_round: int = 1, **others: Any) -> list[dict[str, Any]]:
+    lies = {} if lie is None else {"birch": on("train", lie, first=from_round)}
     with suppress(StandstillError):  # where birch is alone, and nothing that it sends is counted
-        federation.play({"birch": on("train", lie, first=from_round)}, **others)
+        federation.play(lies, **others)
     return federation.records()[1:]
 
 
@@ -312,7 +313,7 @@ def test_scaffolds_change_must_be_what_the_update_makes_it(tmp_path: Path) -> No
     ],
 )
 def test_honest_sites_are_not_suspected(tmp_path: Path, method: str) -> None:
-    records = played(tmp_path, method, lambda question, answer: None, rounds=2, epochs=2, momentum=0.9)
+    records = played(tmp_path, method, None, rounds=2, epochs=2, momentum=0.9)
     assert not any(record["deployment"].get(kind) for record in records for kind in NOTED)
 
 
@@ -326,18 +327,8 @@ def test_an_honest_pair_is_not_suspected(tmp_path: Path, method: str, model: str
     """FPL's numbers of samples are larger than any mean, and small batches move running variances a hundredfold."""
     if method == "fpl":
         pytest.importorskip("finch")
-    records = played(
-        tmp_path,
-        method,
-        lambda question, answer: None,
-        away=("ash",),
-        model=model,
-        rounds=2,
-        epochs=2,
-        lr=lr,
-        momentum=0.9,
-        batch_size=4,
-    )
+    training = {"rounds": 2, "epochs": 2, "lr": lr, "momentum": 0.9, "batch_size": 4}
+    records = played(tmp_path, method, None, away=("ash",), model=model, **training)
     assert [record["deployment"]["out_of_line"] for record in records] == [{}] * 2
 
 
@@ -380,9 +371,7 @@ def test_steps_are_what_counts_epochs_and_batches_make_them(tmp_path: Path, step
 @pytest.mark.slow
 def test_steps_may_differ_by_the_noise_of_noisy_counts(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
-    (record,) = played(
-        tmp_path, "fedavg", lambda question, answer: None, rounds=1, agreed={"label_counts": "noisy", "epsilon": 0.5}
-    )
+    (record,) = played(tmp_path, "fedavg", None, rounds=1, agreed={"label_counts": "noisy", "epsilon": 0.5})
     assert not any(record["deployment"].get(kind) for kind in NOTED)
 
 
@@ -412,7 +401,7 @@ def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name
         evaluation="none",
     )
     federation.change_samples("birch", single)
-    (record,) = run(federation, with_array(name, lambda old: old + 1e30) if name else lambda question, answer: None)
+    (record,) = run(federation, with_array(name, lambda old: old + 1e30) if name else None)
     assert ["took no step" in reason for reason in record["deployment"]["refused"].values()] == [True] * bool(name)
     assert sorted(record["answered"]) == ([0, 2] if name else [0, 1, 2])
 
@@ -429,6 +418,6 @@ def test_what_comes_beside_the_model_is_compared_without_a_step(tmp_path: Path) 
 def test_counts_that_the_test_samples_do_not_bear_out_are_said(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
     federation.change_samples("birch", lambda own: {"x_test": own["x"], "y_test": own["y"]})  # classes 3, 4 and 5
-    run(federation, lambda question, answer: None)
+    run(federation, None)
     said = [entry.getMessage() for entry in caplog.records if "other labels" in entry.getMessage()]
     assert [line.split(":")[0] for line in said] == ["ash", "cedar"]  # whose test samples are of all classes, once each

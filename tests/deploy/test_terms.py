@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.cli.build import build_fab_from_disk
 
 from fedskew import __version__
-from fedskew.deploy import Agreement, Book, Look, Terms, agree
+from fedskew.deploy import Address, Agreement, Book, Look, Terms, agree, write_federation
 from fedskew.deploy.app_files import app_hash, read_app, unzip_app
 from fedskew.deploy.supernode import is_agreed
 from fedskew.errors import ConfigError
@@ -253,8 +253,6 @@ def test_a_damaged_count_of_rounds_refuses(tmp_path: Path) -> None:
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     """An app folder, as Flower's build wants it."""
-    from fedskew.deploy import Address, write_federation
-
     agreement = Agreement.resolve({"sites": ["a"], "classes": ["x", "y"], "shape": [1, 8, 8]})
     config = resolve(tree("fedavg") | {"data": {"name": "digits"}})
     write_federation(tmp_path / "fed", config, agreement, Address("localhost", 9092), {"name": "folder"})

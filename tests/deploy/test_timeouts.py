@@ -78,17 +78,15 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
 
 def test_sites_that_did_not_answer_are_asked_where_the_others_are_gone(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), round_timeout=0.3, evaluation="none")
-    grid = federation.grid({"ash": silent_on("train"), "birch": silent_on("train")})
 
-    def watch(record: Any) -> None:
-        if record["round"] == 1:  # these two have time again, and the third goes away
-            grid.tamper.clear()
-            grid.offline.add(federation.node("cedar"))
+    def turn(grid: LocalGrid) -> None:  # these two have time again, and the third goes away
+        grid.tamper.clear()
+        grid.offline.add(federation.node("cedar"))
 
-    records = federation.run(grid).run(resume=True, progress=watch).rounds
-    assert sorted(records[1].deployment["silent"]) == ["ash", "birch"]
-    assert [sorted(record.answered) for record in records[2:]] == [[0, 1], [0, 1]]
-    assert all(record.deployment["skipped"] == [] for record in records[2:])
+    records = federation.play({"ash": silent_on("train"), "birch": silent_on("train")}, after={1: turn})
+    assert sorted(records[1]["deployment"]["silent"]) == ["ash", "birch"]
+    assert [sorted(record["answered"]) for record in records[2:]] == [[0, 1], [0, 1]]
+    assert all(record["deployment"]["skipped"] == [] for record in records[2:])
 
 
 @pytest.mark.slow
