@@ -254,14 +254,6 @@ def test_figures_take_all_models_of_a_site(tmp_path: Path) -> None:
         federate(tmp_path / "plain", tree("fedavg"), site_figures="summed")
 
 
-def asked_for_figures(federation: Federated) -> tuple[LocalGrid, Message]:
-    """Play a run whose sites make figures that no server gets; the grid, and the question that ash was asked."""
-    _, grid = federation.played({name: silent_on("query.sites") for name in FOUR})
-    assert not (federation.run_folder / "site-figures.json").exists()
-    grid.tamper.clear()
-    return grid, grid.last("query.sites")
-
-
 def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation, real, made = summed(tmp_path, rounds=2), _site_report.figures_of, list[int]()
 
@@ -270,7 +262,10 @@ def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, mon
         return real(plan, terms, data)
 
     monkeypatch.setattr(_site_report, "figures_of", counted)
-    grid, question = asked_for_figures(federation)
+    _, grid = federation.played({name: silent_on("query.sites") for name in FOUR})
+    assert not (federation.run_folder / "site-figures.json").exists()  # no server gets what they make
+    grid.tamper.clear()
+    question = grid.last("query.sites")
     assert len(made) == 4
     assert [federation.refusal(question, "query.sites", **{"fedskew-attempt": number}) for number in (2, 3)] == ["", ""]
     refused = federation.refusal(question, "query.sites", **{"server-round": 1})

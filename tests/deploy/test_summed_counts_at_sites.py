@@ -21,8 +21,6 @@ from fedskew.weighting import INDEX, fedpals
 FedLA = INDEX["fedla"]
 FedPALS = INDEX["fedpals"]
 
-SUMMED = {"updates": "masked", "label_counts": "summed"}
-
 
 @component
 class OfFew(FedLA):

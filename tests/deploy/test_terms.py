@@ -1,6 +1,5 @@
 """A site refuses what goes beyond its `agreed.toml`, whatever the server sends, and says so in one line of its log."""
 
-import dataclasses
 import io
 import zipfile
 from collections.abc import Callable, Mapping
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from federated import Federated, arrays_of, federate, training, tree
 from flwr.app import ConfigRecord, Message
@@ -57,20 +55,6 @@ def change_terms(federation: Federated, **changes: Any) -> None:
     Terms.model_validate(Terms.read(path).model_dump(by_alias=True) | changes).write(path)
 
 
-def change_app(federation: Federated, config: Any = None, **agreed: Any) -> Federated:
-    """The server's app with another config or agreement; the sites have not agreed to it."""
-    config = federation.config if config is None else resolve({**config, "data": federation.config.tree()["data"]})
-    agreement = federation.agreement.model_copy(update=agreed)
-    (federation.app / "run.toml").write_text(tomli_w.dumps(config.tree()))
-    Agreement.model_validate(agreement.model_dump(by_alias=True)).write(federation.app / "deploy.toml")
-    return dataclasses.replace(federation, config=config, agreement=agreement)
-
-
-def accept_app(federation: Federated) -> None:
-    """A site takes the app's hash, and keeps all of its other terms."""
-    change_terms(federation, app=app_hash(read_app(federation.app)))
-
-
 def refused(answer: Message, kind: str, caplog: Any, *words: str) -> None:
     assert answer.error.reason == f"not agreed: {kind}; its own log says more"
     said = [entry.message for entry in caplog.records if entry.levelname == "ERROR"]
@@ -112,9 +96,9 @@ def test_another_version_of_fedskew_is_looked_at_before_it_sends_anything(tmp_pa
 
 
 def test_less_noise_than_agreed_is_refused(tmp_path: Path, caplog: Any) -> None:
-    noisy = {"label_counts": "noisy", "epsilon": 0.5}
-    federation = change_app(federate(tmp_path, tree("fedavg"), **noisy), epsilon=50.0)
-    accept_app(federation)
+    federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=0.5)
+    federation.agreement.model_copy(update={"epsilon": 50.0}).write(federation.app / "deploy.toml")
+    change_terms(federation, app=app_hash(read_app(federation.app)))  # and all of its other terms stay
     refused(query(federation), "epsilon", caplog, "a release with 50", "agreed to 0.5")
 
 
