@@ -36,7 +36,12 @@ from fedskew.models import FlatModel
 from fedskew.report import SeedRun
 from fedskew.sums import Key
 
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
+
 NAMES = ("ash", "birch", "cedar")
+FOUR = (*NAMES, "dogwood")
+TEN = tuple(f"site-{place}" for place in range(10))
+FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 MORE = (((4, 6), 80), ((2, 8, 9), 70), ((0, 3, 7), 60), ((1, 5), 50), ((6, 8), 40))
 CLASSES = [str(digit) for digit in range(10)]
 Tamper = Callable[[Message, Message], Message | None]
@@ -51,7 +56,8 @@ def on(kind: str, change: Callable[[Message, Message], None], first: int = 0, la
     """Changes answers of one kind in place, in these rounds."""
 
     def tamper(question: Message, answer: Message) -> Message:
-        if question.metadata.message_type == kind and first <= question.content["config"]["server-round"] <= last:
+        is_kind = question.metadata.message_type == kind
+        if is_kind and first <= question.content["config"].get("server-round", 0) <= last:
             change(question, answer)
         return answer
 
@@ -94,6 +100,12 @@ def figures(**values: Any) -> Callable[[Message, Message], None]:
     return change
 
 
+def times(factor: float, message: Message) -> None:
+    """Multiply the model in a message."""
+    for name, array in list(message.content["arrays"].items()):
+        message.content["arrays"][name] = Array(np.float32(factor) * array.numpy())
+
+
 def scaled(factor: float) -> Callable[[Message, Message], None]:
     """The model that was trained, further away from the one that was sent by this factor."""
 
@@ -109,27 +121,35 @@ def scaled(factor: float) -> Callable[[Message, Message], None]:
 
 @dataclass
 class LocalGrid(Grid):
-    """Answers every question at once, by the app of the node that it is for. `tamper`: by node."""
+    """Answers every question at once, by the app of the node that it is for. `tamper`: by node; `mislead` changes a
+    question to the site of this name, in place."""
 
     apps: dict[int, tuple[str, ClientApp, dict[str, Any]]]
     offline: set[int] = field(default_factory=set)
     tamper: dict[int, Tamper] = field(default_factory=dict)
+    mislead: Callable[[str, Message], None] = lambda name, question: None
     asked: list[Message] = field(default_factory=list)
     answered: dict[str, Message] = field(default_factory=dict)
 
     def kinds(self, name: str = "ash") -> list[str]:
         """The types of the questions that a site was asked."""
-        return [one.metadata.message_type for one in self.asked if self.apps[one.metadata.dst_node_id][0] == name]
+        return [one.metadata.message_type for one in self.asked if self.name_of(one) == name]
+
+    def questions(self, kind: str, name: str | None = None) -> list[Message]:
+        """The questions of a type that a site was asked, or all were."""
+        return [one for one in self.asked if one.metadata.message_type == kind and name in (None, self.name_of(one))]
 
     def last(self, kind: str, name: str = "ash") -> Message:
         """The last question of a type that a site was asked."""
-        to = [one for one in self.asked if self.apps[one.metadata.dst_node_id][0] == name]
-        return [one for one in to if one.metadata.message_type == kind][-1]
+        return self.questions(kind, name)[-1]
 
-    def leave(self, record: Any) -> None:
-        """All are gone after round 1."""
-        if record["round"] == 1:
-            self.offline.update(self.apps)
+    def name_of(self, question: Message) -> str:
+        """Whom a question is for."""
+        return self.apps[question.metadata.dst_node_id][0]
+
+    def leave(self) -> None:
+        """All are gone."""
+        self.offline.update(self.apps)
 
     def get_nodes(self) -> Iterable[Any]:
         return [
@@ -172,7 +192,8 @@ class LocalGrid(Grid):
 
     def _answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
-        _, app, settings = self.apps[node]
+        name, app, settings = self.apps[node]
+        self.mislead(name, message)
         context = Context(run_id=1, node_id=node, node_config=settings, state=RecordDict(), run_config={})
         try:
             answer = app(message, context)
@@ -227,7 +248,6 @@ class Federated:
 
     def grid(self, lies: Mapping[str, Tamper] | None = None, away: Collection[str] = ()) -> LocalGrid:
         """The sites as Flower's grid; these change their answers, or are away."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
         app = site_app(self.app)
         # Node ids are Flower's to draw: here they are not in the order of the names.
         nodes = {self.node(name): name for name in self.agreement.members}
@@ -278,25 +298,26 @@ class Federated:
         self,
         lies: Mapping[str, Tamper] | None = None,
         away: Collection[str] = (),
-        back: int | None = None,
+        after: Mapping[int, Callable[[LocalGrid], Any]] | None = None,
         stop: int | None = None,
         grid: LocalGrid | None = None,
     ) -> list[dict[str, Any]]:
-        """The records of a whole run, in which sites change their answers, or are away, until after a round if it says.
+        """The records of a whole run, in which sites change their answers, or are away.
 
+        after: What happens to the sites once these rounds are over.
         stop: The server is killed after this round.
         grid: The sites, which are as they are.
         """
-        grid = grid or self.grid(lies, away)
+        grid, happens = grid or self.grid(lies, away), after or {}
 
-        def after(record: Mapping[str, Any]) -> None:
-            if record["round"] == back:
-                grid.offline.clear()
+        def over(record: Mapping[str, Any]) -> None:
+            if record["round"] in happens:
+                happens[record["round"]](grid)
             if record["round"] == stop:
                 raise KilledError
 
         with suppress(KilledError):
-            self.run(grid).run(resume=True, progress=after)
+            self.run(grid).run(resume=True, progress=over)
         return self.records()
 
     def first_rounds(self, grid: LocalGrid | None = None, number: int = 1) -> tuple[list[Any], list[RoundRecord]]:
@@ -313,6 +334,12 @@ class Federated:
     def records(self) -> list[dict[str, Any]]:
         """The records of the run so far, that of round 0 first."""
         return [json.loads(line) for line in (self.run_folder / "rounds.jsonl").read_text().splitlines()]
+
+    def change_samples(self, name: str, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+        """Replace some of the arrays of a site's samples by what follows from all of them."""
+        path = self.folder / name / "own.npz"
+        own = dict(np.load(path))
+        np.savez(path, **own | change(own))
 
     def node(self, name: str) -> int:
         return 900 - 7 * self.agreement.members.index(name)
@@ -408,6 +435,14 @@ def served(federation: Federated, grid: LocalGrid) -> tuple[int, str]:
     ending = Ending.read(ended)
     assert ending is not None
     return ending
+
+
+def init(folder: Path, config: Mapping[str, Any], *words: object) -> tuple[Agreement, str]:
+    """Write a federation's folder by `fedskew deploy init` of a config; its agreement, and what was printed."""
+    folder.with_suffix(".toml").write_text(tomli_w.dumps(config))
+    status, said = fedskew("deploy", "init", folder, "--config", folder.with_suffix(".toml"), *words)
+    assert status == 0, said
+    return Agreement.read(folder / "app" / "deploy.toml"), said
 
 
 def initiated(folder: Path, config: Mapping[str, Any], *words: object) -> tuple[int, str]:

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federated import federate, tree
+from federated import FEDPALS, federate, tree
 
 ADAMW = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.003}
-FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
 
 @pytest.mark.slow

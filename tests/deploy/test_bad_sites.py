@@ -1,6 +1,5 @@
 """One site that was let in, and lies: what it sends is refused or left out, and the others go on."""
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -57,7 +56,7 @@ def played(
     model: str = "mlp3",
     **training: Any,
 ) -> list[dict[str, Any]]:
-    """The records of a federation in which birch lies from this round on."""
+    """The records of a federation in which birch lies from this round on; None: it is honest."""
     federation = federate(
         folder,
         tree(method, **training) | {"model": {"name": model}},
@@ -67,8 +66,9 @@ def played(
 
 
 def run(federation: Federated, lie: Any, from_round: int = 1, **others: Any) -> list[dict[str, Any]]:
+    lies = {} if lie is None else {"birch": on("train", lie, first=from_round)}
     with suppress(StandstillError):  # where birch is alone, and nothing that it sends is counted
-        federation.play({"birch": on("train", lie, first=from_round)}, **others)
+        federation.play(lies, **others)
     return federation.records()[1:]
 
 
@@ -231,7 +231,7 @@ def test_three_sites_that_share_labels_in_pairs_are_not_compared(tmp_path: Path)
 def test_one_round_makes_a_site_contrary_only_where_it_is_everyones_first(tmp_path: Path, late: bool) -> None:
     """Later, an honest newcomer may go another way than those that have settled."""
     federation = holding(eight(tmp_path), dict.fromkeys(EIGHT, (0, 1, 2, 3)))
-    records = run(federation, scaled(-1), away=("birch",) if late else (), back=1)
+    records = run(federation, scaled(-1), away=("birch",) if late else (), after={1: lambda grid: grid.offline.clear()})
     found = [list(record["deployment"]["contrary"]) for record in records]
     assert found[:3] == ([[], [], ["birch"]] if late else [["birch"]] * 3)
 
@@ -252,16 +252,8 @@ def test_an_honest_site_with_other_classes_may_join_late(tmp_path: Path, away: t
     """The others hardly move any more, and the newcomer goes as far as all did in the first round."""
     federation = federate(tmp_path, tree("fedavg", rounds=8, lr=0.2, epochs=5), evaluation="none", start_timeout=0.01)
     (tmp_path / "cedar" / "own.npz").write_bytes((tmp_path / "birch" / "own.npz").read_bytes())
-    grid = federation.grid()
     newcomer = federation.node("ash")
-    grid.offline.update({newcomer, *(federation.node(name) for name in away)})
-
-    def join(record: Any) -> None:
-        if record["round"] == 7:
-            grid.offline.discard(newcomer)
-
-    federation.run(grid).run(resume=True, progress=join)
-    record = json.loads((federation.run_folder / "rounds.jsonl").read_text().splitlines()[-1])
+    record = federation.play(away=("ash", *away), after={7: lambda grid: grid.offline.discard(newcomer)})[-1]
     assert record["deployment"]["out_of_line"] == {}
     assert 0 in record["answered"]
 
@@ -321,7 +313,7 @@ def test_scaffolds_change_must_be_what_the_update_makes_it(tmp_path: Path) -> No
     ],
 )
 def test_honest_sites_are_not_suspected(tmp_path: Path, method: str) -> None:
-    records = played(tmp_path, method, lambda question, answer: None, rounds=2, epochs=2, momentum=0.9)
+    records = played(tmp_path, method, None, rounds=2, epochs=2, momentum=0.9)
     assert not any(record["deployment"].get(kind) for record in records for kind in NOTED)
 
 
@@ -335,18 +327,8 @@ def test_an_honest_pair_is_not_suspected(tmp_path: Path, method: str, model: str
     """FPL's numbers of samples are larger than any mean, and small batches move running variances a hundredfold."""
     if method == "fpl":
         pytest.importorskip("finch")
-    records = played(
-        tmp_path,
-        method,
-        lambda question, answer: None,
-        away=("ash",),
-        model=model,
-        rounds=2,
-        epochs=2,
-        lr=lr,
-        momentum=0.9,
-        batch_size=4,
-    )
+    training = {"rounds": 2, "epochs": 2, "lr": lr, "momentum": 0.9, "batch_size": 4}
+    records = played(tmp_path, method, None, away=("ash",), model=model, **training)
     assert [record["deployment"]["out_of_line"] for record in records] == [{}] * 2
 
 
@@ -389,9 +371,7 @@ def test_steps_are_what_counts_epochs_and_batches_make_them(tmp_path: Path, step
 @pytest.mark.slow
 def test_steps_may_differ_by_the_noise_of_noisy_counts(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
-    (record,) = played(
-        tmp_path, "fedavg", lambda question, answer: None, rounds=1, agreed={"label_counts": "noisy", "epsilon": 0.5}
-    )
+    (record,) = played(tmp_path, "fedavg", None, rounds=1, agreed={"label_counts": "noisy", "epsilon": 0.5})
     assert not any(record["deployment"].get(kind) for kind in NOTED)
 
 
@@ -408,6 +388,10 @@ def test_a_site_that_took_no_step_sends_back_what_it_was_sent(tmp_path: Path) ->
     assert "took no step" in record["deployment"]["refused"]["birch"]
 
 
+def single(own: dict[str, Any]) -> dict[str, Any]:
+    return {"x": own["x"][:1], "y": own["y"][:1]}
+
+
 @pytest.mark.parametrize("name", ["2.running_mean", "2.running_var", None], ids=str)
 def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name: str | None) -> None:
     """A site that says a single sample, of which batch norm makes no batch, truly takes no step."""
@@ -416,17 +400,15 @@ def test_statistics_without_a_step_are_those_that_were_sent(tmp_path: Path, name
         tree("fedavg", rounds=1, smallest_batch=2) | {"model": {"name": "test_bad_sites:normed"}},
         evaluation="none",
     )
-    own = dict(np.load(tmp_path / "birch" / "own.npz"))
-    np.savez(tmp_path / "birch" / "own.npz", **own | {"x": own["x"][:1], "y": own["y"][:1]})
-    (record,) = run(federation, with_array(name, lambda old: old + 1e30) if name else lambda question, answer: None)
+    federation.change_samples("birch", single)
+    (record,) = run(federation, with_array(name, lambda old: old + 1e30) if name else None)
     assert ["took no step" in reason for reason in record["deployment"]["refused"].values()] == [True] * bool(name)
-    assert sorted(record["answered"]) == [0, 2] if name else [0, 1, 2]
+    assert sorted(record["answered"]) == ([0, 2] if name else [0, 1, 2])
 
 
 def test_what_comes_beside_the_model_is_compared_without_a_step(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("afl", rounds=1, smallest_batch=2), evaluation="none")
-    own = dict(np.load(tmp_path / "birch" / "own.npz"))
-    np.savez(tmp_path / "birch" / "own.npz", **own | {"x": own["x"][:1], "y": own["y"][:1]})
+    federation.change_samples("birch", single)
     (record,) = run(federation, with_array("afl.loss", lambda old: 1000.0, "reply"))
     assert list(record["deployment"]["out_of_line"]) == ["birch"]
     assert 1 not in record["answered"]
@@ -435,8 +417,7 @@ def test_what_comes_beside_the_model_is_compared_without_a_step(tmp_path: Path) 
 @pytest.mark.slow
 def test_counts_that_the_test_samples_do_not_bear_out_are_said(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
-    own = dict(np.load(tmp_path / "birch" / "own.npz"))  # classes 3, 4 and 5
-    np.savez(tmp_path / "birch" / "own.npz", **{**own, "x_test": own["x"], "y_test": own["y"]})
-    run(federation, lambda question, answer: None)
+    federation.change_samples("birch", lambda own: {"x_test": own["x"], "y_test": own["y"]})  # classes 3, 4 and 5
+    run(federation, None)
     said = [entry.getMessage() for entry in caplog.records if "other labels" in entry.getMessage()]
     assert [line.split(":")[0] for line in said] == ["ash", "cedar"]  # whose test samples are of all classes, once each

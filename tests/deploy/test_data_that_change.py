@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import NAMES, Federated, federate, fedskew, figures, on, tree
+from federated import NAMES, Federated, LocalGrid, federate, fedskew, figures, on, tree
 from flwr.app import Error, Message
 
 from fedskew.deploy import Book, SiteData, agree
@@ -19,28 +19,14 @@ from fedskew.deploy.terms import CountsRequest
 
 def grow(federation: Federated, name: str) -> None:
     """Triple a site's samples."""
-    path = federation.folder / name / "own.npz"
-    own = dict(np.load(path))
-    np.savez(path, **own | {key: np.concatenate([own[key]] * 3) for key in ("x", "y")})
-
-
-def trained(federation: Federated, after_round_one: Any) -> Any:
-    grid = federation.grid()
-
-    def change(record: Any) -> None:
-        if record["round"] == 1:
-            after_round_one(grid)
-
-    federation.run(grid).run(resume=True, progress=change)
-    return grid
+    federation.change_samples(name, lambda own: {key: np.concatenate([own[key]] * 3) for key in "xy"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label_counts", ["exact", "withheld"])
 def test_counts_are_asked_for_again_and_the_site_goes_on(tmp_path: Path, label_counts: str, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3), label_counts=label_counts, evaluation="none")
-    trained(federation, lambda grid: grow(federation, "ash"))
-    _, one, two, three = federation.records()
+    _, one, two, three = federation.play(after={1: lambda grid: grow(federation, "ash")})
     assert sorted(one["answered"]) == [0, 1, 2]
     assert two["deployment"]["failed"] == {"ash": "its label counts have changed"}
     assert three["deployment"]["failed"] == three["deployment"]["refused"] == {}
@@ -57,14 +43,14 @@ def test_noisy_counts_are_released_again_only_if_the_site_says_so(tmp_path: Path
     pytest.importorskip("opendp")
     federation = federate(tmp_path, tree("fedavg", rounds=3), label_counts="noisy", epsilon=1.0)
     book, data = Book(tmp_path / "ash" / "state"), federation.data_of("ash")
-    trained(federation, lambda grid: grow(federation, "ash"))
-    assert [record["deployment"]["failed"] for record in federation.records()[1:]] == [{}, {}, {}]
+    records = federation.play(after={1: lambda grid: grow(federation, "ash")})
+    assert [record["deployment"]["failed"] for record in records[1:]] == [{}, {}, {}]
     assert len(book.releases) == 1
 
     federation.run_folder.rename(tmp_path / "first")
     agreed = agree(data, federation.app)  # what `deploy site --check` does after it has shown it
     assert agreed.epsilon_total == 2.0
-    trained(federation, lambda grid: None)
+    federation.play()
     assert book.releases.spent("add-remove") == 2.0
     assert sum(book.releases[1].exact) == 450
 
@@ -104,8 +90,7 @@ def test_replies_are_held_against_the_noise_of_the_release_that_a_site_answers_w
         with closing(sqlite3.connect(tmp_path / name / "state" / "book.db")) as db, db:
             more = "json_set(value, '$.released[0]', json_extract(value, '$.released[0]') + 500.0)"
             db.execute(f"UPDATE entry SET value = {more} WHERE kind = 'release'")
-    trained(later, lambda grid: None)
-    (_, record) = later.records()
+    (_, record) = later.play()
     assert record["deployment"]["refused"] == {}
     assert sorted(record["answered"]) == [0, 1, 2]
 
@@ -120,8 +105,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     federation = dataclasses.replace(
         federation, agreement=federation.agreement.model_copy(update={"start_timeout": 0.1})
     )
-    trained(federation, lambda grid: None)
-    assert sorted(federation.records()[1]["answered"]) == [1, 2]
+    assert sorted(federation.play()[1]["answered"]) == [1, 2]
     assert (
         "no answer of ash: refused: its release has epsilon 0.19, over 10 times noisier than the agreed 2; the "
         "site can make a new one: fedskew deploy site --check data.toml"
@@ -134,8 +118,7 @@ def test_a_release_that_is_too_noisy_is_refused_and_agreeing_makes_another(tmp_p
     agreed = {name: agree(federation.data_of(name), federation.app) for name in NAMES}
     assert agreed["ash"].epsilon_total == pytest.approx(2.19)
     federation.run_folder.rename(tmp_path / "first")
-    trained(federation, lambda grid: None)
-    assert sorted(federation.records()[1]["answered"]) == [0, 1, 2]
+    assert sorted(federation.play()[1]["answered"]) == [0, 1, 2]
     assert book.releases.spent("add-remove") == pytest.approx(2.19)
 
 
@@ -161,11 +144,10 @@ def test_a_site_reads_why_its_label_counts_are_refused(tmp_path: Path, caplog: A
     now, ahead = time.monotonic, [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now() + ahead[0])
 
-    def wait_a_minute(record: Any) -> None:
+    def wait_a_minute(grid: LocalGrid) -> None:
         ahead[0] += 60.0
 
-    grid = federation.grid({"birch": on("query", figures(label_counts=[-1] * 10))})
-    federation.run(grid).run(resume=True, progress=wait_a_minute)
+    federation.play({"birch": on("query", figures(label_counts=[-1] * 10))}, after={0: wait_a_minute})
     assert "the server refused what this site sent: label counts: one of its label counts is -1" in caplog.text
 
 
@@ -178,5 +160,4 @@ def test_a_site_that_says_so_every_round_is_asked_once_in_a_while(tmp_path: Path
         return Message(changed, reply_to=question) if question.metadata.message_type == "train" else answer
 
     _, grid = federation.played({"ash": tamper})
-    queries = [message for message in grid.asked if message.metadata.message_type == "query"]
-    assert sum(message.metadata.dst_node_id == federation.node("ash") for message in queries) == 2
+    assert grid.kinds("ash").count("query") == 2

@@ -46,12 +46,12 @@ class Port:
         self.flower = Flower()
         self.door = Door(self.flower, max_reply)
 
-    def status(self, path: str, size: int, headers: dict[str, str] | None = None, client: Any = None) -> int:
-        """The answer to a request with a body of this size."""
-        named = {"content-length": str(size), **(headers or {})}
+    def events(self, path: str, size: int, headers: dict[str, str] | None = None, **more: Any) -> list[dict[str, Any]]:
+        """The answer to a request with a body of this size, of which without one nothing is said."""
+        named = ({"content-length": str(size)} if size else {}) | (headers or {})
         given = [(name.encode(), value.encode()) for name, value in named.items()]
         pieces = iter([*([65536] * (size // 65536)), size % 65536])
-        left, answer = size, []
+        left, answer = size, list[dict[str, Any]]()
         self.taken = 0
 
         async def receive() -> dict[str, Any]:
@@ -63,9 +63,11 @@ class Port:
         async def send(event: Any) -> None:
             answer.append(event)
 
-        scope = {"type": "http", "path": path, "method": "POST", "headers": given, "client": client}
-        asyncio.run(self.door(scope, receive, send))
-        return int(answer[0]["status"])
+        asyncio.run(self.door({"type": "http", "path": path, "headers": given, **more}, receive, send))
+        return answer
+
+    def status(self, *request: Any, **more: Any) -> int:
+        return int(self.events(*request, **more)[0]["status"])
 
 
 def signed(key: ec.EllipticCurvePrivateKey, time: str = "2026-11-22T07:00:00+00:00") -> dict[str, str]:
@@ -118,6 +120,47 @@ def test_what_supernodes_ask_passes() -> None:
 
 def test_other_apis_are_not_its_business() -> None:
     assert Port().status("/v1/runtime/push-object", 5 * MEGABYTE, client=("127.0.0.1", 1)) == 200
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "local"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("203.0.113.7", "203.0.113.7", True),  # this machine, by its own address
+        ("203.0.113.8", "203.0.113.7", False),
+        ("10.0.0.1", "127.0.0.1", False),
+        ("2001:db8::1", "::1", False),
+        ("unknown", "127.0.0.1", False),
+    ],
+)
+def test_requests_of_this_machine_are_told_from_others(client: str, server: str, local: bool) -> None:
+    port = Port()
+    status = port.status("/v1/control/start-run", 0, client=(client, 5000), server=(server, 9092))
+    assert (status, port.flower.read) == ((200, [0]) if local else (403, []))
+
+
+@pytest.mark.parametrize(
+    ("path", "passes"),
+    [
+        ("/v1/fleet/pull-messages", True),
+        ("/v1/control/start-run", False),
+        ("/v1/fleet", False),
+        ("/v1/fleetx/pull-messages", False),
+        ("//v1/fleet/pull-messages", False),
+        ("/V1/FLEET/pull-messages", False),
+        ("/docs", False),
+        ("/", False),
+        ("", False),
+    ],
+)
+def test_from_elsewhere_only_supernodes_are_served(path: str, passes: bool) -> None:
+    port, elsewhere = Port(), {"client": ("203.0.113.8", 5000), "server": ("203.0.113.7", 9092)}
+    assert [event.get("status") for event in port.events(path, 0, **elsewhere)] == [200 if passes else 403, None]
+    assert port.flower.read == [0] * passes
+    closed = port.events("/v1/control/x", 0, type="websocket", **elsewhere)
+    assert closed == [{"type": "websocket.close", "code": 1008}]
 
 
 def test_a_key_may_push_so_much_for_each_message_that_it_is_handed(key: ec.EllipticCurvePrivateKey) -> None:

@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import tomli_w
-from federated import NAMES, Federated, check_models, federate, federate_files, fedskew, figures, on, tree
-from flwr.app import ConfigRecord
-from test_masked import FOUR
+from federated import FOUR, NAMES, Federated, check_models, federate, federate_files, fedskew, figures, init, on, tree
+from flwr.app import Array, ConfigRecord
 from test_summed_counts_at_sites import OF_FEW
 
 import fedskew as package
@@ -27,6 +25,7 @@ from fedskew.weighting import INDEX
 
 FINDINGS = ("Edema", "Effusion", "Hernia")
 LIMITED = {"rounds": 2, "weight_limit": 0.5}
+MASKED = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
 
 
 def drawn(place: int, size: int) -> dict[str, Any]:
@@ -66,8 +65,7 @@ def test_sites_train_what_was_simulated(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.slow
 def test_so_they_do_where_updates_are_masked(tmp_path: Path) -> None:
-    masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
-    simulated, deployed = chests(tmp_path, "fedla", FOUR, **masked).as_simulated()
+    simulated, deployed = chests(tmp_path, "fedla", FOUR, **MASKED).as_simulated()
     for here, there in zip(simulated.rounds, deployed.rounds, strict=True):
         np.testing.assert_allclose(there.weights, here.weights, rtol=1e-12)
         assert there.evaluation.balanced_accuracy == pytest.approx(here.evaluation.balanced_accuracy, abs=1e-9)
@@ -108,12 +106,9 @@ def test_a_site_s_numbers_that_can_not_be_are_refused(tmp_path: Path, caplog: py
 
 @pytest.mark.slow
 def test_a_masked_sum_that_no_sites_have_is_no_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 0.5}
-    federation = chests(tmp_path, "fedla", FOUR, training={"rounds": 1}, **masked)
+    federation = chests(tmp_path, "fedla", FOUR, training={"rounds": 1}, **MASKED)
 
     def lie(_: Any, answer: Any) -> None:
-        from flwr.app import Array
-
         sums = answer.content["sums"]
         sums["counts"] = Array(sums["counts"].numpy() + np.eye(13, dtype=np.int64)[0])
 
@@ -154,7 +149,7 @@ SAMPLES = {"preset": "fedavg", "weighting": {"name": "test_findings_at_sites:Sam
 def test_labels_and_samples_are_summed_for_weights_of_sites_and_of_classes(
     tmp_path: Path, method: Any, epsilon: float | None
 ) -> None:
-    summed = {"engine": {"updates": "masked", "label_counts": "summed"}, "updates": "masked", "round_timeout": 0.5}
+    summed = {**MASKED, "engine": {"updates": "masked", "label_counts": "summed"}}
     agreed = {"label_counts": "summed", "evaluation": "none", "epsilon": epsilon}
     training = {"rounds": 1, "weight_limit": 0.5, "class_weights": "balanced"}
     federation = chests(tmp_path, method, FOUR, training=training, **summed, **agreed)
@@ -260,7 +255,7 @@ def test_a_site_reports_on_its_models(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sites_add_up_what_their_models_are_worth_but_no_calibration(tmp_path: Path) -> None:
-    masked = {"engine": {"updates": "masked"}, "updates": "masked", "round_timeout": 1.0, "site_figures": "summed"}
+    masked = {**MASKED, "round_timeout": 1.0, "site_figures": "summed"}
     federation = chests(tmp_path, training={"rounds": 1}, names=FOUR, **masked)
     federation.play()
     found = json.loads((federation.run_folder / "site-figures.json").read_text())
@@ -281,13 +276,10 @@ def test_init_writes_findings_and_how_a_site_reads_them(tmp_path: Path) -> None:
     notes = {"kind": "label", "categories": list(FINDINGS)}
     schema = {"columns": {"age": {"kind": "number", "range": [0, 200]}, "notes": notes}}
     data = {"name": "csv", "root": str(tmp_path / "all.csv"), "schema": schema, "separator": "|"}
-    config = tmp_path / "run.toml"
-    config.write_text(tomli_w.dumps(resolve({**tree("fedavg", rounds=1), "data": data}).tree()))
-    code, said = fedskew("deploy", "init", tmp_path / "f", "--config", config, "--sites", "north,south")
-    assert code == 0, said
+    config = resolve({**tree("fedavg", rounds=1), "data": data}).tree()
+    agreement, _ = init(tmp_path / "f", config, "--sites", "north,south")
     place = tmp_path / "f" / "sites" / "north"
     (place / "data.csv").write_text("\n".join(lines[:20]) + "\n")  # some have all three, some none
-    agreement = Agreement.read(tmp_path / "f" / "app" / "deploy.toml")
     assert (agreement.multi_label, agreement.classes) == (True, list(FINDINGS))
     code, said = fedskew("deploy", "site", "--check", place / "data.toml")
     assert code == 0, said
@@ -314,17 +306,15 @@ SAYS_SEVERAL = [
 def test_init_without_data_takes_several_labels_from_the_config_or_a_word(
     tmp_path: Path, data: dict[str, Any], words: tuple[str, ...], described: dict[str, Any] | None
 ) -> None:
-    config = tmp_path / "run.toml"
     data = {"name": "csv", "root": "elsewhere.csv"} | data
-    config.write_text(tomli_w.dumps({**tree("fedavg", rounds=1), "data": data}))
+    config = {**tree("fedavg", rounds=1), "data": data}
     kind = ("--classes", "Edema,Hernia", "--shape", "2", *words)
-    code, said = fedskew("deploy", "init", tmp_path / "f", "--config", config, "--sites", "a,b", *kind)
-    assert code == 0, said
-    agreement = Agreement.read(tmp_path / "f" / "app" / "deploy.toml")
+    agreement, _ = init(tmp_path / "f", config, "--sites", "a,b", *kind)
     assert agreement.multi_label == (described is not None)
     there = tomllib.loads((tmp_path / "f" / "sites" / "a" / "data.toml").read_text())["data"]
     assert there == (described or {"name": "csv", "root": "data.csv", "label": data["label"]})
-    code, said = fedskew("deploy", "init", tmp_path / "g", "--config", config, "--sites", "a,b", "--multi-label")
+    several = ("--config", tmp_path / "f.toml", "--sites", "a,b", "--multi-label")
+    code, said = fedskew("deploy", "init", tmp_path / "g", *several)
     assert (code, "--multi-label: goes with --classes and --shape" in " ".join(said.split())) == (2, True)
 
 

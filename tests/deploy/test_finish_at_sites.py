@@ -5,11 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("flwr")
-
+from federated import NAMES, federate, on, silent_on, times, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from tests.deploy.federated import NAMES, federate, silent_on, tree
 
 import fedskew
 from fedskew.deploy import Address, Disclosure, write_federation
@@ -49,8 +46,7 @@ def test_the_finished_model_is_that_of_the_simulation(finish, tmp_path):
     assert done.summary["finished"]["clients"] == len(NAMES)
     for key in ("clients", "bytes_up", "bytes_down"):
         assert done.summary["finished"][key] == simulated.summary["finished"][key]
-    asked = [message for message in grid.asked if message.metadata.message_type == "query.finish"]
-    assert len(asked) == len(NAMES)
+    assert len(grid.questions("query.finish")) == len(NAMES)
     again = sites.run(sites.grid()).run(resume=True)
     assert again.summary == json.loads((sites.run_folder / "summary.json").read_text())
     answer = asked_once_more(grid, sites, "ash", "held_out")  # about samples that it does not read
@@ -78,7 +74,7 @@ def test_a_site_that_stops_answering_is_left_out_and_a_wrong_answer_refused(tmp_
 
 def asked_once_more(grid, sites, name, source, names=(), offset=0.0):
     """What a site answers to a question that the server makes up, after an honest run: of a run's tensors, these."""
-    questions = [one for one in grid.asked if one.metadata.message_type == "query.finish"]
+    questions = grid.questions("query.finish")
     given = {key: array for one in questions for key, array in one.content["broadcast"].items()}
     model = {key: Array(array.numpy() + np.float32(offset)) for key, array in questions[0].content["arrays"].items()}
     broadcast = ArrayRecord({key: given[key] for key in names})
@@ -149,11 +145,8 @@ def telling(lie):
             honest = {key: array.numpy() for key, array in answer.content["reply"].items()}
             told = {key: Array(np.asarray(array, dtype=np.float64)) for key, array in (honest | lie(honest)).items()}
             answer.content["reply"] = ArrayRecord(told)
-        return answer
 
-    return lambda question, answer: (
-        change(question, answer) if question.metadata.message_type == "query.finish" else answer
-    )
+    return on("query.finish", change)
 
 
 @pytest.mark.slow
@@ -198,8 +191,7 @@ def test_a_liar_does_not_use_up_the_questions_that_honest_sites_answer(tmp_path)
     losses = iter(range(100))
     grid = sites.grid({"ash": telling(lambda one: {"loss": [float(next(losses))]} if "loss" in one else {})})
     done = sites.run(grid).run(resume=True)
-    asked = [message for message in grid.asked if message.metadata.message_type == "query.finish"]
-    assert len(asked) <= 24 * len(NAMES)
+    assert len(grid.questions("query.finish")) <= 24 * len(NAMES)
     assert "kept" not in done.summary["finished"]["notes"]
 
 
@@ -211,17 +203,14 @@ def test_a_site_that_is_left_out_has_no_part_in_the_finish_after_a_restart_eithe
 
     def ruin(question, answer):
         if question.metadata.message_type == "train" and answer.has_content():
-            arrays = answer.content["arrays"]
-            told = {key: Array(np.float32(1e10) * array.numpy()) for key, array in arrays.items()}
-            answer.content["arrays"] = ArrayRecord(told)
+            times(1e10, answer)
         return None if question.metadata.message_type == "query.finish" else answer
 
     with pytest.raises(RunError, match="no samples"):
         sites.play(dict.fromkeys(NAMES, silent_on("query.finish")) | {"birch": ruin})
     again = sites.grid()
     sites.run(again).run(resume=True)
-    asked = {one.metadata.dst_node_id for one in again.asked if one.metadata.message_type == "query.finish"}
-    assert asked == {sites.node("ash"), sites.node("cedar")}
+    assert {again.name_of(question) for question in again.questions("query.finish")} == {"ash", "cedar"}
 
 
 @pytest.mark.slow
@@ -238,9 +227,8 @@ def test_a_minority_finishes_no_model(tmp_path):
 def test_of_three_sites_none_counts_for_more_than_half(tmp_path):
     config = finishing("adapt", target={"mix": TARGET})
     sites = federate(tmp_path, config)
-    own = dict(np.load(sites.data_of("ash").with_name("own.npz")))
-    own |= {name: np.concatenate([own[name]] * 4) for name in ("x_test", "y_test")}
-    np.savez(sites.data_of("ash").with_name("own.npz"), **own)
+    tests = ("x_test", "y_test")
+    sites.change_samples("ash", lambda own: {name: np.concatenate([own[name]] * 4) for name in tests})
     done = sites.run(sites.grid()).run(resume=True)
     whole = sum(map(sum, done.summary["finished"]["evaluation"]["confusion"]))
     assert sum(done.summary["finished"]["notes"]["held_out"]) == pytest.approx(whole, abs=10)  # both are rounded

@@ -14,7 +14,6 @@ from federated import NAMES, Federated, LocalGrid, Tamper, federate, on, silent_
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -79,6 +78,12 @@ def stock(federation: Federated, lies: Mapping[str, Tamper] | None = None) -> Lo
     return with_app(federation.grid(lies), project(federation))
 
 
+def ours(federation: Federated, method: str) -> LocalGrid:
+    """The same clients by fedskew's own ClientApp."""
+    training = LocalTraining(lr=0.1)
+    return with_app(federation.grid(), client_app(network, reader(federation), method, training=training))
+
+
 @pytest.fixture
 def federation(tmp_path: Path) -> Federated:
     return federate(tmp_path, tree("fedavg"))
@@ -114,8 +119,7 @@ def test_a_pattern_says_which_nodes_take_part(federation: Federated) -> None:
     grid = stock(federation)
     chosen = strategy("fedentopt+fedla", participation=0.5, nodes=[f"{NAMES[0]}*", NAMES[2]])
     start(grid, chosen)
-    asked = {grid.apps[message.metadata.dst_node_id][0] for message in grid.asked}
-    assert asked == {NAMES[0], NAMES[2]}  # queries and evaluations too
+    assert {*map(grid.name_of, grid.asked)} == {NAMES[0], NAMES[2]}  # queries and evaluations too
     assert len(chosen.record["cohort"]) == 1  # half of the two
     by_id = strategy("fedavg", nodes="*", min_nodes=len(NAMES))
     start(stock(federation), by_id, rounds=1)
@@ -148,16 +152,7 @@ def test_nodes_that_are_no_patterns_are_refused(nodes: Any) -> None:
 
 @pytest.mark.slow
 def test_an_objective_comes_with_our_client_app_under_stock_fedavg(federation: Federated) -> None:
-
-    results = [
-        start(
-            with_app(
-                federation.grid(), client_app(network, reader(federation), method, training=LocalTraining(lr=0.1))
-            ),
-            FedAvg(),
-        )
-        for method in ("fedavg", "fedvls", "fedlc")
-    ]
+    results = [start(ours(federation, method), FedAvg()) for method in ("fedavg", "fedvls", "fedlc")]
     assert [result.evaluate_metrics_clientapp[2]["accuracy"] > 0.2 for result in results] == [True] * 3
     weights = [result.arrays["1.weight"].numpy() for result in results]
     assert not np.allclose(weights[0], weights[1])
@@ -166,8 +161,7 @@ def test_an_objective_comes_with_our_client_app_under_stock_fedavg(federation: F
 
 @pytest.mark.slow
 def test_scaffold_needs_both_sides_and_says_so(federation: Federated) -> None:
-    ours = client_app(network, reader(federation), "scaffold", training=LocalTraining(lr=0.1))
-    both = start(with_app(federation.grid(), ours), strategy("scaffold", model=network()), rounds=3)
+    both = start(ours(federation, "scaffold"), strategy("scaffold", model=network()), rounds=3)
     assert both.train_metrics_clientapp[3]["counted"] == 3
     theirs = start(stock(federation), strategy("scaffold", model=network()))
     assert theirs.train_metrics_clientapp[2]["counted"] == 0
@@ -186,8 +180,7 @@ def test_fedacg_evaluates_and_returns_the_model_without_momentum_and_sends_the_o
     mean = plain.arrays["1.weight"].numpy()  # after one round FedACG's w is FedAvg's model
 
     def sent(kind: str) -> list[np.ndarray]:
-        asked = [message for message in grid.asked if message.metadata.message_type == kind]
-        return [asked[at].content["arrays"]["1.weight"].numpy() for at in (0, 3)]
+        return [grid.questions(kind)[at].content["arrays"]["1.weight"].numpy() for at in (0, 3)]
 
     trained, evaluated = sent("train"), sent("evaluate")
     np.testing.assert_array_equal(trained[0], first)
@@ -198,8 +191,7 @@ def test_fedacg_evaluates_and_returns_the_model_without_momentum_and_sends_the_o
 
 @pytest.mark.slow
 def test_each_half_of_feddyn_refuses_a_stock_other_half(federation: Federated, caplog: Any) -> None:
-    ours = client_app(network, reader(federation), "feddyn", training=LocalTraining(lr=0.1))
-    start(with_app(federation.grid(), ours), FedAvg(), rounds=1)
+    start(ours(federation, "feddyn"), FedAvg(), rounds=1)
     said = [entry.message for entry in caplog.records if "method: FedDyn is one half" in entry.message]
     assert len(said) == 3
     assert "use fedskew.deploy.strategy('feddyn'" in said[0]
@@ -207,7 +199,7 @@ def test_each_half_of_feddyn_refuses_a_stock_other_half(federation: Federated, c
     with_clients = start(stock(federation), strategy("feddyn", model=network()), rounds=1)
     assert with_clients.train_metrics_clientapp[1]["counted"] == 0
     assert "needs fedskew.deploy.client_app" in caplog.text
-    both = start(with_app(federation.grid(), ours), strategy("feddyn", model=network()), rounds=1)
+    both = start(ours(federation, "feddyn"), strategy("feddyn", model=network()), rounds=1)
     assert both.train_metrics_clientapp[1]["counted"] == 3
 
 
@@ -301,15 +293,14 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NODES = 4
 
 
-def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], LocalGrid]:
-    """Accuracy after each round of an app folder's own server on nodes with its own client."""
+def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LocalGrid:
+    """Run an app folder's own server on nodes with its own client; return these."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     monkeypatch.syspath_prepend(str(folder))
     apps = {}
     for name in ("serverapp", "clientapp"):
         module, _, attribute = project["components"][name].partition(":")
         apps[name] = getattr(importlib.import_module(module), attribute)
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
     settings = [{"partition-id": node, "num-partitions": NODES} for node in range(NODES)]
     grid = LocalGrid({100 + node: (f"node-{node}", apps["clientapp"], settings[node]) for node in range(NODES)})
     assert project["config"] == {"rounds": 5}

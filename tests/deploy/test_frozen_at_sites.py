@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import LocalGrid, TaskIdentity, federate, tree
+from federated import LocalGrid, federate, tree
 from flwr.app import ConfigRecord
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
@@ -119,8 +119,7 @@ def test_kept_features_are_of_this_body_and_these_samples(tmp_path: Path) -> Non
     np.lib.format.open_memmap(values, "r+")[:] = 0  # what is kept is what is used
     federation.ask("train", question.content)
     assert not np.load(values).any()
-    held = dict(np.load(tmp_path / "ash" / "own.npz"))
-    np.savez(tmp_path / "ash" / "own.npz", **held | {"x": held["x"][::-1]})
+    federation.change_samples("ash", lambda own: {"x": own["x"][::-1]})
     federation.ask("train", question.content)
     (second,) = home.glob("training-*")
     assert second.name not in first
@@ -150,7 +149,6 @@ def test_from_a_config_to_predictions_on_texts(tmp_path: Path, monkeypatch: pyte
     for place in places:
         agree(place / "data.toml", folder / "app")
     monkeypatch.chdir(folder)  # away from texts, tokeniser and weights
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     app = site_app(folder / "app")
     grid = LocalGrid(
         {

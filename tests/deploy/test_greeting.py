@@ -195,20 +195,16 @@ def test_every_question_tells_the_servers_version(tmp_path: Path) -> None:
 def test_a_site_of_another_version_is_left_out_and_both_sides_say_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def upgraded(name: str, question: Message) -> None:
+        """As a site finds it whose own fedskew is older than the server's, in round 1."""
+        config = question.content["config"]
+        assert isinstance(config, ConfigRecord)
+        if name == "birch" and config["server-round"] == 1:
+            config[VERSION] = "99.0"
+
     federation = federate(tmp_path, tree("fedavg", rounds=2))
     grid = federation.grid()
-    older = federation.node("birch")
-    answer = grid._answer
-
-    def upgraded(message: Message) -> Message | None:
-        """As a site finds it whose own fedskew is older than the server's, in round 1."""
-        config = message.content["config"]
-        assert isinstance(config, ConfigRecord)
-        if message.metadata.dst_node_id == older and config["server-round"] == 1:
-            config[VERSION] = "99.0"
-        return answer(message)
-
-    grid._answer = upgraded  # type: ignore[method-assign]
+    grid.mislead = upgraded
     records = federation.play(grid=grid)
     assert [sorted(record["answered"]) for record in records[1:]] == [[0, 2], [0, 1, 2]]
     assert f"another version: it runs fedskew {__version__}" in json.dumps(records[1]["deployment"])

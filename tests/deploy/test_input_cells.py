@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
-from federated import NAMES, federate, fedskew, tree
-from test_masked import FOUR
+from federated import FOUR, NAMES, federate, fedskew, init, tree
 
 from fedskew.data import Profile, in_own_units, load
 from fedskew.deploy import Agreement, Disclosure, SiteData
@@ -50,7 +48,6 @@ def test_pictures_of_all_sites_are_those_of_one_place_and_watch_compares_with_th
 
 @pytest.mark.slow
 def test_cells_are_those_of_the_samples_that_init_reads(tmp_path: Path) -> None:
-    config = tmp_path / "run.toml"
     for kind in ("a", "b"):
         (tmp_path / "raw" / kind).mkdir(parents=True)
         for at in range(6):
@@ -67,10 +64,7 @@ def test_cells_are_those_of_the_samples_that_init_reads(tmp_path: Path) -> None:
         ),
         ("texts", {**texts, "partition": partition}, {"words", "share of unknown words"}),
     ):
-        config.write_text(tomli_w.dumps({**tree("fedavg", rounds=1), **given}))
-        code, said = fedskew("deploy", "init", tmp_path / name, "--config", config, "--sites", "north,south")
-        assert code == 0, said
-        agreement = Agreement.read(tmp_path / name / "app" / "deploy.toml")
+        agreement, _ = init(tmp_path / name, {**tree("fedavg", rounds=1), **given}, "--sites", "north,south")
         assert {*agreement.input_cells} == columns
         assert not agreement.sums_profile  # plain, and not asked for
         if name == "pictures":

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from federated import LocalGrid, arrays_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from fedskew.deploy import strategy
@@ -23,7 +22,6 @@ def network() -> nn.Module:
 
 def played(sent: ArrayRecord, trained: dict[str, Any], **options: Any) -> tuple[ArrayRecord, ArrayRecord]:
     """What the only client of a round is sent, and what becomes of the model that it returns."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime says
     chosen = strategy(min_nodes=1, **options)
     (asked,) = chosen.configure_train(1, sent, ConfigRecord({}), LocalGrid({10: ("a", None, {})}))
     asked.metadata.__dict__["_message_id"] = "message"

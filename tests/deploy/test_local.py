@@ -1,6 +1,5 @@
 """Real processes on loopback: `fedskew deploy local` from beginning to end, and which nodes are refused."""
 
-import asyncio
 import http.client
 import json
 import os
@@ -22,7 +21,6 @@ from federated import until
 import fedskew
 from fedskew.deploy import Address, Agreement, LocalFederation, SiteReport, write_federation
 from fedskew.deploy.keys import write_certificates, write_node_key
-from fedskew.deploy.superlink import Door
 from fedskew.errors import RunError
 from fedskew.experiment import read
 from fedskew.papers import config_file
@@ -272,64 +270,6 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         write_federation(folder, LOCAL, Agreement.resolve(AGREED), Address("127.0.0.1", port), table)
         with pytest.raises(RunError, match="the SuperLink did not start: .*address already in use"):
             LocalFederation(folder, port, ("north", "south")).__enter__()
-
-
-CLIENTS = (
-    ("127.0.0.1", "127.0.0.1", True),
-    ("::1", "::1", True),
-    ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
-    ("203.0.113.7", "203.0.113.7", True),  # this machine, by its own address
-    ("203.0.113.8", "203.0.113.7", False),
-    ("10.0.0.1", "127.0.0.1", False),
-    ("2001:db8::1", "::1", False),
-    ("unknown", "127.0.0.1", False),
-)
-
-
-def through(scope: dict[str, Any]) -> list[Any]:
-    """What a door answers to a request; nothing where it lets it in."""
-    reached: list[Any] = []
-    sent: list[Any] = []
-
-    async def behind(scope, receive, send):  # type: ignore[no-untyped-def]
-        reached.append(scope["path"])
-
-    async def send(message):  # type: ignore[no-untyped-def]
-        sent.append(message)
-
-    async def receive():  # type: ignore[no-untyped-def]
-        return {}
-
-    asyncio.run(Door(behind, 2**30)({"type": "http", "headers": [], **scope}, receive, send))
-    assert bool(reached) is not bool(sent)
-    return sent
-
-
-@pytest.mark.parametrize(("client", "server", "local"), CLIENTS)
-def test_requests_of_this_machine_are_told_from_others(client: str, server: str, local: bool) -> None:
-    sent = through({"client": (client, 5000), "server": (server, 9092), "path": "/v1/control/start-run"})
-    assert (not sent) is local
-
-
-@pytest.mark.parametrize(
-    ("path", "passes"),
-    [
-        ("/v1/fleet/pull-messages", True),
-        ("/v1/control/start-run", False),
-        ("/v1/fleet", False),
-        ("/v1/fleetx/pull-messages", False),
-        ("//v1/fleet/pull-messages", False),
-        ("/V1/FLEET/pull-messages", False),
-        ("/docs", False),
-        ("/", False),
-        ("", False),
-    ],
-)
-def test_from_elsewhere_only_supernodes_are_served(path: str, passes: bool) -> None:
-    elsewhere = {"client": ("203.0.113.8", 5000), "server": ("203.0.113.7", 9092), "path": path}
-    assert [message.get("status") for message in through(elsewhere)] == ([] if passes else [403, None])
-    closed = through({**elsewhere, "type": "websocket", "path": "/v1/control/x"})
-    assert closed == [{"type": "websocket.close", "code": 1008}]
 
 
 def _own_address() -> str:

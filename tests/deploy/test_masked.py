@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from federated import (
+    FOUR,
     Federated,
     LocalGrid,
     Tamper,
@@ -21,9 +22,10 @@ from federated import (
     initiated,
     on,
     silent_on,
+    times,
     tree,
 )
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
 from fedskew.deploy import Agreement
 from fedskew.deploy.keys import key_fingerprint, key_line, public_keys, read_mask_key, write_mask_key
@@ -36,7 +38,6 @@ from fedskew.methods import build
 from fedskew.sums import Key
 from fedskew.sums.fixed_point import UPDATES
 
-FOUR = ("ash", "birch", "cedar", "dogwood")
 LIMITED: dict[str, Any] = {"weight_limit": 0.5, "rounds": 1}
 
 
@@ -134,8 +135,7 @@ def test_masked_rounds_are_the_plain_ones(tmp_path: Path, method: str, error: fl
 def test_what_opens_is_the_sum_of_what_the_sites_kept_to_the_last_integer(tmp_path: Path) -> None:
     federation = masked(tmp_path, "fedavg")
     grid = federation.grid()
-    loop = federation.run(grid)
-    following, _ = loop.runner.run_round(loop.runner.start(loop.untrained))
+    (untrained, following), _ = federation.first_rounds(grid)
 
     config = grid.last("train").content["config"]
     method, encoded = build(federation.config.method, 0.5), []
@@ -145,7 +145,7 @@ def test_what_opens_is_the_sum_of_what_the_sites_kept_to_the_last_integer(tmp_pa
         encoded.append(encode_update(method, of_site, weight, len(FOUR)))
     change = UPDATES.decode(add_up(encoded)["update"], sum(config["fedskew-weights"]))  # as a simulation adds them
 
-    expected = (torch.from_numpy(change) + loop.untrained.parameters).float()
+    expected = (torch.from_numpy(change) + untrained.model.parameters).float()
     assert torch.equal(following.model.parameters, expected)
 
 
@@ -373,27 +373,15 @@ def test_sites_that_are_told_to_train_otherwise_have_other_masks(tmp_path: Path)
     assert hashes("aa", "two", "ash", "birch") != hashes("bb", "two", "birch", "ash")
 
 
-class Inconsistent(LocalGrid):
-    """A server that sends one site another model."""
-
-    victim: int = 0
-
-    def _answer(self, message: Message) -> Message | None:
-        if message.metadata.dst_node_id == self.victim and message.metadata.message_type == "train":
-            arrays = message.content["arrays"]
-            other = {name: Array(np.zeros_like(array.numpy())) for name, array in arrays.items()}
-            content = RecordDict({**message.content, "arrays": ArrayRecord(other)})
-            made = Message(content, message.metadata.dst_node_id, "train")
-            made.metadata.__dict__["_message_id"] = message.metadata.message_id
-            message = made
-        return super()._answer(message)
-
-
 @pytest.mark.slow
 def test_a_site_that_was_sent_another_model_is_in_no_sum(tmp_path: Path) -> None:
+    def mislead(name: str, question: Message) -> None:
+        if (name, question.metadata.message_type) == ("birch", "train"):
+            times(0, question)
+
     federation = masked(tmp_path)
-    grid = Inconsistent(federation.grid().apps)
-    grid.victim = federation.node("birch")
+    grid = federation.grid()
+    grid.mislead = mislead
 
     first = federation.run(grid).run(resume=True).rounds[1]
 

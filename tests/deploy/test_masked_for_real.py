@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federated import check_models, tree
+from federated import FOUR, TEN, check_models, tree
 from safetensors.numpy import load_file
 from test_real_federation import PATIENCE, is_back, kill, pooled, real, rounds, run_folder, until
 
@@ -23,9 +23,6 @@ from fedskew.experiment import Config, TrainingLoop, make_training_loop
 from fedskew.privacy import epsilon
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
-
-FOUR = ("ash", "birch", "cedar", "dogwood")
-TEN = tuple(f"site-{place}" for place in range(10))
 
 
 def is_asked(local: LocalFederation, kind: str, after: int) -> bool:

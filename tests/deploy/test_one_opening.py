@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import Federated, LocalGrid
+from federated import FOUR, Federated, LocalGrid
 from flwr.app import Array, ArrayRecord, Message
-from test_masked import FOUR, a_round_of, after_one, masked, silent_at
+from test_masked import a_round_of, after_one, masked, silent_at
 
 from fedskew import __version__
 from fedskew.deploy import Book, Terms, agree
@@ -110,65 +110,61 @@ def terms(agreed: str = "now", **more: Any) -> Terms:
     return Terms(schema=1, agreed=agreed, app="0" * 64, fedskew=__version__, rounds=9, data="now", **more)
 
 
-def part(purpose: str, round: int, name: str, answer: str = "", among: str = "") -> MaskedSum:
-    return MaskedSum(purpose, round, name, answer, among)
-
-
 LATER = 1e12
 """A deadline."""
 
 
 def test_what_is_opened_is_written_down_before_and_once(tmp_path: Path) -> None:
     book, agreed = Book(tmp_path / "state"), terms()
-    book.mask(agreed, part("train", 1, "first", "answer", "all"), b"one" * 9, LATER)
-    book.mask(agreed, part("evaluate", 1, "tables", "table", "all"), b"two" * 9, LATER)
-    book.mask(agreed, part("train", 1, "second", "answer", "three"), b"last" * 9, LATER)
+    book.mask(agreed, MaskedSum("train", 1, "first", "answer", "all"), b"one" * 9, LATER)
+    book.mask(agreed, MaskedSum("evaluate", 1, "tables", "table", "all"), b"two" * 9, LATER)
+    book.mask(agreed, MaskedSum("train", 1, "second", "answer", "three"), b"last" * 9, LATER)
     assert (b"one" * 9).hex().encode() not in book.path.read_bytes()
 
     with pytest.raises(NotAgreedError, match="has masked another one after"):
-        book.open(agreed, part("train", 1, "first"))
-    assert book.open(agreed, part("train", 1, "second")) == b"last" * 9
+        book.open(agreed, MaskedSum("train", 1, "first"))
+    assert book.open(agreed, MaskedSum("train", 1, "second")) == b"last" * 9
     assert (b"last" * 9).hex().encode() not in book.path.read_bytes()
     for again in (
-        lambda: book.open(agreed, part("train", 1, "second")),
-        lambda: book.mask(agreed, part("train", 1, "third", "x", "y"), b"", LATER),
+        lambda: book.open(agreed, MaskedSum("train", 1, "second")),
+        lambda: book.mask(agreed, MaskedSum("train", 1, "third", "x", "y"), b"", LATER),
         lambda: book.check_open(agreed, "train", 1),
     ):
         with pytest.raises(NotAgreedError, match="opened"):
             again()
     book.check_open(agreed, "train", 2)
-    assert book.open(agreed, part("evaluate", 1, "tables")) == b"two" * 9
+    assert book.open(agreed, MaskedSum("evaluate", 1, "tables")) == b"two" * 9
     assert book.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_an_answer_is_in_sums_over_the_same_sites_alone(tmp_path: Path) -> None:
     book = Book(tmp_path)
     for round in (1, 2):  # the same sum again tells nothing more
-        book.mask(terms(), part("train", round, f"sum {round}", "answer", "all"), b"own", LATER)
-        book.open(terms(), part("train", round, f"sum {round}"))
+        book.mask(terms(), MaskedSum("train", round, f"sum {round}", "answer", "all"), b"own", LATER)
+        book.open(terms(), MaskedSum("train", round, f"sum {round}"))
 
     with pytest.raises(NotAgreedError, match="two such sums would tell single sites' parts"):
-        book.mask(terms(), part("train", 3, "sum 3", "answer", "three"), b"own", LATER)
-    book.mask(terms(), part("train", 3, "sum 3", "another", "three"), b"own", LATER)
+        book.mask(terms(), MaskedSum("train", 3, "sum 3", "answer", "three"), b"own", LATER)
+    book.mask(terms(), MaskedSum("train", 3, "sum 3", "another", "three"), b"own", LATER)
 
 
 def test_a_sum_is_opened_once_whatever_is_agreed_to(tmp_path: Path) -> None:
     """Two masks of one sum have the same seeds of pairs, so that both opened would tell the difference."""
     book = Book(tmp_path)
     for agreed in ("monday", "tuesday"):
-        book.mask(terms(agreed), part("train", 1, "sum", "answer", "all"), b"own", LATER)
+        book.mask(terms(agreed), MaskedSum("train", 1, "sum", "answer", "all"), b"own", LATER)
         if agreed == "monday":
-            book.open(terms(agreed), part("train", 1, "sum"))
+            book.open(terms(agreed), MaskedSum("train", 1, "sum"))
     with pytest.raises(NotAgreedError, match="opened this sum before it agreed once more"):
-        book.open(terms("tuesday"), part("train", 1, "sum"))
+        book.open(terms("tuesday"), MaskedSum("train", 1, "sum"))
 
 
 def test_what_is_too_old_opens_no_more_and_is_deleted(tmp_path: Path) -> None:
     book = Book(tmp_path)
-    book.mask(terms(), part("train", 1, "sum"), b"past its time", 1.0)
+    book.mask(terms(), MaskedSum("train", 1, "sum"), b"past its time", 1.0)
     with pytest.raises(NotAgreedError, match="too old"):
-        book.open(terms(), part("train", 1, "sum"))
-    book.mask(terms(), part("evaluate", 1, "sum"), b"own", LATER)
+        book.open(terms(), MaskedSum("train", 1, "sum"))
+    book.mask(terms(), MaskedSum("evaluate", 1, "sum"), b"own", LATER)
     assert b"past its time".hex().encode() not in book.path.read_bytes()
 
 
@@ -183,23 +179,23 @@ def test_an_opening_that_is_not_finished_has_not_begun(
     """Else a sum that was never opened would be closed, or paid for twice."""
     pytest.importorskip("dp_accounting")
     book = Book(tmp_path)
-    book.mask(terms(), part("train", 1, "sum"), b"own", LATER, noisy=True)
+    book.mask(terms(), MaskedSum("train", 1, "sum"), b"own", LATER, noisy=True)
     if end == "refused":
         with pytest.raises(NotAgreedError, match="updates_epsilon: with one more sum"):
-            book.open(terms(), part("train", 1, "sum"), dataclasses.replace(PAYS, epsilon=1e-3))
+            book.open(terms(), MaskedSum("train", 1, "sum"), dataclasses.replace(PAYS, epsilon=1e-3))
     else:
         child = os.fork()
         if not child:
             monkeypatch.setattr("fedskew.deploy.book._check_affordable", lambda *_: os._exit(9))
             try:
-                Book(tmp_path).open(terms(), part("train", 1, "sum"), PAYS)
+                Book(tmp_path).open(terms(), MaskedSum("train", 1, "sum"), PAYS)
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
     book.check_open(terms(), "train", 1)
     assert book.noises == ()
-    assert book.open(terms(), part("train", 1, "sum"), PAYS) == b"own"
+    assert book.open(terms(), MaskedSum("train", 1, "sum"), PAYS) == b"own"
     assert book.noises == (4.0,)
 
 

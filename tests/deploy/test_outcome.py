@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
-from federated import LocalGrid, federate, fedskew, served, tree
-from flwr.app import Array, Message
+from federated import NAMES, LocalGrid, federate, fedskew, on, served, times, tree
+from flwr.app import Message
 from safetensors.numpy import load_file
 
 from common import largest_file
-
-
-def times(answer: Message, factor: float) -> Message:
-    if "arrays" in answer.content:
-        for name, array in list(answer.content["arrays"].items()):
-            answer.content["arrays"][name] = Array(array.numpy() * np.float32(factor))
-    return answer
 
 
 @pytest.mark.slow
@@ -35,7 +27,7 @@ def test_a_run_that_is_trained_to_its_end(tmp_path: Path, caplog: Any) -> None:
 def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any) -> None:
     agreed = {"undone_limit": 1, "norm_limit": 1e300, "norm_action": "report"}
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), **agreed)
-    grid = federation.grid({"ash": lambda question, answer: times(answer, 1e30)})
+    grid = federation.grid({"ash": on("train", lambda _, answer: times(1e30, answer))})
     code, message = served(federation, grid)
     assert code == 1
     assert message.startswith("the model was ruined in rounds 1, and is again that of round 0; left out: ash.")
@@ -52,7 +44,7 @@ def test_a_run_that_stopped_as_its_model_was_ruined(tmp_path: Path, caplog: Any)
 @pytest.mark.slow
 def test_a_run_in_which_every_reply_is_refused(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1, steps=1))
-    ruin = dict.fromkeys(federation.names, lambda question, answer: times(answer, float("nan")))
+    ruin = dict.fromkeys(federation.names, on("train", lambda _, answer: times(float("nan"), answer)))
     code, message = served(federation, federation.grid(ruin))
     assert (code, "no update of any site has moved the model up to round 1" in message) == (4, True)
 
@@ -86,8 +78,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, caplog: Any
     assert served(cut, cut.grid())[0] == served(whole, whole.grid())[0] == 0
     one, other = (next(place.folder.glob("server/runs/*/model.safetensors")) for place in (cut, whole))
     assert one.read_bytes() == other.read_bytes()
-    asked = [message for message in grid.asked if message.metadata.message_type == "query"]
-    assert len(asked) == 3
+    assert len(grid.questions("query")) == 3
 
 
 @pytest.mark.slow
@@ -113,9 +104,7 @@ def test_a_round_is_called_done_once_all_of_it_is_on_the_disk(tmp_path: Path, mo
 
 def test_no_site_for_too_long(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), idle_timeout=0.1, start_timeout=0.1)
-    grid = federation.grid()
-    grid.offline.update(grid.apps)
-    code, message = served(federation, grid)
+    code, message = served(federation, federation.grid(away=NAMES))
     assert (code, "0 of 3 sites have reported" in message) == (3, True)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federated import Federated, LocalGrid, check_models, federate, silent_on, tree
-from flwr.app import Array, ArrayRecord, Message
+from federated import FOUR, Federated, LocalGrid, check_models, federate, silent_on, times, tree
+from flwr.app import Message
 from safetensors.torch import load_file
 
 import fedskew
@@ -26,6 +26,8 @@ from fedskew.metrics import SiteRow
 
 FEDPER = {"preset": "fedavg", "personal": {"name": "partial", "keep": "head"}}
 HEAD = ("head.weight", "head.bias")
+LEFT = ("query.keep", "query.sites")
+"""Questions that leave the trained model at a site."""
 
 
 def partial(folder: Path, personal: Any = FEDPER["personal"], **agreed: Any) -> Federated:
@@ -184,9 +186,6 @@ def test_what_a_report_lacks_is_one_line(tmp_path: Path) -> None:
         partial(tmp_path / "ditto", {"name": "ditto", "strengths": [0.1, 1.0]})
 
 
-FOUR = ("ash", "birch", "cedar", "dogwood")
-
-
 def summed(folder: Path, rounds: int = 1) -> Federated:
     """Four sites with masked updates, that add up what their models are worth to them."""
     method = {"preset": "fedavg", "personal": {"name": "finetune", "layers": "head"}}
@@ -255,14 +254,6 @@ def test_figures_take_all_models_of_a_site(tmp_path: Path) -> None:
         federate(tmp_path / "plain", tree("fedavg"), site_figures="summed")
 
 
-def asked_for_figures(federation: Federated) -> tuple[LocalGrid, Message]:
-    """Play a run whose sites make figures that no server gets; the grid, and the question that ash was asked."""
-    _, grid = federation.played({name: silent_on("query.sites") for name in FOUR})
-    assert not (federation.run_folder / "site-figures.json").exists()
-    grid.tamper.clear()
-    return grid, grid.last("query.sites")
-
-
 def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation, real, made = summed(tmp_path, rounds=2), _site_report.figures_of, list[int]()
 
@@ -271,7 +262,10 @@ def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, mon
         return real(plan, terms, data)
 
     monkeypatch.setattr(_site_report, "figures_of", counted)
-    grid, question = asked_for_figures(federation)
+    _, grid = federation.played({name: silent_on("query.sites") for name in FOUR})
+    assert not (federation.run_folder / "site-figures.json").exists()  # no server gets what they make
+    grid.tamper.clear()
+    question = grid.last("query.sites")
     assert len(made) == 4
     assert [federation.refusal(question, "query.sites", **{"fedskew-attempt": number}) for number in (2, 3)] == ["", ""]
     refused = federation.refusal(question, "query.sites", **{"server-round": 1})
@@ -286,43 +280,28 @@ def test_a_site_makes_figures_once_however_often_it_is_asked(tmp_path: Path, mon
         assert said.startswith("not agreed: own_figures")
 
 
-def times(factor: float, message: Message) -> None:
-    """Multiply the model in a message by a number."""
-    model = message.content["arrays"]
-    assert isinstance(model, ArrayRecord)
-    changed = {name: Array(np.float32(factor) * array.numpy()) for name, array in model.items()}
-    message.content["arrays"] = ArrayRecord(changed)
-
-
 def test_sites_that_were_left_different_models_are_in_no_sum(tmp_path: Path) -> None:
+    def lie(name: str, question: Message) -> None:
+        """Leave a model of zeros, whose loss is ln 10 on any samples, at all but ash: the sum's rest is ash's loss."""
+        if question.metadata.message_type in LEFT and name != "ash" and "arrays" in question.content:
+            times(0, question)
+
     federation = summed(tmp_path)
     grid = federation.grid()
-    honest = grid._answer
-
-    def lying(message: Message) -> Message | None:
-        """Leave a model of zeros, whose loss is ln 10 on any samples, at all but ash: the sum's rest is ash's loss."""
-        kind, to = message.metadata.message_type, grid.apps[message.metadata.dst_node_id][0]
-        if kind in ("query.keep", "query.sites") and to != "ash" and "arrays" in message.content:
-            times(0, message)
-        return honest(message)
-
-    grid._answer = lying  # type: ignore[method-assign]
+    grid.mislead = lie
     federation.run(grid).run(resume=True)
     path = federation.run_folder / "site-figures.json"
     assert not path.exists() or "ash" not in json.loads(path.read_text())["sites"]
 
 
 def test_a_model_that_is_not_finite_tells_not_whose_samples_make_it_so(tmp_path: Path) -> None:
+    def overflow(name: str, question: Message) -> None:
+        if question.metadata.message_type in LEFT and "arrays" in question.content:
+            times(1e38, question)
+
     federation = summed(tmp_path)
     grid = federation.grid({name: silent_on("query.sites") for name in FOUR})
-    honest = grid._answer
-
-    def overflowing(message: Message) -> Message | None:
-        if message.metadata.message_type in ("query.keep", "query.sites") and "arrays" in message.content:
-            times(1e38, message)
-        return honest(message)
-
-    grid._answer = overflowing  # type: ignore[method-assign]
+    grid.mislead = overflow
     federation.run(grid).run(resume=True)
     assert federation.refusal(grid.last("query.sites"), "query.sites") == ""
 

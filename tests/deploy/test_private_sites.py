@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from federated import Federated, agreed_at, federate, fedskew, initiated, on, tree
-from test_masked import FOUR, silent_at
+from federated import FOUR, Federated, agreed_at, federate, fedskew, initiated, on, tree
+from test_masked import agreement_of, silent_at
 from test_one_opening import opened
 
 from fedskew.deploy import Agreement, Book, Disclosure, Terms, agree
@@ -199,12 +199,6 @@ def test_fewer_sites_than_the_noise_is_made_for_open_nothing(tmp_path: Path) -> 
     grid.tamper[federation.node("dogwood")] = lambda question, answer: None
     _, (record,) = federation.first_rounds(grid)
     assert "a masked sum is over 4 sites at least, and" in str(record.unmoved)
-
-
-def agreement_of(**given: Any) -> Agreement:
-    from test_masked import agreement_of as masked_agreement
-
-    return masked_agreement(**given)
 
 
 def test_evaluations_without_noise_are_said_to_be_wanted() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tomli_w
-from federated import NAMES, check_models, federate, fedskew, tree, until
+from federated import FEDPALS, NAMES, check_models, federate, fedskew, tree, until
 
 from fedskew.deploy import Address, LocalFederation, agree, write_federation
 from fedskew.experiment import Config, make_training_loop, resolve
@@ -24,8 +24,6 @@ pytestmark = pytest.mark.slow
 
 PATIENCE = 900.0
 """Seconds after which a real federation is taken to hang; a busy machine takes minutes for a round."""
-
-FEDPALS = {"preset": "fedpals", "weighting": {"name": "fedpals", "ess": 0.5}}
 
 
 @contextmanager

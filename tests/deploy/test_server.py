@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import NAMES, KilledError, check_models, federate, figures, on, silent_on, tree
+from federated import NAMES, KilledError, LocalGrid, check_models, federate, figures, on, silent_on, tree
 from flwr.app import Array, Message
 
 import fedskew
@@ -94,7 +94,8 @@ def test_a_reply_to_an_earlier_round_or_of_another_client_is_refused(tmp_path: P
 
 @pytest.mark.slow
 def test_a_site_that_is_gone_costs_its_update_only_and_may_come_back(tmp_path: Path) -> None:
-    records = federate(tmp_path, tree("scaffold", rounds=3), start_timeout=0.1).play(away=("ash",), back=2)
+    federation = federate(tmp_path, tree("scaffold", rounds=3), start_timeout=0.1)
+    records = federation.play(away=("ash",), after={2: lambda grid: grid.offline.clear()})
     assert [record["deployment"]["offline"] for record in records[1:]] == [["ash"], ["ash"], []]
     assert sorted(records[3]["answered"]) == [0, 1, 2]
 
@@ -105,7 +106,6 @@ def test_no_connected_site_leaves_the_model_and_plays_no_round(
 ) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2))
     grid = federation.grid()
-    run = federation.run(grid)
     naps: list[float] = []
 
     def nap(seconds: float) -> None:
@@ -114,9 +114,9 @@ def test_no_connected_site_leaves_the_model_and_plays_no_round(
             grid.offline.clear()
 
     monkeypatch.setattr("time.sleep", nap)
-    run.run(resume=True, progress=grid.leave)
+    records = federation.play(grid=grid, after={1: LocalGrid.leave})
     assert len(naps) == 3
-    assert [record["round"] for record in federation.records()] == [0, 1, 2]
+    assert [record["round"] for record in records] == [0, 1, 2]
     assert [entry.message for entry in caplog.records if "waiting after round 1" in entry.message]
 
 
@@ -136,8 +136,7 @@ def test_a_server_killed_in_a_round_goes_on_at_it_and_no_round_counts_twice(tmp_
         cut.run(grid).run(resume=True)
     assert [record["round"] for record in cut.play()] == [0, 1, 2, 3]
     check_models(cut.run_folder, whole.run_folder, rtol=0, atol=0)
-    queries = [message for message in grid.asked if message.metadata.message_type == "query"]
-    assert len(queries) == len(NAMES)
+    assert len(grid.questions("query")) == len(NAMES)
 
 
 @pytest.mark.slow
@@ -147,13 +146,8 @@ def test_a_sites_state_of_an_uncounted_round_is_discarded(tmp_path: Path) -> Non
     refused, away = (federate(tmp_path / name, config, evaluation="none") for name in ("refused", "away"))
     refused.play({"ash": on("train", spoil(float("inf")), first=2, last=2)})
 
-    other = away.grid()
     absent = away.node("ash")
-
-    def leave(record: Any) -> None:
-        other.offline = {absent} if record["round"] == 1 else set()
-
-    away.run(other).run(resume=True, progress=leave)
+    away.play(after={1: lambda grid: grid.offline.add(absent), 2: lambda grid: grid.offline.clear()})
     check_models(refused.run_folder, away.run_folder, rtol=0, atol=0)
 
 
@@ -182,10 +176,7 @@ def test_two_nodes_of_one_name_are_not_used(tmp_path: Path) -> None:
     grid.apps[5] = grid.apps[federation.node("ash")]
     grid.apps[6] = ("somebody", *grid.apps[5][1:])
     assert sorted(federation.play(grid=grid)[1]["answered"]) == [1, 2]
-    assert {message.metadata.dst_node_id for message in grid.asked} == {
-        federation.node("birch"),
-        federation.node("cedar"),
-    }
+    assert {grid.name_of(message) for message in grid.asked} == {"birch", "cedar"}
 
 
 def test_withheld_counts_serve_methods_that_need_none(tmp_path: Path) -> None:
@@ -243,9 +234,7 @@ def test_a_run_of_another_agreement_is_not_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_site_whose_data_does_not_fit_says_so_and_the_others_go_on(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1), start_timeout=0.1)
-    own = dict(np.load(tmp_path / "cedar" / "own.npz"))
-    own["y"] = np.where(own["y"] == 9, 42, own["y"])
-    np.savez(tmp_path / "cedar" / "own.npz", **own)
+    federation.change_samples("cedar", lambda own: {"y": np.where(own["y"] == 9, 42, own["y"])})
     record = federation.play()[1]
     assert sorted(record["answered"]) == [0, 1]
     assert "DataError" in record["deployment"]["failed"]["cedar"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from federated import Federated
+from federated import FOUR, Federated
 from flwr.app import Message
-from test_masked import FOUR, masked
+from test_masked import masked
 from test_private_sites import config, private, spending
 
 from fedskew.deploy import Terms, agree

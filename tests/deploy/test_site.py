@@ -7,9 +7,8 @@ from typing import Any, Never
 import numpy as np
 import pytest
 import torch
-from federated import Federated, federate, training, tree
+from federated import federate, training, tree
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor, nn
 
 from common import largest_file, save_image
@@ -284,22 +283,15 @@ def test_a_models_exception_leaves_as_its_type(kind: str, tmp_path: Path, caplog
 def test_a_damaged_data_file_stays_at_home(tmp_path: Path, caplog: Any) -> None:
     federation = federate(tmp_path, tree("fedavg"))
     np.savez(tmp_path / "ash" / "own.npz", y=np.zeros(3))
-    reason = error_of(federation, "ash")
+    reason = federation.ask("query", {"config": ConfigRecord({"server-round": 1})}).error.reason
     assert str(tmp_path) not in reason
     assert "own.npz" not in reason
     assert "own.npz" in caplog.text
 
 
-def error_of(federation: Federated, name: str) -> str:
-    """The reason that the server is given."""
-    app = federation.grid().apps[federation.node(name)]
-    return asked(app[1], "query", settings=app[2]).error.reason
-
-
-def asked(app: Any, kind: str, arrays: ArrayRecord | None = None, settings: Any = None) -> Message:
+def asked(app: Any, kind: str, arrays: ArrayRecord | None = None) -> Message:
     """A ClientApp's answer, in a context like Flower's."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     content = RecordDict({"config": ConfigRecord({"server-round": 1})})
     if arrays is not None:
         content["arrays"] = arrays
-    return app(Message(content, 5, kind), Context(1, 5, settings or {}, RecordDict(), {}))
+    return app(Message(content, 5, kind), Context(1, 5, {}, RecordDict(), {}))

@@ -6,11 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from federated import Federated, LocalGrid, agreed_at, federate, fedskew, initiated, tree
+from federated import FOUR, TEN, Federated, LocalGrid, agreed_at, check_models, federate, fedskew, initiated, tree
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from safetensors.numpy import load_file
 from test_data_that_change import grow
-from test_masked import FOUR, agreement_of, silent_at
+from test_masked import agreement_of, silent_at
 
 from fedskew.deploy import Agreement, Book, Disclosure
 from fedskew.deploy.terms import CountsRequest
@@ -21,9 +20,6 @@ from fedskew.weighting import INDEX, fedpals
 
 FedLA = INDEX["fedla"]
 FedPALS = INDEX["fedpals"]
-
-TEN = tuple(f"site-{place}" for place in range(10))
-SUMMED = {"updates": "masked", "label_counts": "summed"}
 
 
 @component
@@ -55,10 +51,6 @@ def summed(folder: Path, given: dict[str, Any], names: tuple[str, ...] = FOUR, *
     return federate(folder, given, names, **agreed)
 
 
-def model_of(folder: Path) -> np.ndarray:
-    return np.concatenate([values.ravel() for _, values in sorted(load_file(folder / "model.safetensors").items())])
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federated, LocalGrid]:
     return summed(tmp_path_factory.mktemp("played"), config()).played()
@@ -72,9 +64,8 @@ def test_the_model_is_that_of_told_counts_and_of_the_simulation(
     told.play()
     make_training_loop(federation.config, 3, tmp_path / "simulated").run()
 
-    ours = model_of(federation.run_folder)
-    assert np.abs(ours - model_of(told.run_folder)).max() < 4e-7
-    assert np.abs(ours - model_of(tmp_path / "simulated")).max() < 1e-5
+    check_models(federation.run_folder, told.run_folder, rtol=0, atol=4e-7)
+    check_models(federation.run_folder, tmp_path / "simulated", rtol=0, atol=1e-5)
     assert grid.kinds("ash") == ["query.counts", "query.unmask", "train", "query.unmask", "query.keep"]
     totals = json.loads((federation.run_folder / "announced.json").read_text())["totals"]
     assert sum(totals) == 150 + 90 + 210 + 120
@@ -108,10 +99,8 @@ def test_a_site_that_is_silent_at_first_is_waited_for(tmp_path: Path, kind: str)
 
 def test_without_one_site_there_is_no_sum(tmp_path: Path) -> None:
     federation = summed(tmp_path, config(), start_timeout=0.1, idle_timeout=0.1)
-    grid = federation.grid()
-    grid.offline = {federation.node("cedar")}
     with pytest.raises(EndedEarlyError, match="label counts were not summed .* takes all of ash, birch, cedar"):
-        federation.run(grid)
+        federation.run(federation.grid(away=["cedar"]))
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from federated import Federated, LocalGrid, agreed_on, federate, fedskew, silent_on, tree
+from federated import FOUR, NAMES, Federated, LocalGrid, agreed_on, federate, fedskew, init, silent_on, tree
 from flwr.app import Array, ConfigRecord
 from sklearn.preprocessing import StandardScaler
-from test_masked import FOUR, silent_at
+from test_masked import silent_at
 
 from fedskew import load
 from fedskew.data import Profile, TableSchema
@@ -21,7 +21,6 @@ from fedskew.experiment import ModelInfo, resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*taken as another one")
 
-NAMES = ("ash", "birch", "cedar")
 SCHEMA: dict[str, Any] = {
     "columns": {
         "age": {"kind": "number", "range": [0, 200], "missing": True},
@@ -32,6 +31,7 @@ SCHEMA: dict[str, Any] = {
     }
 }
 TABLE = TableSchema.of_plain({"kind": "table", **SCHEMA})
+MASKED: dict[str, Any] = {"given": {"engine": {"updates": "masked"}}, "updates": "masked", "round_timeout": 0.5}
 
 
 def rows_of(place: int, size: int = 60) -> list[dict[str, Any]]:
@@ -103,8 +103,7 @@ def test_means_and_deviations_are_those_of_the_pooled_samples(played: tuple[Fede
 
 
 def test_so_they_are_where_updates_are_masked_and_over_all_sites_or_none(tmp_path: Path) -> None:
-    masked = {"given": {"engine": {"updates": "masked"}}, "updates": "masked", "round_timeout": 0.5}
-    federation = tables(tmp_path / "a", FOUR, **masked)
+    federation = tables(tmp_path / "a", FOUR, **MASKED)
     grid = federation.grid({"birch": silent_at("query.moments", "moments")})
     loop = federation.run(grid)
     profile = ["query.profile", "query.unmask"]
@@ -113,7 +112,7 @@ def test_so_they_are_where_updates_are_masked_and_over_all_sites_or_none(tmp_pat
     assert len(loop.run(resume=True).rounds[-1].answered) == 4
     fewer = {"fedskew-members": list(FOUR[:3])}
     assert "not agreed: members" in federation.refusal(grid.last("query.moments"), "query.moments", **fewer)
-    other = tables(tmp_path / "b", FOUR, **masked, idle_timeout=0.1, start_timeout=0.1)
+    other = tables(tmp_path / "b", FOUR, **MASKED, idle_timeout=0.1, start_timeout=0.1)
     with pytest.raises(EndedEarlyError, match="means and deviations were not summed within"):
         other.run(other.grid(away=["cedar"]))
 
@@ -187,19 +186,13 @@ def test_an_agreement_whose_schema_can_t_be_used_is_refused(change: dict[str, An
 
 def test_init_writes_the_schema_without_data_and_with_noise_means_of_the_ranges(tmp_path: Path) -> None:
     data = {"name": "csv", "root": str(tmp_path / "nowhere.csv"), "schema": SCHEMA}
-    plain = {**tree("fedavg", rounds=1), "model": "table", "data": data}
-    config = tmp_path / "run.toml"
-    config.write_text(tomli_w.dumps(resolve(plain).tree()))
-    code, said = fedskew("deploy", "init", tmp_path / "a", "--config", config, "--sites", "north,south")
-    assert code == 0, said
-    agreement = Agreement.read(tmp_path / "a" / "app" / "deploy.toml")
+    config = resolve({**tree("fedavg", rounds=1), "model": "table", "data": data}).tree()
+    agreement, _ = init(tmp_path / "a", config, "--sites", "north,south")
     assert (agreement.table, agreement.mean, agreement.sums_moments) == (TABLE, [], True)
     assert 'name = "csv"' in (tmp_path / "a" / "sites" / "north" / "data.toml").read_text()
     noisy = ("--label-counts", "noisy", "--epsilon", "1")
-    code, said = fedskew("deploy", "init", tmp_path / "b", "--config", config, "--sites", "north,south", *noisy)
-    assert code == 0, said
+    agreement, said = init(tmp_path / "b", config, "--sites", "north,south", *noisy)
     assert "are of the schema's ranges" in said
-    agreement = Agreement.read(tmp_path / "b" / "app" / "deploy.toml")
     assert (agreement.mean[:2], agreement.std[:2]) == ([100, 24997.5], [50, 12501.25])
 
 
@@ -207,9 +200,6 @@ def test_other_federations_have_no_such_question(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=1))
     answer = federation.ask("query.moments", {"config": ConfigRecord({"server-round": 0})})
     assert "not agreed: moments" in str(answer.error.reason)
-
-
-MASKED: dict[str, Any] = {"given": {"engine": {"updates": "masked"}}, "updates": "masked", "round_timeout": 0.5}
 
 
 @pytest.mark.parametrize("agreed", [{"input_profile": "summed"}, MASKED], ids=["plain", "masked"])

@@ -1,21 +1,19 @@
 """A site refuses what goes beyond its `agreed.toml`, whatever the server sends, and says so in one line of its log."""
 
-import dataclasses
 import io
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from federated import Federated, arrays_of, federate, training, tree
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 from flwr.cli.build import build_fab_from_disk
 
 from fedskew import __version__
-from fedskew.deploy import Agreement, Book, Look, Terms, agree
+from fedskew.deploy import Address, Agreement, Book, Look, Terms, agree, write_federation
 from fedskew.deploy.app_files import app_hash, read_app, unzip_app
 from fedskew.deploy.supernode import is_agreed
 from fedskew.errors import ConfigError
@@ -37,7 +35,6 @@ def model(federation: Federated, value: float = 0.0) -> FlatModel:
 
 
 def train(federation: Federated, round: int = 1, value: float | None = None, **instruction: Any) -> Message:
-    federation.grid()
     content = training(model(federation, float(round) if value is None else value), round=round, **instruction)
     return federation.ask("train", content)
 
@@ -56,20 +53,6 @@ def change_terms(federation: Federated, **changes: Any) -> None:
     """Edit a site's agreed.toml by hand."""
     path = federation.folder / "ash" / "agreed.toml"
     Terms.model_validate(Terms.read(path).model_dump(by_alias=True) | changes).write(path)
-
-
-def change_app(federation: Federated, config: Any = None, **agreed: Any) -> Federated:
-    """The server's app with another config or agreement; the sites have not agreed to it."""
-    config = federation.config if config is None else resolve({**config, "data": federation.config.tree()["data"]})
-    agreement = federation.agreement.model_copy(update=agreed)
-    (federation.app / "run.toml").write_text(tomli_w.dumps(config.tree()))
-    Agreement.model_validate(agreement.model_dump(by_alias=True)).write(federation.app / "deploy.toml")
-    return dataclasses.replace(federation, config=config, agreement=agreement)
-
-
-def accept_app(federation: Federated) -> None:
-    """A site takes the app's hash, and keeps all of its other terms."""
-    change_terms(federation, app=app_hash(read_app(federation.app)))
 
 
 def refused(answer: Message, kind: str, caplog: Any, *words: str) -> None:
@@ -113,9 +96,9 @@ def test_another_version_of_fedskew_is_looked_at_before_it_sends_anything(tmp_pa
 
 
 def test_less_noise_than_agreed_is_refused(tmp_path: Path, caplog: Any) -> None:
-    noisy = {"label_counts": "noisy", "epsilon": 0.5}
-    federation = change_app(federate(tmp_path, tree("fedavg"), **noisy), epsilon=50.0)
-    accept_app(federation)
+    federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=0.5)
+    federation.agreement.model_copy(update={"epsilon": 50.0}).write(federation.app / "deploy.toml")
+    change_terms(federation, app=app_hash(read_app(federation.app)))  # and all of its other terms stay
     refused(query(federation), "epsilon", caplog, "a release with 50", "agreed to 0.5")
 
 
@@ -183,10 +166,7 @@ def test_an_evaluation_that_was_not_agreed_is_refused(tmp_path: Path, caplog: An
 def test_a_stock_servers_questions_reveal_nothing(tmp_path: Path, caplog: Any) -> None:
     """Without fedskew's keys a message would be answered with the number of samples, even if counts are noisy."""
     federation = federate(tmp_path, tree("fedavg"), label_counts="noisy", epsilon=1.0)
-    federation.grid()
-    content = RecordDict(
-        {"arrays": arrays_of(model(federation).state_dict()), "config": ConfigRecord({"server-round": 1})}
-    )
+    content = {"arrays": arrays_of(model(federation).state_dict()), "config": ConfigRecord({"server-round": 1})}
     refused(federation.ask("train", content), "message", caplog)
     caplog.clear()
     refused(federation.ask("evaluate", content), "evaluation", caplog)
@@ -257,8 +237,6 @@ def test_a_damaged_count_of_rounds_refuses(tmp_path: Path) -> None:
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     """An app folder, as Flower's build wants it."""
-    from fedskew.deploy import Address, write_federation
-
     agreement = Agreement.resolve({"sites": ["a"], "classes": ["x", "y"], "shape": [1, 8, 8]})
     config = resolve(tree("fedavg") | {"data": {"name": "digits"}})
     write_federation(tmp_path / "fed", config, agreement, Address("localhost", 9092), {"name": "folder"})
@@ -291,13 +269,18 @@ def test_whatever_python_could_run_is_in_the_hash(app: Path, name: str) -> None:
     assert app_hash(unzip_app(packed.getvalue())) != before
 
 
+def zipped(files: Mapping[str, bytes | str], method: int = zipfile.ZIP_STORED) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as file:
+        for name, held in files.items():
+            file.writestr(name, held)
+    return packed.getvalue()
+
+
 @pytest.mark.parametrize("name", ["../site.py", "/etc/passwd", "a\\..\\b", "C:/x"])
 def test_an_app_stays_in_its_folder(name: str) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as file:
-        file.writestr(name, b"")
     with pytest.raises(ConfigError, match="a file outside its folder"):
-        unzip_app(packed.getvalue())
+        unzip_app(zipped({name: b""}))
 
 
 @built
@@ -329,10 +312,7 @@ def test_an_app_that_was_not_agreed_on_is_kept_to_be_looked_at_and_not_run(app: 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_damaged_app_does_not_end_the_supernode(tmp_path: Path, caplog: Any, method: int) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", method) as file:
-        file.writestr("a.py", "x = 1\n" * 1000)
-    whole, begins = packed.getvalue(), 30 + len("a.py")
+    whole, begins = zipped({"a.py": "x = 1\n" * 1000}, method), 30 + len("a.py")
     damaged = whole[:begins] + bytes(byte ^ 0xFF for byte in whole[begins : begins + 8]) + whole[begins + 8 :]
     assert not is_agreed(damaged, tmp_path / "data.toml")
     assert "the server's app is no zip file that can be unpacked" in caplog.text
@@ -340,20 +320,13 @@ def test_a_damaged_app_does_not_end_the_supernode(tmp_path: Path, caplog: Any, m
 
 @pytest.mark.parametrize("project", ["tool = 1", "tool.flwr = 1", "a = " + "[" * 5000])
 def test_an_app_with_an_odd_project_file_does_not_end_the_supernode(tmp_path: Path, caplog: Any, project: str) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as file:
-        file.writestr("pyproject.toml", project)
-    assert not is_agreed(packed.getvalue(), tmp_path / "data.toml")
+    assert not is_agreed(zipped({"pyproject.toml": project}), tmp_path / "data.toml")
     assert "has agreed to nothing yet" in caplog.text
 
 
 @pytest.mark.slow
 def test_a_giant_app_is_not_unpacked() -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
-        for part in range(5):
-            file.writestr(f"{part}.py", bytes(2**24))
     with pytest.raises(ConfigError, match="larger than"):
-        unzip_app(packed.getvalue())
+        unzip_app(zipped({f"{part}.py": bytes(2**24) for part in range(5)}, zipfile.ZIP_DEFLATED))
     with pytest.raises(ConfigError, match="no zip file"):
         unzip_app(b"PK")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from federated import LocalGrid, federate, fedskew, silent_on, tree
+from federated import NAMES, LocalGrid, federate, fedskew, silent_on, tree
 from flwr.app import Message, RecordDict
 
 from common import stop_at
@@ -65,8 +65,7 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
     records = federation.play(grid=grid)  # how long it is skipped is part of the server's state
     assert [record["round"] for record in records if record["deployment"]["silent"]] == [1, 3, 6]
     assert [record["round"] for record in records if record["deployment"]["skipped"]] == [2, 4, 5, 7]
-    asked = [message.metadata for message in grid.asked if message.metadata.dst_node_id == federation.node("ash")]
-    assert [metadata.message_type for metadata in asked] == ["query", "train", "train", "train"]
+    assert grid.kinds("ash") == ["query", "train", "train", "train"]
     assert all(sorted(record["answered"]) == [1, 2] for record in records[1:])
 
     status, said = fedskew("deploy", "status", federation.run_folder)
@@ -79,17 +78,15 @@ def test_a_site_that_never_answers_is_skipped_for_longer_and_longer(tmp_path: Pa
 
 def test_sites_that_did_not_answer_are_asked_where_the_others_are_gone(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), round_timeout=0.3, evaluation="none")
-    grid = federation.grid({"ash": silent_on("train"), "birch": silent_on("train")})
 
-    def watch(record: Any) -> None:
-        if record["round"] == 1:  # these two have time again, and the third goes away
-            grid.tamper.clear()
-            grid.offline.add(federation.node("cedar"))
+    def turn(grid: LocalGrid) -> None:  # these two have time again, and the third goes away
+        grid.tamper.clear()
+        grid.offline.add(federation.node("cedar"))
 
-    records = federation.run(grid).run(resume=True, progress=watch).rounds
-    assert sorted(records[1].deployment["silent"]) == ["ash", "birch"]
-    assert [sorted(record.answered) for record in records[2:]] == [[0, 1], [0, 1]]
-    assert all(record.deployment["skipped"] == [] for record in records[2:])
+    records = federation.play({"ash": silent_on("train"), "birch": silent_on("train")}, after={1: turn})
+    assert sorted(records[1]["deployment"]["silent"]) == ["ash", "birch"]
+    assert [sorted(record["answered"]) for record in records[2:]] == [[0, 1], [0, 1]]
+    assert all(record["deployment"]["skipped"] == [] for record in records[2:])
 
 
 @pytest.mark.slow
@@ -104,14 +101,11 @@ def test_a_site_that_trains_and_withholds_its_evaluation_is_skipped_too(tmp_path
 def test_when_no_site_comes_back_the_run_ends_and_can_be_gone_on_with(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("fedavg", rounds=2, steps=1), idle_timeout=0.1, start_timeout=0.1)
     grid = federation.grid()
-    run = federation.run(grid)
 
     with pytest.raises(EndedEarlyError, match="no site was connected for 0 s; the run ends after round 1"):
-        run.run(resume=True, progress=grid.leave)
+        federation.play(grid=grid, after={1: LocalGrid.leave})
     other = federate(tmp_path / "other", tree("fedavg"), idle_timeout=0.1, start_timeout=0.1, min_sites=2)
-    absent = other.grid()
-    absent.offline.update(absent.apps)
     with pytest.raises(EndedEarlyError, match="0 of 3 sites have reported"):
-        other.run(absent)
+        other.run(other.grid(away=NAMES))
     grid.offline.clear()
     assert len(federation.play(grid=grid)) == 3

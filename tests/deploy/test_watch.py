@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federated import CLASSES, Federated, LocalGrid, Tamper, federate, fedskew, figures, on, scaled, served, tree
+from federated import CLASSES, FOUR, Federated, LocalGrid, Tamper, federate, fedskew, figures, on, scaled, served, tree
 from flwr.app import Message
 from safetensors.numpy import load_file
 
@@ -48,11 +48,7 @@ def test_a_round_that_ruins_the_model_is_undone_and_its_liar_left_out(tmp_path: 
 def test_a_site_goes_on_from_what_it_kept_before_the_undone_round(tmp_path: Path) -> None:
     federation = federate(tmp_path, tree("moon", rounds=4, steps=1), **LENIENT)
     _, grid = federation.played({"birch": on("train", scaled(1e30), first=2)})
-    counted = [
-        message.content["config"]["fedskew-counted"]
-        for message in grid.asked
-        if message.metadata.message_type == "train" and message.metadata.dst_node_id == federation.node("ash")
-    ]
+    counted = [question.content["config"]["fedskew-counted"] for question in grid.questions("train", "ash")]
     assert counted == [0, 1, 1, 3]
     before = len(grid.asked)
     records = federation.play(grid=grid)  # what the watch keeps is in the checkpoint
@@ -65,11 +61,10 @@ def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: An
 
     Whoever is left out takes part again at once.
     """
-    names = ("ash", "birch", "cedar", "dogwood")
     short = tree("fedavg", rounds=len(rounds) - 1, steps=1, lr=1e-6)
-    federation = federate(folder, short, names, undone_limit=99, **LENIENT, **agreed)
+    federation = federate(folder, short, FOUR, undone_limit=99, **LENIENT, **agreed)
     federation.run_folder.mkdir()
-    readmitted = dict.fromkeys(names, 99)
+    readmitted = dict.fromkeys(FOUR, 99)
     (federation.run_folder / "operator.json").write_text(json.dumps({"looked": 0, "readmitted": readmitted}))
 
     def lie(client: int, question: Message, answer: Message) -> Message:
@@ -81,7 +76,7 @@ def said_of(rounds: list[dict[int, float]], folder: Path, key: str, **agreed: An
             metrics["train-loss"], metrics["fedskew-steps"] = loss, 1 if client in losses else -1
         return answer
 
-    return federation.play({name: partial(lie, client) for client, name in enumerate(names)})
+    return federation.play({name: partial(lie, client) for client, name in enumerate(FOUR)})
 
 
 @pytest.mark.slow
@@ -182,9 +177,8 @@ def test_a_loss_below_0_is_refused(tmp_path: Path) -> None:
 def test_newcomers_with_other_labels_do_not_undo_a_round(tmp_path: Path) -> None:
     """Ash alone has a loss of 0.02 on its few classes; the model is bad at those of the others, and harms nobody."""
     federation = federate(tmp_path, tree("fedavg", rounds=3, steps=1), start_timeout=0.1)
-    grid = federation.grid()
-    others = {federation.node("birch"), federation.node("cedar")}
-    grid.offline |= others
+    grid = federation.grid(away=["birch", "cedar"])
+    others = set(grid.offline)
 
     def then_connected(question: Message, answer: Message) -> Message:
         if question.content["config"].get("server-round") == 1:
@@ -228,12 +222,11 @@ def test_training_judges_what_others_trained_by_two_sites_at_least(tmp_path: Pat
 
 @pytest.mark.slow
 def test_of_many_sites_all_that_took_part_are_left_out(tmp_path: Path) -> None:
-    names = ("ash", "birch", "cedar", "dogwood")
-    federation = federate(tmp_path, tree("fedavg", rounds=2, steps=1, participation=0.5), names, **LENIENT)
-    liars = {name: on("evaluate", figures(confusion=[1] * 100, eval_loss=1e9), first=2) for name in names}
+    federation = federate(tmp_path, tree("fedavg", rounds=2, steps=1, participation=0.5), FOUR, **LENIENT)
+    liars = {name: on("evaluate", figures(confusion=[1] * 100, eval_loss=1e9), first=2) for name in FOUR}
     record = federation.play(liars)[2]
     assert len(record["cohort"]) == 2
-    assert record["deployment"]["undone"]["left_out"] == [names[client] for client in sorted(record["cohort"])]
+    assert record["deployment"]["undone"]["left_out"] == [FOUR[client] for client in sorted(record["cohort"])]
 
 
 def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) -> None:
@@ -253,9 +246,6 @@ def test_records_say_when_in_utc_and_what_each_site_evaluated(tmp_path: Path) ->
 # Rounds that move nothing are in status, report and exit status; two in a row stop a run, which can go on later.
 
 
-FOUR = ("ash", "birch", "cedar", "dogwood")
-
-
 def four(folder: Path, rounds: int, weight_limit: float | None, **agreed: Any) -> Federated:
     """Four sites, one with four samples: without `dogwood` two of the others have nearly all of the weight."""
     given = {"rounds": rounds, "steps": 1} | ({} if weight_limit is None else {"weight_limit": weight_limit})
@@ -263,9 +253,7 @@ def four(folder: Path, rounds: int, weight_limit: float | None, **agreed: Any) -
     config = Draft.of(config, FOUR, {"classes": CLASSES, "shape": [64]}).config
     agreed = {"updates": "masked", "evaluation": "none", "round_timeout": 0.3} | agreed
     federation = federate(folder, config.tree(), FOUR, **agreed)
-    own = federation.folder / "birch" / "own.npz"
-    with np.load(own) as arrays:
-        np.savez(own, **{name: values[:4] for name, values in arrays.items()})
+    federation.change_samples("birch", lambda own: {name: values[:4] for name, values in own.items()})
     return federation
 
 

@@ -11,25 +11,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from federated import fedskew
+from federated import initiated, tree
 
 from fedskew import __version__
 
-CONFIG = """\
-name = "shops"
-data = {name = "digits"}
-partition = {rule = "iid", clients = 2}
-model = {name = "logistic"}
-method = {preset = "fedavg"}
-training = {rounds = 1}
-"""
 NAME = f"fedskew-{__version__}-py3-none-any.whl"
 
 
 def init(folder: Path, wheel: Path) -> tuple[int, str]:
-    (folder / "run.toml").write_text(CONFIG)
-    words = ("--config", folder / "run.toml", "--sites", "north,south", "--wheel", wheel)
-    return fedskew("deploy", "init", folder / "fed", *words)
+    return initiated(folder, tree("fedavg", rounds=1), "--sites", "north,south", "--wheel", wheel)
 
 
 def made_up(path: Path, version: str = __version__) -> Path:
@@ -43,13 +33,13 @@ def test_each_folder_carries_the_wheel_and_names_its_hash(tmp_path: Path) -> Non
     status, said = init(tmp_path, wheel)
     assert status == 0, said
     checksum = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    site = tmp_path / "fed" / "sites" / "north"
-    for folder in (tmp_path / "fed", site):
+    site = tmp_path / "clinics" / "sites" / "north"
+    for folder in (tmp_path / "clinics", site):
         assert (folder / NAME).read_bytes() == wheel.read_bytes()
         assert checksum in (folder / "README.md").read_text()
     assert f"COPY {NAME} /tmp/" in (site / "Dockerfile").read_text()
     assert (site / ".dockerignore").read_text().split() == ["*", "!*.whl"]  # and neither key nor data
-    assert not list((tmp_path / "fed" / "app").rglob("*.whl"))  # what sites agree to by its hash
+    assert not list((tmp_path / "clinics" / "app").rglob("*.whl"))  # what sites agree to by its hash
 
 
 @pytest.mark.parametrize("kind", ["no zip", "another version", "a shell's name"])
@@ -61,7 +51,7 @@ def test_what_is_no_wheel_of_this_version_is_refused_before_anything_is_written(
         wheel = made_up(wheel, "0.0.1") if kind == "another version" else made_up(tmp_path / "x;reboot.whl")
     status, said = init(tmp_path, wheel)
     assert (status, f"expected a wheel of fedskew {__version__}" in said) == (2, True)
-    assert not (tmp_path / "fed").exists()
+    assert not (tmp_path / "clinics").exists()
 
 
 @pytest.mark.faults
@@ -82,7 +72,7 @@ def test_the_readmes_command_installs_it_in_a_new_environment_without_an_index(t
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith(("fedskew", "_editable_impl_fedskew", "pip")):
             (others / path.name).symlink_to(path)
-    site = tmp_path / "fed" / "sites" / "north"
+    site = tmp_path / "clinics" / "sites" / "north"
     found = re.search(r"^    (echo .*pip install.*)$", (site / "README.md").read_text(), re.MULTILINE)
     assert found is not None
     path = f"{tmp_path / 'new' / 'bin'}{os.pathsep}{os.environ['PATH']}"

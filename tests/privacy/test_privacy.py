@@ -18,6 +18,8 @@ from fedskew.privacy import COVERED, Protection, UpdateNoise, epsilon, most_roun
 from fedskew.server_updates import Plain
 from fedskew.sums.fixed_point import UPDATES, add
 
+pytest.importorskip("dp_accounting")
+
 UNIT = 2.0**24
 
 
@@ -35,7 +37,6 @@ def exact_epsilon(noise: float, rounds: int, delta: float) -> float:
     ("noise", "rounds", "delta"), [(1.0, 1, 1e-5), (1.0, 20, 1e-5), (2.5, 100, 1e-6), (0.7, 3, 1e-3)]
 )
 def test_epsilon_is_that_of_composed_gaussian_mechanisms(noise: float, rounds: int, delta: float) -> None:
-    pytest.importorskip("dp_accounting")
     found = epsilon(noise, rounds, delta)
     assert found == pytest.approx(exact_epsilon(noise, rounds, delta), rel=2e-3)
     assert found >= exact_epsilon(noise, rounds, delta) - 1e-6  # never less than the truth
@@ -52,18 +53,15 @@ def test_epsilon_is_that_of_composed_gaussian_mechanisms(noise: float, rounds: i
 )
 def test_epsilon_is_that_of_pfl(noise: float, rounds: int, delta: float, pfl: float) -> None:
     """Numbers of pfl 0.6.0's PLDPrivacyAccountant, by benchmarks/same_noise.py."""
-    pytest.importorskip("dp_accounting")
     assert epsilon(noise, rounds, delta) == pytest.approx(pfl, rel=1e-6)
 
 
 def test_several_mechanisms_cost_as_much_as_one_with_less_noise() -> None:
-    pytest.importorskip("dp_accounting")
     assert together([3.0, 4.0]) == pytest.approx(2.4)  # 1/9 + 1/16 = (5/12)**2
     assert epsilon(together([2.0] * 9), 1, 1e-5) == pytest.approx(epsilon(2.0, 9, 1e-5))
 
 
 def test_a_budget_lasts_for_as_many_rounds_as_it_pays() -> None:
-    pytest.importorskip("dp_accounting")
     rounds = most_rounds(2.0, 4.0, 1e-5)
     assert exact_epsilon(2.0, rounds, 1e-5) <= 4.0 < exact_epsilon(2.0, rounds + 2, 1e-5)
     assert most_rounds(0.1, 1.0, 1e-5) == 0
@@ -154,9 +152,6 @@ def test_mistakes_are_said() -> None:
 
 
 # Runs with differential privacy of updates: what is recorded, what is refused, and who declines.
-
-
-pytest.importorskip("dp_accounting")
 
 
 PRIVACY = {"clip": 0.5, "noise": 4.0, "epsilon": 8.0, "delta": 1e-3}

@@ -18,7 +18,6 @@ import ipaddress
 import json
 import re
 import shutil
-import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
 from email.parser import Parser
@@ -34,7 +33,7 @@ import tomli_w
 from fedskew import __version__
 from fedskew.deploy._agreement import Agreement
 from fedskew.deploy._rehearsal import Rehearsal, rehearse
-from fedskew.deploy.app_files import APP, PROJECT, AppFiles, project_content, read_app, running
+from fedskew.deploy.app_files import APP, PROJECT, AppFiles, project_content, read_app, read_toml, running
 from fedskew.deploy.keys import CONNECTION, write_certificates, write_mask_key, write_node_key
 from fedskew.errors import ConfigError
 from fedskew.experiment import Config, read
@@ -215,10 +214,7 @@ def other_code(app: AppFiles) -> list[str]:
 
     These are files that are not as they are written, and what `run.toml` names by `module:name`, each with its key.
     """
-    try:
-        tree = tomllib.loads(app.get("run.toml", b"").decode())
-    except (ValueError, RecursionError):
-        tree = {}
+    tree = read_toml(app.get("run.toml", b"")) or {}
     ours = {name: text.encode() for name, text in app_code().items()}
     known = {"run.toml", "deploy.toml", *(name for name in ours if app.get(name) == ours[name])}
     written = _project(str(tree.get("name", Config.model_fields["name"].default))).encode()
@@ -360,7 +356,6 @@ def _template(name: str) -> str:
 
 
 def _project(name: str) -> str:
-    """Return the app's description for Flower."""
     kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower()).strip("-")
     fields = {"NAME": kept or "federation", "DESCRIPTION": on_one_line(f"{name}, a federation by fedskew")}
     return Template(_template("app.toml")).substitute(fields, VERSION=__version__)

@@ -76,6 +76,11 @@ def _within(agreement: Agreement) -> str:
     return f"; masked: of it the server learns the sum over {agreement.sum_sites} sites or more"
 
 
+def _over_all(agreement: Agreement) -> str:
+    over = f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
+    return over if agreement.updates == "masked" else ""
+
+
 def _counts(config: Config, agreement: Agreement, questions: int) -> Disclosure:
     """Say what leaves a site of its label counts; of several masked sums of them one site's may follow."""
     kind, classes, noise = agreement.label_counts, len(agreement.classes), ""
@@ -103,8 +108,7 @@ def _counts(config: Config, agreement: Agreement, questions: int) -> Disclosure:
 def _moments(agreement: Agreement) -> list[Disclosure]:
     if not agreement.sums_moments or (table := agreement.table) is None:
         return []
-    over_all = f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
-    own = "" if agreement.updates == "plain" else over_all
+    own = _over_all(agreement)
     what = f"of each of {table.numbers} columns of numbers how many there are, their sum and the sum of their squares"
     size = 24 * table.numbers + (_seeds(agreement) if own else 0)
     return [Disclosure(f"{what}, of the training samples{own}", "once, before the first round", size)]
@@ -113,11 +117,10 @@ def _moments(agreement: Agreement) -> list[Disclosure]:
 def _profile(agreement: Agreement, plan: Plan | None) -> list[Disclosure]:
     if not agreement.sums_profile or (plan is not None and not plan.profile_size):
         return []
-    over = f"; masked: the server learns the sums over all {len(agreement.sites)} sites"
     of = f"each of {', '.join(agreement.input_cells)}" if agreement.input_cells else "each number"
     more = "" if agreement.input_cells else ", missing or of each category"
     what = f"how many training samples are in each of ten cells of {of}{more}, and how "
-    what += f"each two numbers go together{over if agreement.updates == 'masked' else ''}"
+    what += f"each two numbers go together{_over_all(agreement)}"
     size = None if plan is None else 8 * plan.profile_size + _seeds(agreement)
     return [Disclosure(what, "once, before the first round", size)]
 

@@ -86,7 +86,7 @@ def app_changes(before: AppFiles, after: AppFiles) -> list[str]:
         if name not in after or name not in before:
             lines.append(f"{name}: {'is new' if name in after else 'is gone'}")
         elif before[name] != after[name]:
-            trees = _toml(before[name]), _toml(after[name])
+            trees = read_toml(before[name]), read_toml(after[name])
             if not name.endswith(".toml") or trees[0] is None or trees[1] is None:
                 lines.append(f"{name}: is another")
                 continue
@@ -124,7 +124,7 @@ def app_hash(files: AppFiles) -> str:
 
 def project_content(held: bytes) -> bytes:
     """Return the content of `pyproject.toml` without its layout, and without the part that Flower leaves out."""
-    tree = _toml(held)
+    tree = read_toml(held)
     if tree is None:
         return held
     tool = tree.get("tool")
@@ -134,7 +134,8 @@ def project_content(held: bytes) -> bytes:
     return json.dumps(tree, sort_keys=True, default=str).encode()
 
 
-def _toml(held: bytes) -> dict[str, Any] | None:
+def read_toml(held: bytes) -> dict[str, Any] | None:
+    """Read TOML; None where it is none."""
     with suppress(ValueError, RecursionError):
         return tomllib.loads(held.decode())
     return None
