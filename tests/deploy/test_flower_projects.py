@@ -4,6 +4,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,37 @@ def test_an_objective_comes_with_our_client_app_under_stock_fedavg(federation: F
     weights = [result.arrays["1.weight"].numpy() for result in results]
     assert not np.allclose(weights[0], weights[1])
     assert not np.allclose(weights[0], weights[2])
+
+
+def test_noisy_counts_of_a_project_are_released_once_and_the_exact_ones_told_nowhere(federation: Federated) -> None:
+    pytest.importorskip("opendp")
+    told: list[list[float]] = []
+
+    def listen(question: Message, answer: Message) -> Message:
+        if question.metadata.message_type == "query":
+            told.append(answer.content["metrics"]["label-counts"])
+        elif question.metadata.message_type == "train":
+            assert "num-examples" not in answer.content["metrics"]
+        return answer
+
+    for epsilon in (0.5, 50.0):  # one that asks again learns no more, whatever the epsilon
+        noisy = client_app(network, reader(federation), label_counts="noisy", epsilon=epsilon)
+        grid = with_app(federation.grid({NAMES[0]: listen}), noisy)
+        assert start(grid, strategy("fedla", model=network())).train_metrics_clientapp[2]["counted"] == 3
+    exact = SiteData.load(federation.data_of(NAMES[0]), federation.agreement).counts
+    assert told[0] == told[1]
+    assert np.abs(np.array(told[0]) - exact).max() > 1e-6
+
+
+@pytest.mark.parametrize("lacks", ["epsilon", "state"])
+def test_noisy_counts_take_an_epsilon_and_a_folder(federation: Federated, lacks: str, caplog: Any) -> None:
+    def read(context: Context) -> SiteData:
+        return replace(reader(federation)(context), **({"state": None} if lacks == "state" else {}))
+
+    app = client_app(network, read, label_counts="noisy", epsilon=None if lacks == "epsilon" else 1.0)
+    with pytest.raises(ConfigError, match="no client reported them"):
+        start(with_app(federation.grid(), app), strategy("fedla", min_nodes=3, model=network()), rounds=1)
+    assert "noisy counts need epsilon, and a folder where the release is stored" in caplog.text
 
 
 @pytest.mark.slow
