@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_601, "docstrings": 9_553, "files": 315, "names": 329},
-    "tests": {"code": 33_740},
+    "src": {"code": 38_623, "docstrings": 9_557, "files": 315, "names": 329},
+    "tests": {"code": 33_764},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

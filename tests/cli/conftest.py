@@ -34,7 +34,7 @@ def command(
     """
 
     def run(*words: str | Path, status: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-        from fedskew.cli import main
+        from fedskew.__main__ import main
 
         with monkeypatch.context() as here:
             here.chdir(tmp_path)

@@ -76,6 +76,17 @@ def test_debug_shows_the_traceback(tmp_path, command):
         command("--debug", "run", "none.toml")
 
 
+def test_ctrl_c_before_a_command_does_anything_is_said(command, monkeypatch):
+    monkeypatch.setattr("fedskew.cli.deploy.config_file", pressed)
+    assert command("deploy", "local", "new", status=130).stderr == "stopped\n"
+    monkeypatch.setattr("fedskew.cli.main", pressed)  # as while it is imported
+    assert command("deploy", "local", "new", status=130).stderr == "stopped\n"
+
+
+def pressed(*words: object) -> None:
+    raise KeyboardInterrupt
+
+
 COMMANDS = get_command(app).commands
 NAMES = [(name,) for name in COMMANDS if name != "deploy"] + [("deploy", name) for name in COMMANDS["deploy"].commands]
 

@@ -68,6 +68,12 @@ def site(folder: Path, keys: Path, address: str) -> Path:
     return data
 
 
+@pytest.mark.parametrize("address", ["localhost", "[zz::1]:9092", "-\u00e4--.x:9092"])
+def test_what_is_no_address_is_refused(keys: Path, tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match="server: expected its address and port"):
+        ServerCheck.of_site(site(tmp_path, keys, address))
+
+
 @pytest.mark.parametrize(("off", "side"), [(-20.0, "ahead of"), (400.0, "behind")])
 def test_a_clock_that_flower_would_refuse_is_told_before(keys: Path, tmp_path: Path, off: float, side: str) -> None:
     with server(keys, off) as address, pytest.raises(RunError, match="Flower refuses a site that is more than") as why:
@@ -102,7 +108,7 @@ def test_a_certificate_that_ends_soon_is_said() -> None:
 
 def test_what_answers_but_is_not_the_server_is_refused(keys: Path, tmp_path: Path) -> None:
     write_certificates(tmp_path / "other", ["127.0.0.1"])
-    with server(keys, 0.0) as address, pytest.raises(RunError, match="no certificate of this federation"):
+    with server(keys, 0.0) as address, pytest.raises(RunError, match="this federation.*, and ask the server's"):
         ServerCheck.of_site(site(tmp_path, tmp_path / "other", address))
     with server(keys, None) as address, pytest.raises(RunError, match="tells no time"):
         ServerCheck.of_site(site(tmp_path, keys, address))

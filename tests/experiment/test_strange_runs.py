@@ -190,6 +190,14 @@ def test_a_package_is_not_imported_to_find_out_whose_it_is(tmp_path, monkeypatch
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_finished_run_without_its_records_is_said_to_lack_them(strange):
+    (strange / "rounds.jsonl").rename(strange / "away.jsonl")
+    naming("mlp3", strange)
+    for read_it in (RunFolder.read_runs, fedskew.load):
+        with pytest.raises(RunError, match=r"rounds\.jsonl: is missing; put the file back, or start over with --fresh"):
+            read_it(strange)
+
+
 @pytest.mark.parametrize("parts", [["."], [".."], ["../theirs"], ["/etc"]])
 def test_its_summary_leads_to_no_other_folder(strange, parts):
     (strange / "rounds.jsonl").rename(strange / "away.jsonl")

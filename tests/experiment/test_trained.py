@@ -212,6 +212,15 @@ def test_a_seed_that_is_missing_is_trained_by_the_command_that_is_named(tmp_path
     assert fedskew.load(folder, seed=5).seed == 5
 
 
+def test_a_run_of_real_sites_is_finished_by_its_servers_script(run, tmp_path):
+    folder = tmp_path / "runs" / "sites"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
+    (tmp_path / "run.sh").touch()
+    with pytest.raises(RunError, match=rf"no model yet; finish the run: sh {tmp_path}/run\.sh$"):
+        fedskew.load(folder)
+
+
 def test_what_is_no_finished_run_is_said_in_one_line(run, tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
         fedskew.load(tmp_path)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from typer import Option
+from typer.core import TyperGroup
 
 from fedskew import torchrun
 from fedskew.cli import counts, deploy, labels, new, operate, papers, predict, run, site, sites, sweep, target
@@ -16,8 +17,21 @@ from fedskew.cli.page import Console
 from fedskew.cli.reference import check, listing, methods
 from fedskew.errors import BackendWarning, DataWarning, FedskewError, in_one_line
 
+
+class _Commands(TyperGroup):
+    """The commands; where Ctrl-C stops one that says nothing itself, a word, as Typer would end without one."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            Console(stderr=True, quiet=torchrun.rank() > 0).print("stopped")
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="fedskew",
+    cls=_Commands,
     help="Federated learning when clients hold different labels.",
     no_args_is_help=True,
     add_completion=False,
@@ -108,6 +122,3 @@ def main() -> None:
             raise
         Console(stderr=True, quiet=torchrun.rank() > 0).say(f"fedskew: {_in_one_line(error)}", style="red")
         sys.exit(error.exit_code if isinstance(error, FedskewError) else 1)
-    except KeyboardInterrupt:
-        Console(stderr=True, quiet=torchrun.rank() > 0).print("stopped")
-        sys.exit(130)

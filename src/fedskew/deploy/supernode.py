@@ -121,10 +121,11 @@ class ServerCheck(NamedTuple):
 
 def _server_of(path: Path) -> str:
     """Read the server's address, `HOST:PORT`, from a site's `data.toml`; ConfigError where it names none."""
-    server = read_tree(path, "site's data", None, False)[0].get("server")
-    if not isinstance(server, str) or not re.fullmatch(r"[^/\s]+:\d+", server):
-        raise ConfigError(f'{path}: server: expected its address and port, such as server = "fl.example.org:9092"')
-    return server
+    server = read_tree(path, "site's data", None, False)[0].get("server", "")
+    with suppress(TypeError, httpx.InvalidURL):
+        if re.fullmatch(r"[^/\s]+:\d+", server) and httpx.URL(f"https://{server}"):
+            return str(server)
+    raise ConfigError(f'{path}: server: expected its address and port, such as server = "fl.example.org:9092"')
 
 
 def _check_server(address: str, authority: Path) -> ServerCheck:
@@ -160,7 +161,8 @@ def _reason(address: str, error: httpx.HTTPError) -> RunError:
             "wrong, set it by NTP; else the server's operator has to renew it (fedskew deploy renew)"
         )
     if "CERTIFICATE_VERIFY_FAILED" in text:
-        return RunError(f"{address}: what answers there has no certificate of this federation's ca.crt: {text}")
+        how = "see that the address is right, and ask the server's operator for the ca.crt of now"
+        return RunError(f"{address}: what answers there has no certificate of this federation's ca.crt: {text}; {how}")
     return _UnreachableError(f"{address} can't be reached: {text or type(error).__name__}")
 
 

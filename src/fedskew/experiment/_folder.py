@@ -267,8 +267,8 @@ class RunFolder:
             if (path / "rounds.jsonl").exists():
                 return [_read_run(path, label)]
             if not (path / "summary.json").exists():
-                raise RunError(f"{path}: the run is not finished; go on with: {command_of(path)} --resume")
-            return [_read_run(path / part, label) for part in _parsed(path / "summary.json")["parts"]]
+                raise RunError(f"{path}: the run is not finished; go on with: {going_on(path)}")
+            return [_read_run(path / part, label) for part in parts_of(path)]
         except FedskewError:
             raise
         except Exception as error:  # what is damaged can raise almost anything
@@ -407,6 +407,20 @@ def require_run(path: Path) -> None:
     if not (path / "config.toml").exists():
         why = "it has no config.toml" if path.exists() else "it does not exist"
         raise RunError(f"{path}: not a run folder ({why})")
+
+
+def parts_of(run: Path) -> list[Any]:
+    """Return the names of the seeds' folders in the summary of a run that has no records of its own, or RunError."""
+    summary = _parsed(run / "summary.json")
+    if not isinstance(summary, dict) or not isinstance(summary.get("parts"), list):
+        raise RunError(f"{run / 'rounds.jsonl'}: is missing; put the file back, or {ANEW}")
+    return list(summary["parts"])
+
+
+def going_on(folder: Path) -> str:
+    """Return the command that goes on with the run of a folder, of a federation of real sites or a simulation."""
+    script = folder.parent.parent / "run.sh"
+    return shlex.join(["sh", str(script)]) if script.exists() else f"{command_of(folder)} --resume"
 
 
 def command_of(folder: Path) -> str:

@@ -19,7 +19,7 @@ from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED, RunFolder, command_of, require_run
+from fedskew.experiment._folder import FINISHED, RunFolder, command_of, going_on, parts_of, require_run
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
@@ -281,7 +281,7 @@ def load(
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
         if not (folder / "summary.json").exists():
-            raise RunError(f"{folder}: no model yet; finish the run: {command_of(folder)} --resume")
+            raise RunError(f"{folder}: no model yet; finish the run: {going_on(folder)}")
     try:
         state, notes = load_tensors(path)
         info = ModelInfo.of_plain(notes)
@@ -314,11 +314,9 @@ def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
         raise RunError(f"{run}: has no seed {seed}; its seeds: {', '.join(map(str, seeds))}")
     if (run / "rounds.jsonl").exists():
         return run
-    try:
-        parts: list[Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))["parts"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise RunError(f"{run}: no model yet; finish the run: {command_of(run)} --resume") from None
-    chosen = str(parts[0 if seed is None else seeds.index(seed)])
+    if not (run / "summary.json").exists():
+        raise RunError(f"{run}: no model yet; finish the run: {going_on(run)}")
+    chosen = str(parts_of(run)[0 if seed is None else seeds.index(seed)])
     if chosen != Path(chosen).name or chosen == "..":
         raise RunError(f"{run / 'summary.json'}: damaged: parts names {chosen!r}, which is no folder of this run")
     return run / chosen
