@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_623, "docstrings": 9_557, "files": 315, "names": 329},
-    "tests": {"code": 33_764},
+    "src": {"code": 38_629, "docstrings": 9_559, "files": 315, "names": 330},
+    "tests": {"code": 33_590},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -8,6 +8,7 @@ the error's `exit_code`.
 import difflib
 import sysconfig
 import traceback
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     if not known:
         return " (there are none)"
+    alike = [name for name in known if unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", word)]
+    if alike:
+        return f" (it is {alike[0]!r} with letters encoded in another way, NFC or NFD; write both in one)"
     close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
 

@@ -138,6 +138,10 @@ def test_a_schema_names_columns_of_labels_or_the_classes_of_one(tmp_path):
     schema["columns"]["label"]["categories"] = ["a", "b"]
     with pytest.raises(DataError, match="the label 'c' is none of the classes"):
         data.load("csv", path, rng=rng(), schema=schema, separator="|")
+    schema["columns"]["label"]["categories"] = ["a", "b", "caf\u00e9"]
+    path.write_text("age,label\n" + "1,a|b\n2,a|cafe\u0301\n" * 5, encoding="utf-8")
+    with pytest.raises(DataError, match="it is 'caf\u00e9' with letters encoded in another way, NFC or NFD"):
+        data.load("csv", path, rng=rng(), schema=schema, separator="|")
 
 
 def test_a_data_set_holds_each_samples_labels_as_bits():

@@ -104,12 +104,8 @@ def figures(counts: CountsLike, target: ArrayLike | None, participation: float, 
 
 
 def local_epochs(training: Mapping[str, Any], samples: float) -> float:
-    """Return the local epochs of a round; where `steps` stand in their place, those of a client with so many samples.
-
-    Args:
-        training: The section of a config, in plain values.
-        samples: Samples of a client, their mean.
-    """
+    """Return the local epochs of a round by a config's `[training]` in plain values; where `steps` stand in their
+    place, as many as these are for a client with so many samples."""
     if training.get("steps") is None:
         return float(training["epochs"])
     return float(training["steps"] * training["batch_size"] / max(samples, 1))

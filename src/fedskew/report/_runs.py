@@ -208,10 +208,8 @@ class SeedRun:
 
     @staticmethod
     def label_notes(runs: Iterable[SeedRun]) -> list[str]:
-        """Return the notes of runs, each once, with the labels and seeds that it is about where these are not all.
-
-        Where two seeds' notes of a label begin with the same sentence, the first stands for both.
-        """
+        """Return the notes of runs, each once, with the labels and seeds that it is about where these are not all; of
+        several sentences whose first is that of another seed's note, one note stands for both."""
         about: dict[str, dict[str, list[str]]] = {}
         everywhere: dict[str, list[str]] = {}
         shown: dict[tuple[str, str], str] = {}
