@@ -33,7 +33,7 @@ EVIDENCE = "heads", "words", "silos", "networks", "cifar10-long", "cifar100", "c
 """The arenas that `fedskew advise` looks up."""
 BLOCKS = {
     **dict.fromkeys(("heads", "words", "silos"), "task"),
-    **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar10-long", "cifar10-rates")),
+    **dict.fromkeys(("arena", "priors", "networks", "cifar10", "cifar10-long", "cifar10-tuned")),
     **dict.fromkeys(("cifar100", "cifar100-classes")),
 }
 
