@@ -102,10 +102,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     if not known:
         return " (there are none)"
-    alike = [name for name in known if unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", word)]
-    if alike:
-        return f" (it is {alike[0]!r} with letters encoded in another way, NFC or NFD; write both in one)"
     close = difflib.get_close_matches(word, known, n=1)
+    if alike := {unicodedata.normalize(form, word) for form in ("NFC", "NFD")} & ({*known} - {word}):
+        return f" (it is {alike.pop()!r} with letters encoded in another way, NFC or NFD; write both in one)"
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
 
 

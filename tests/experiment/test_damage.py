@@ -43,7 +43,7 @@ def flip(path: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "records are cut": (lambda run: lines(run / "rounds.jsonl", lambda all: all[:2]), "rounds.jsonl: has been cut"),
     "records are empty": (lambda run: (run / "rounds.jsonl").write_text(""), "rounds.jsonl: has been cut"),
-    "records are gone": (lambda run: (run / "rounds.jsonl").unlink(), "rounds.jsonl: has been cut|is damaged"),
+    "records are gone": (lambda run: (run / "rounds.jsonl").unlink(), "rounds.jsonl: has been cut|is missing"),
     "records are junk": (lambda run: (run / "rounds.jsonl").write_bytes(b"\0junk\n" * 9999), "has been changed"),
     "a round is missing": (
         lambda run: lines(run / "rounds.jsonl", lambda all: [*all[:1], *all[2:], all[1]]),

@@ -216,7 +216,10 @@ def test_a_run_of_real_sites_is_finished_by_its_servers_script(run, tmp_path):
     folder = tmp_path / "runs" / "sites"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
-    (tmp_path / "run.sh").touch()
+    (tmp_path / "run.sh").touch()  # of which anybody may have one
+    with pytest.raises(RunError, match="no model yet; finish the run: fedskew run .*--resume"):
+        fedskew.load(folder)
+    (tmp_path / "superlink.sh").touch()
     with pytest.raises(RunError, match=rf"no model yet; finish the run: sh {tmp_path}/run\.sh$"):
         fedskew.load(folder)
 

@@ -385,7 +385,7 @@ def _check_range(table: Table, name: str, column: Column, values: NDArray[np.flo
 
 def _close(name: str, names: Sequence[str]) -> str:
     said = nearest(name, names) if names else ""
-    return said if "did you mean" in said else ""
+    return "" if said.startswith(" (known") else said
 
 
 def listed(names: Sequence[str]) -> str:

@@ -419,8 +419,10 @@ def parts_of(run: Path) -> list[Any]:
 
 def going_on(folder: Path) -> str:
     """Return the command that goes on with the run of a folder, of a federation of real sites or a simulation."""
-    script = folder.parent.parent / "run.sh"
-    return shlex.join(["sh", str(script)]) if script.exists() else f"{command_of(folder)} --resume"
+    server = folder.absolute().parent.parent
+    if (server / "superlink.sh").exists():
+        return shlex.join(["sh", str(server / "run.sh")])
+    return f"{command_of(folder)} --resume"
 
 
 def command_of(folder: Path) -> str:

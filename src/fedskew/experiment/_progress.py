@@ -35,6 +35,9 @@ from fedskew.tables import counted, duration, flatten
 Listen = Callable[[dict[str, Any]], None]
 """Called with every record, in plain values, as soon as its round is over."""
 
+_KEPT = 0.9
+"""How much of what steps took counts for the pace still, once another line is printed."""
+
 
 class Bar:
     """A bar that disappears at the end, or a line every so many seconds; `unit` stands after the numbers."""
@@ -43,7 +46,7 @@ class Bar:
         self.console = console
         self.total, self.done = 0, 0
         self._every = every
-        self._printed, self._since, self._steps, self._seconds = console.get_time(), 0.0, 0, 0.0
+        self._printed, self._since, self._steps, self._seconds = console.get_time(), 0.0, 0.0, 0.0
         self._warm = False
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -84,7 +87,8 @@ class Bar:
         if not self._bar.disable or not left or now - self._printed < self._every:
             return
         self.print(f"{words()}, {said} left")
-        self._printed = now
+        self._printed, self._since = now, now - _KEPT * (now - self._since)
+        self._steps, self._seconds = _KEPT * self._steps, _KEPT * self._seconds
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a line above the bar."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -212,12 +213,14 @@ class SeedRun:
         several sentences whose first is that of another seed's note, one note stands for both."""
         about: dict[str, dict[str, list[str]]] = {}
         everywhere: dict[str, list[str]] = {}
-        shown: dict[tuple[str, str], str] = {}
+        shown: dict[tuple[str, str, int], str] = {}
         for run in runs:
             everywhere.setdefault(run.label, []).append(f"{run.seed}")
+            begun = Counter[str]()
             for note in filter(None, (*run.notes, run.finish_note)):
                 first, _, more = note.partition(". ")
-                stands = shown.setdefault((run.label, first if more else note), note)
+                begun[first] += 1
+                stands = shown.setdefault((run.label, first if more else note, begun[first]), note)
                 seed = f"{run.seed}" if stands == note else f"{run.seed} with other figures"
                 about.setdefault(stands, {}).setdefault(run.label, []).append(seed)
         notes = []
