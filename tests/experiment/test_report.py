@@ -553,7 +553,7 @@ def test_notes_of_a_run_that_differ_by_seed_after_their_first_sentence_are_one(t
     runs = [noted("a", 0, 5), noted("a", 1, 6), noted("a", 2, 5), noted("b", 0, 5), both]
     found = [text for text in page_of(runs, tmp_path).words if "needs pairs" in text]
     assert found == [
-        "a (seeds 0, 1 with other figures, 2); b; c: It needs pairs. Here 5 are few.",
+        "a (seeds 0, 2; seed 1 with other figures); b; c: It needs pairs. Here 5 are few.",
         "c: It needs pairs. And more.",
     ]
 

@@ -211,23 +211,21 @@ class SeedRun:
     def label_notes(runs: Iterable[SeedRun]) -> list[str]:
         """Return the notes of runs, each once, with the labels and seeds that it is about where these are not all; of
         several sentences whose first is that of another seed's note, one note stands for both."""
-        about: dict[str, dict[str, list[str]]] = {}
-        everywhere: dict[str, list[str]] = {}
+        about: dict[str, dict[str, tuple[list[int], list[int]]]] = {}  # seeds whose note it is, and those it stands for
+        everywhere: dict[str, tuple[list[int], list[int]]] = {}
         shown: dict[tuple[str, str, int], str] = {}
         for run in runs:
-            everywhere.setdefault(run.label, []).append(f"{run.seed}")
+            everywhere.setdefault(run.label, ([], []))[0].append(run.seed)
             begun = Counter[str]()
             for note in filter(None, (*run.notes, run.finish_note)):
                 first, _, more = note.partition(". ")
                 begun[first] += 1
                 stands = shown.setdefault((run.label, first if more else note, begun[first]), note)
-                seed = f"{run.seed}" if stands == note else f"{run.seed} with other figures"
-                about.setdefault(stands, {}).setdefault(run.label, []).append(seed)
+                about.setdefault(stands, {}).setdefault(run.label, ([], []))[stands != note].append(run.seed)
         notes = []
         for note, labels in about.items():
             where = [
-                label if seeds == everywhere[label] else f"{label} (seed{'s' * (len(seeds) > 1)} {', '.join(seeds)})"
-                for label, seeds in labels.items()
+                label if of == everywhere[label] else f"{label} ({_of_seeds(*of)})" for label, of in labels.items()
             ]
             notes.append(note if labels == everywhere else f"{'; '.join(where)}: {note}")
         return notes
@@ -426,3 +424,8 @@ def listed(names: Iterable[Any], most: int = 8) -> str:
     if len(found) > most:
         return f"{', '.join(found[:most])} and {len(found) - most:,} more"
     return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def _of_seeds(own: list[int], others: list[int]) -> str:
+    said = [f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" for seeds in (own, others) if seeds]
+    return "; ".join(said) + " with other figures" * bool(others)
