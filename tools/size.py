@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_636, "docstrings": 9_560, "files": 315, "names": 330},
+    "src": {"code": 38_637, "docstrings": 9_560, "files": 315, "names": 330},
     "tests": {"code": 33_597},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

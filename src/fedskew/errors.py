@@ -102,9 +102,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     if not known:
         return " (there are none)"
-    close = difflib.get_close_matches(word, known, n=1)
     if alike := {unicodedata.normalize(form, word) for form in ("NFC", "NFD")} & ({*known} - {word}):
         return f" (it is {alike.pop()!r} with letters encoded in another way, NFC or NFD; write both in one)"
+    close = difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(known)})"
 
 

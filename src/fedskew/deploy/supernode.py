@@ -121,10 +121,11 @@ class ServerCheck(NamedTuple):
 
 def _server_of(path: Path) -> str:
     """Read the server's address, `HOST:PORT`, from a site's `data.toml`; ConfigError where it names none."""
-    server = read_tree(path, "site's data", None, False)[0].get("server", "")
-    with suppress(TypeError, httpx.InvalidURL):
-        if re.fullmatch(r"[^/\s]+:\d+", server) and httpx.URL(f"https://{server}"):
-            return str(server)
+    server = read_tree(path, "site's data", None, False)[0].get("server")
+    with suppress(httpx.InvalidURL):
+        if isinstance(server, str) and re.fullmatch(r"[^/\s]+:\d+", server):
+            httpx.URL(f"https://{server}")
+            return server
     raise ConfigError(f'{path}: server: expected its address and port, such as server = "fl.example.org:9092"')
 
 
