@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
 
 gc.disable()  # what is imported stays until the end: to look through it for garbage takes a second of each process
@@ -39,6 +40,12 @@ def pytest_make_collect_report(
         start = len(report.result) * PLACE // PROCESSES
         report.result[:] = [*report.result[start:], *report.result[:start]]
     return report
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup() -> None:
+    """Let a network that a test makes have the same weights each time, whatever ran before in its process."""
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(trylast=True)  # after -m has chosen

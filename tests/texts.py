@@ -27,13 +27,12 @@ def write_texts(place: Path) -> None:
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer.save(str(tiny / "tokenizer.json"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        made = DistilBertConfig(
-            vocab_size=12, dim=16, n_layers=1, n_heads=2, hidden_dim=32, num_labels=5, max_position_embeddings=16,
-            initializer_range=0.3,
-        )  # fmt: skip
-        DistilBertForSequenceClassification(made).save_pretrained(tiny)
+    torch.manual_seed(0)
+    made = DistilBertConfig(
+        vocab_size=12, dim=16, n_layers=1, n_heads=2, hidden_dim=32, num_labels=5, max_position_embeddings=16,
+        initializer_range=0.3,
+    )  # fmt: skip
+    DistilBertForSequenceClassification(made).save_pretrained(tiny)
     (place / "run.toml").write_text("""
         data = {name = "folder", root = "texts", tokenizer = "tiny", length = 12}
         partition = {rule = "iid", clients = 3}

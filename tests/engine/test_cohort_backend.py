@@ -278,7 +278,6 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_convolution_is_the_convolution(options):
-    torch.manual_seed(0)
     layers = [nn.Conv2d(2, 4, 3, bias=False), nn.ReLU(), nn.Conv2d(4, 6, 3, **options), nn.Flatten()]
     module, divided = nn.Sequential(*layers, nn.LazyLinear(CLASSES)), clients(2, 9, 7)
     module(divided.inputs[:2])

@@ -72,11 +72,10 @@ def by_autograd(module: nn.Module, x: torch.Tensor) -> tuple[Outputs, torch.Tens
 def assert_same(module: nn.Module, x: torch.Tensor = X, chain: bool = True) -> FlatModel:
     """In both modes, for batches of several sizes, and for whole numbers, whose sums are exact and ties many."""
     normed = any(isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d) for layer in module.modules())
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        for layer in module.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                layer.reset_parameters()
+    torch.manual_seed(0)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.reset_parameters()
     flat = FlatModel(copy.deepcopy(module))
     if normed and flat.channels_last:  # where batch norm has other rounding
         module = copy.deepcopy(module).to(memory_format=torch.channels_last)

@@ -20,11 +20,9 @@ def lenet() -> nn.Module:
 
 def normalised() -> nn.Module:
     """A user's own module with batch norm."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # other weights may put an activation on ReLU's kink, where gradients are anybody's
-        return nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
-        )
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
 
 
 every_layout = pytest.mark.parametrize("channels_last", [False, True])
@@ -237,18 +235,18 @@ def test_a_step_of_a_model_with_a_large_layer_is_that_along_its_gradient():
     expected, x = stepped.copy(), X.repeat(2, 1, 1, 1)
 
     def loss(outputs):
-        return outputs.logits.square().sum() + outputs.features.sum()
+        return outputs.logits.square().mean() + outputs.features.mean()  # of steps that lead nowhere, rounding grows
 
     for model in (stepped, expected):
         model.network.train()
     assert FlatModel(lenet()).descend(0.01, X, loss) is None
     for _ in range(2):
-        found = stepped.descend(0.01, x, loss)
+        found = stepped.descend(0.1, x, loss)
         value, outputs = expected.differentiate(x, loss)
         assert found is not None
         torch.testing.assert_close((found[0], *found[1]), (value, *outputs))
-        expected.vector.sub_(expected.gradient, alpha=0.01)
-        torch.testing.assert_close(stepped.vector, expected.vector, rtol=1e-5, atol=2e-6)
+        expected.vector.sub_(expected.gradient, alpha=0.1)
+        torch.testing.assert_close(stepped.vector, expected.vector, rtol=1e-6, atol=5e-7)
     before = stepped.read()
     with pytest.raises(ZeroDivisionError):
         stepped.descend(0.01, x, lambda outputs: 1 / 0)
