@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_637, "docstrings": 9_560, "files": 315, "names": 330},
-    "tests": {"code": 33_597},
+    "src": {"code": 38_642, "docstrings": 9_563, "files": 315, "names": 330},
+    "tests": {"code": 33_604},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -193,9 +193,14 @@ def test_a_package_is_not_imported_to_find_out_whose_it_is(tmp_path, monkeypatch
 def test_a_finished_run_without_its_records_is_said_to_lack_them(strange):
     (strange / "rounds.jsonl").rename(strange / "away.jsonl")
     naming("mlp3", strange)
+    again = rf"start over with: fedskew run {strange}/config\.toml --fresh$"
     for read_it in (RunFolder.read_runs, fedskew.load):
-        with pytest.raises(RunError, match=r"rounds\.jsonl: is missing; put the file back, or start over with --fresh"):
+        with pytest.raises(RunError, match=rf"rounds\.jsonl: is missing; put the file back, or {again}"):
             read_it(strange)
+    for summary in ("null", "[1]"):
+        (strange / "summary.json").write_text(summary)
+        with pytest.raises(RunError, match=rf"summary\.json: can't be read \(it holds .*\); put it back, or {again}"):
+            RunFolder.read_runs(strange)
 
 
 @pytest.mark.parametrize("parts", [["."], [".."], ["../theirs"], ["/etc"]])

@@ -15,6 +15,7 @@ import fedskew
 from common import exported, refused, task
 from fedskew.data import ByteImages, Dataset
 from fedskew.errors import ArgumentError, ConfigError, DataWarning, MissingPackageError, RunError
+from fedskew.experiment import RunFolder
 
 IMAGES = task(10, labels=4, rounds=2, lr=0.1, momentum=0.9) | {"model": {"name": "mlp3"}}
 DIGITS = fedskew.data.load("digits")
@@ -131,7 +132,7 @@ def test_a_model_with_a_flipped_bit_is_refused_in_one_line(tmp_path, run, at):
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[at if at < 0 else content.index(b'\\"7\\"') + 2] ^= 4
     (folder / "model.safetensors").write_bytes(content)
-    says = "model.safetensors: the model can't be read (its content does not match its checksum); put the file back"
+    says = "model.safetensors: can't be read (its content does not match its checksum); put it back"
     with refused(RunError, says):
         fedskew.load(folder)
 
@@ -204,7 +205,7 @@ def test_a_seed_that_is_missing_is_trained_by_the_command_that_is_named(tmp_path
         fedskew.simulate(tables, out=tmp_path / "my runs", progress=interrupt)
     (folder,) = (tmp_path / "my runs").iterdir()
     for place, seed in ((folder, None), (folder, 5), (folder / "seed-5", None)):
-        says = rf"no model yet; finish the run: fedskew run '{folder}/config.toml' --resume$"
+        says = rf"the run is not finished; go on with: fedskew run '{folder}/config.toml' --resume$"
         with pytest.raises(RunError, match=says):
             fedskew.load(place, seed=seed)
     fedskew.simulate(folder / "config.toml", out=folder.parent, resume=True)
@@ -212,16 +213,21 @@ def test_a_seed_that_is_missing_is_trained_by_the_command_that_is_named(tmp_path
     assert fedskew.load(folder, seed=5).seed == 5
 
 
-def test_a_run_of_real_sites_is_finished_by_its_servers_script(run, tmp_path):
+def test_a_run_of_real_sites_is_finished_and_begun_anew_by_its_servers_script(run, tmp_path):
     folder = tmp_path / "runs" / "sites"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
     (tmp_path / "run.sh").touch()  # of which anybody may have one
-    with pytest.raises(RunError, match="no model yet; finish the run: fedskew run .*--resume"):
+    with pytest.raises(RunError, match="the run is not finished; go on with: fedskew run .*--resume"):
         fedskew.load(folder)
     (tmp_path / "superlink.sh").touch()
-    with pytest.raises(RunError, match=rf"no model yet; finish the run: sh {tmp_path}/run\.sh$"):
+    with pytest.raises(RunError, match=rf"the run is not finished; go on with: sh {tmp_path}/run\.sh$"):
         fedskew.load(folder)
+    anew = rf"or move {folder} elsewhere and start over with: sh {tmp_path}/run\.sh"
+    for summary in ("{}", "["):
+        (folder / "summary.json").write_text(summary)
+        with pytest.raises(RunError, match=rf" back, {anew}$"):
+            RunFolder.read_runs(folder)
 
 
 def test_what_is_no_finished_run_is_said_in_one_line(run, tmp_path):
@@ -233,10 +239,10 @@ def test_what_is_no_finished_run_is_said_in_one_line(run, tmp_path):
     copy.mkdir()
     for name in ("config.toml", "rounds.jsonl"):
         (copy / name).write_bytes((run.folder / name).read_bytes())
-    with pytest.raises(RunError, match="no model yet; finish the run: fedskew run .*--resume"):
+    with pytest.raises(RunError, match="the run is not finished; go on with: fedskew run .*--resume"):
         fedskew.load(copy)
     (copy / "model.safetensors").write_bytes((run.folder / "model.safetensors").read_bytes()[:500])
-    with pytest.raises(RunError, match="the model can't be read"):
+    with pytest.raises(RunError, match="model.safetensors: can't be read"):
         fedskew.load(copy)
     (copy / "model.safetensors").write_bytes((run.folder / "model.safetensors").read_bytes())
     (copy / "config.toml").write_text((run.folder / "config.toml").read_text().replace('"mlp3"', '"nowhere:Net"'))

@@ -24,7 +24,8 @@ import json
 import os
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,9 +39,9 @@ from torch import Tensor
 
 from fedskew.data import Profile
 from fedskew.engine import RoundRecord, ServerState
-from fedskew.errors import FedskewError, RunError, in_one_line, placed
+from fedskew.errors import FedskewError, RunError, in_one_line
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import ANEW, Identity, Present, refuse_changes
+from fedskew.experiment._identity import Identity, Present, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
 from fedskew.metrics import SiteRow
@@ -163,12 +164,10 @@ class RunFolder:
         if not path.exists():
             save_tensors(path, frozen)
             return
-        try:
+        with reading(path):
             held, _ = load_tensors(path)
-        except RunError as error:
-            raise RunError(f"{path}: {error}; {ANEW}") from None
         if held.keys() != frozen.keys() or not all(torch.equal(held[name], one) for name, one in frozen.items()):
-            raise RunError(f"{path}: what the network has frozen now is not what this run began with; {ANEW}")
+            raise RunError(f"{path}: the network has frozen something else by now; {starting_over(self.path)}")
 
     def append(self, record: RoundRecord) -> None:
         """Add a line to `rounds.jsonl`; it is on the disk when this returns. RunError where it can't be written."""
@@ -185,7 +184,7 @@ class RunFolder:
             if content.count(b"\n") > 1:  # the untrained model's, at most
                 raise RunError(
                     f"{self.path}: its checkpoint is missing, so it can't be gone on with; fedskew report shows what "
-                    f"is there; {ANEW}"
+                    f"is there; {starting_over(self.path)}"
                 )
             with writing(self._rounds):
                 self._rounds.unlink(missing_ok=True)
@@ -266,13 +265,12 @@ class RunFolder:
         try:
             if (path / "rounds.jsonl").exists():
                 return [_read_run(path, label)]
-            if not (path / "summary.json").exists():
-                raise RunError(f"{path}: the run is not finished; go on with: {going_on(path)}")
             return [_read_run(path / part, label) for part in parts_of(path)]
         except FedskewError:
             raise
         except Exception as error:  # what is damaged can raise almost anything
-            raise RunError(f"{path}: is damaged ({in_one_line(error)}); put its files back, or run --fresh") from None
+            why = in_one_line(error)
+            raise RunError(f"{path}: is damaged ({why}); put its files back, or {starting_over(path)}") from None
 
     @staticmethod
     def read_compared(folders: Sequence[Path], labels: Sequence[str | None]) -> list[SeedRun]:
@@ -337,10 +335,24 @@ def _read_run(path: Path, label: str | None) -> SeedRun:
     return run
 
 
-def _parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
-    """Read a file of a run folder; RunError where it is damaged."""
-    with placed(f"{path}: damaged; put it back, or run --fresh: ", RunError, of=(ValueError, RecursionError)):
-        return parse(path.read_text(encoding="utf-8"))
+def _parsed(path: Path, parse: Callable[[str], Any] = json.loads) -> dict[str, Any]:
+    """Read a file of a run folder, a table; RunError where it is damaged."""
+    with reading(path):
+        found = parse(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError("it holds no table")
+        return found
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Let errors of the block say which file of a run folder can't be read, why, and what can be done."""
+    try:
+        yield
+    except (RunError, KeyError, ValueError, TypeError, RecursionError) as error:
+        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        folder = path.parent.parent if path.match(CHECKPOINT) else path.parent
+        raise RunError(f"{path}: can't be read ({said}); put it back, or {starting_over(folder)}") from None
 
 
 def _read_sites(path: Path) -> tuple[SiteRow, ...]:
@@ -366,26 +378,23 @@ def check_summary(path: Path, summary: Mapping[str, Any], rounds: Sequence[Round
 def _check_content(path: Path, content: bytes, mark: Mark) -> None:
     if len(content) < mark.size or xxhash.xxh3_128(content[: mark.size]).hexdigest() != mark.checksum:
         what = "has been cut" if len(content) < mark.size else "has been changed"
-        raise RunError(f"{path}: {what} since its checkpoint was written; put the file back, or {ANEW}")
+        raise RunError(f"{path}: {what} since its checkpoint was written; put it back, or {starting_over(path.parent)}")
 
 
 def _load_checkpoint(path: Path, template: RunState) -> tuple[RunState, Mark] | None:
     """Read a checkpoint in the shape of a template, on its devices; None if there is none yet."""
     if not path.exists():
         return None
-    try:
+    with reading(path):
         tensors, notes = load_tensors(path)
         return template.restored(tensors, notes["numbers"]), Mark(*notes["records"])
-    except (RunError, KeyError, ValueError, TypeError) as error:
-        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise RunError(f"{path}: the checkpoint can't be read ({said}); {ANEW}") from None
 
 
 def _mark_of(path: Path) -> Mark | None:
     """Read how far `rounds.jsonl` was at a checkpoint; None if there is none."""
     if not path.exists():
         return None
-    with placed(f"{path}: the checkpoint can't be read: ", RunError, of=(RunError, KeyError, ValueError, TypeError)):
+    with reading(path):
         return Mark(*read_notes(path)["records"])
 
 
@@ -409,20 +418,33 @@ def require_run(path: Path) -> None:
         raise RunError(f"{path}: not a run folder ({why})")
 
 
+def require_end(run: Path) -> None:
+    """Raise RunError where the run of a folder has not ended, with the command that goes on with it."""
+    if not (run / "summary.json").exists():
+        on = f"{command_of(run)} --resume"
+        raise RunError(f"{run}: the run is not finished; go on with: {_at_sites(run) or on}")
+
+
 def parts_of(run: Path) -> list[Any]:
     """Return the names of the seeds' folders in the summary of a run that has no records of its own, or RunError."""
-    summary = _parsed(run / "summary.json")
-    if not isinstance(summary, dict) or not isinstance(summary.get("parts"), list):
-        raise RunError(f"{run / 'rounds.jsonl'}: is missing; put the file back, or {ANEW}")
-    return list(summary["parts"])
+    require_end(run)
+    parts = _parsed(run / "summary.json").get("parts")
+    if not isinstance(parts, list):
+        raise RunError(f"{run / 'rounds.jsonl'}: is missing; put the file back, or {starting_over(run)}")
+    return parts
 
 
-def going_on(folder: Path) -> str:
-    """Return the command that goes on with the run of a folder, of a federation of real sites or a simulation."""
+def starting_over(folder: Path) -> str:
+    """Return what is advised where the run of a folder can't be gone on with."""
+    if at_sites := _at_sites(folder):
+        return f"move {folder} elsewhere and start over with: {at_sites}"
+    return f"start over with: {command_of(folder)} --fresh"
+
+
+def _at_sites(folder: Path) -> str | None:
+    """Return the command that trains at the real sites whose server a run folder is of; None: it is of no server."""
     server = folder.absolute().parent.parent
-    if (server / "superlink.sh").exists():
-        return shlex.join(["sh", str(server / "run.sh")])
-    return f"{command_of(folder)} --resume"
+    return shlex.join(["sh", str(server / "run.sh")]) if (server / "superlink.sh").exists() else None
 
 
 def command_of(folder: Path) -> str:

@@ -19,7 +19,7 @@ from fedskew import labels, methods, models
 from fedskew.data import Encoder, Inputs, Profile, Stored, TableSchema, take
 from fedskew.errors import ArgumentError, RunError, placed
 from fedskew.experiment._config import Config, read
-from fedskew.experiment._folder import FINISHED, RunFolder, command_of, going_on, parts_of, require_run
+from fedskew.experiment._folder import FINISHED, RunFolder, parts_of, reading, require_end, require_run
 from fedskew.experiment._model_info import ModelInfo, export
 from fedskew.experiment._task import FloatArray, held_out_rows, make_task
 from fedskew.experiment._work import make_network
@@ -280,16 +280,10 @@ def load(
             raise RunError(f"{path}: there is only the model as it was trained, as its finish failed: {failed}")
         if best and (folder / "model.safetensors").exists():
             raise RunError(f"{path}: no validation samples were held out (data.validation), so no model is the best")
-        if not (folder / "summary.json").exists():
-            raise RunError(f"{folder}: no model yet; finish the run: {going_on(folder)}")
-    try:
+        require_end(folder)
+    with reading(path):
         state, notes = load_tensors(path)
         info = ModelInfo.of_plain(notes)
-    except (RunError, TypeError) as error:
-        raise RunError(
-            f"{path}: the model can't be read ({error}); put the file back, or train it anew: "
-            f"{command_of(folder)} --fresh"
-        ) from None
     network = _network(config, info)
     try:
         network.load_state_dict(state)
@@ -314,8 +308,6 @@ def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
         raise RunError(f"{run}: has no seed {seed}; its seeds: {', '.join(map(str, seeds))}")
     if (run / "rounds.jsonl").exists():
         return run
-    if not (run / "summary.json").exists():
-        raise RunError(f"{run}: no model yet; finish the run: {going_on(run)}")
     chosen = str(parts_of(run)[0 if seed is None else seeds.index(seed)])
     if chosen != Path(chosen).name or chosen == "..":
         raise RunError(f"{run / 'summary.json'}: damaged: parts names {chosen!r}, which is no folder of this run")
