@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,12 @@ def test_the_command_shows_methods_and_neighbours(counts_file, table, command):
     assert (found["method"], found["refusal"], len(found["neighbours"])) == ("b", "", 5)
     assert found["methods"][0] == {"method": "b", "mean": 3.0, "least": 3.0, "most": 3.0, "ahead": 5, "of": 5}
     assert "no method gained over FedAvg" in " ".join(command(*own, "--without", "b").stdout.split())
+
+
+def test_a_method_that_trained_in_fewer_than_half_is_shown_last(counts_file, table, command):
+    table([[1.0, 9.0 if at < 2 else math.nan, -1.0] for at in range(5)], HALF[:5])
+    said = command("advise", "counts.csv", "--table", "evidence.csv.gz", "--participation", "0.1").stdout
+    assert re.findall("^[abc] ", said, re.MULTILINE) == ["a ", "c ", "b "]
 
 
 def test_a_network_can_be_named_or_is_the_config_s(tmp_path, counts_file, table, command):

@@ -191,7 +191,7 @@ def advise(
     Examples:
 
         fedskew advise counts.csv --target target.csv --participation 0.2 --epochs 5
-        fedskew advise counts.csv --network lenet5 --without fedentopt,ccvr
+        fedskew advise counts.csv --participation 0.2 --network lenet5 --without fedentopt,ccvr
     """
     source = read_source(path, client, label, separator, decimal, totals, data_root, target, held=True)
     left_out = options.several("--without", without, options.named, "names") if without else []
@@ -203,8 +203,9 @@ def advise(
     print_advice(console, found, network or source.network)
     if named := [one for one in found if not one.refusal]:
         gains = [{gain["method"]: gain for gain in one.methods} for one in named]
-        means = {method: [own[method]["mean"] for own in gains if method in own] for own in gains for method in own}
-        order = sorted(means, key=lambda method: (-len(means[method]), -fmean(means[method])))  # by as many networks
+        known = {method: [own[method] for own in gains if method in own] for own in gains for method in own}
+        often = {method: sum(2 * one["of"] >= len(named[0].neighbours) for one in known[method]) for method in known}
+        order = sorted(known, key=lambda method: (-often[method], -fmean(one["mean"] for one in known[method])))
         cells = [[method, *(_cell(own.get(method)) for own in gains), _cost(method)] for method in order]
         console.heading("What each method gained there: points on average, and where it was ahead")
         networks = [f">{one.network}" for one in named]
