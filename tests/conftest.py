@@ -44,7 +44,10 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures
 def pytest_runtest_setup() -> None:
-    """Let a network that a test makes have the same weights each time, whatever ran before in its process."""
+    """Let a network that a test makes have the same weights each time, whatever ran before in its process.
+
+    Others may put an activation on ReLU's kink, where gradients are anybody's.
+    """
     torch.manual_seed(0)
 
 

@@ -41,7 +41,7 @@ from fedskew.data import Profile
 from fedskew.engine import RoundRecord, ServerState
 from fedskew.errors import FedskewError, RunError, in_one_line
 from fedskew.experiment._config import Config
-from fedskew.experiment._identity import Identity, Present, refuse_changes
+from fedskew.experiment._identity import ANEW, Identity, Present, refuse_changes
 from fedskew.experiment._model_info import ModelInfo
 from fedskew.files import LOCK, append, load_tensors, read_notes, save_tensors, write_text, writing
 from fedskew.metrics import SiteRow
@@ -436,9 +436,8 @@ def parts_of(run: Path) -> list[Any]:
 
 def starting_over(folder: Path) -> str:
     """Return what is advised where the run of a folder can't be gone on with."""
-    if at_sites := _at_sites(folder):
-        return f"move {folder} elsewhere and start over with: {at_sites}"
-    return f"start over with: {command_of(folder)} --fresh"
+    again = _at_sites(folder)
+    return f"move {folder} elsewhere and start over with: {again}" if again else ANEW
 
 
 def _at_sites(folder: Path) -> str | None:

@@ -308,8 +308,9 @@ def _of_seed(run: Path, seed: int | None, trust_code: bool) -> Path:
         raise RunError(f"{run}: has no seed {seed}; its seeds: {', '.join(map(str, seeds))}")
     if (run / "rounds.jsonl").exists():
         return run
-    chosen = str(parts_of(run)[0 if seed is None else seeds.index(seed)])
-    if chosen != Path(chosen).name or chosen == "..":
+    parts, at = parts_of(run), 0 if seed is None else seeds.index(seed)
+    chosen = str(parts[at]) if at < len(parts) else ""
+    if chosen != Path(chosen).name or chosen in ("", ".."):
         raise RunError(f"{run / 'summary.json'}: damaged: parts names {chosen!r}, which is no folder of this run")
     return run / chosen
 
