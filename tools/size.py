@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "src": {"code": 38_643, "docstrings": 9_563, "files": 315, "names": 330},
+    "src": {"code": 38_646, "docstrings": 9_564, "files": 315, "names": 330},
     "tests": {"code": 33_609},
 }
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -63,7 +63,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "summary.json").write_text('{"final": {"accuracy": 0.37}, "rounds": 4}'),
         "summary.json: ",
     ),
-    "the summary is junk": (lambda run: (run / "summary.json").write_text("{"), "can't be read .*put it back"),
+    "the summary is junk": (lambda run: (run / "summary.json").write_text("{"), "summary.json: can't be read .*put it back"),  # noqa: E501
 }  # fmt: skip
 
 

@@ -60,13 +60,17 @@ class Advice:
     refusal: str
 
     @property
+    def often(self) -> tuple[dict[str, Any], ...]:
+        """Of `methods` those that trained in half of the neighbours or more."""
+        return tuple(one for one in self.methods if 2 * one["of"] >= NEIGHBOURS)
+
+    @property
     def method(self) -> str | None:
         """The method that gained most on average, of those that trained in half of the neighbours or more; "fedavg"
         where none gained, None where nothing is like this."""
         if self.refusal:
             return None
-        known = (one for one in self.methods if 2 * one["of"] >= NEIGHBOURS)
-        return next((one["method"] for one in known if one["mean"] > 0), "fedavg")
+        return next((one["method"] for one in self.often if one["mean"] > 0), "fedavg")
 
     def sentence(self) -> str:
         """Return the advice in a sentence."""

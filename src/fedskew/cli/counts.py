@@ -3,6 +3,7 @@
 import glob
 import os
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -203,9 +204,9 @@ def advise(
     print_advice(console, found, network or source.network)
     if named := [one for one in found if not one.refusal]:
         gains = [{gain["method"]: gain for gain in one.methods} for one in named]
-        known = {method: [own[method] for own in gains if method in own] for own in gains for method in own}
-        often = {method: sum(2 * one["of"] >= len(named[0].neighbours) for one in known[method]) for method in known}
-        order = sorted(known, key=lambda method: (-often[method], -fmean(one["mean"] for one in known[method])))
+        means = {method: [own[method]["mean"] for own in gains if method in own] for own in gains for method in own}
+        often = Counter(gain["method"] for one in named for gain in one.often)  # on how many networks
+        order = sorted(means, key=lambda method: (-often[method], -fmean(means[method])))
         cells = [[method, *(_cell(own.get(method)) for own in gains), _cost(method)] for method in order]
         console.heading("What each method gained there: points on average, and where it was ahead")
         networks = [f">{one.network}" for one in named]

@@ -421,8 +421,8 @@ def require_run(path: Path) -> None:
 def require_end(run: Path) -> None:
     """Raise RunError where the run of a folder has not ended, with the command that goes on with it."""
     if not (run / "summary.json").exists():
-        on = f"{command_of(run)} --resume"
-        raise RunError(f"{run}: the run is not finished; go on with: {_at_sites(run) or on}")
+        on = _at_sites(run) or f"{command_of(run)} --resume"
+        raise RunError(f"{run}: the run is not finished; go on with: {on}")
 
 
 def parts_of(run: Path) -> list[Any]:
